@@ -1,0 +1,32 @@
+"""Closed forms for parameters and FLOPs of the Transformer. No torch here.
+
+The FLOP formulas count a multiply-add as two operations and matrix products only; they equal what
+`torch.utils.flop_counter.FlopCounterMode` counts on this model (tests/model/test_accounting.py).
+"""
+
+from __future__ import annotations
+
+from model.config import VOCAB_SIZE, Dimensions
+
+
+def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
+    """Embedding and head, four attention projections, three feed-forward matrices and two norms a layer, final norm."""
+    layer = 4 * dims.d_model**2 + 3 * dims.d_model * dims.d_ff + 2 * dims.d_model
+    return 2 * vocab_size * dims.d_model + dims.num_layers * layer + dims.d_model
+
+
+def forward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> int:
+    """FLOPs of one forward pass over `batch_size` sequences of `context_length` tokens.
+
+    The causal mask saves nothing here: naive attention computes the whole square.
+    """
+    tokens = batch_size * context_length
+    projections = dims.num_layers * (4 * dims.d_model**2 + 3 * dims.d_model * dims.d_ff)
+    head = vocab_size * dims.d_model
+    attention = 4 * batch_size * dims.num_layers * context_length**2 * dims.d_model
+    return 2 * tokens * (projections + head) + attention
+
+
+def backward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> int:
+    """Each matrix product of the forward pass has two in the backward pass: by its input and by its weight."""
+    return 2 * forward_flops(dims, batch_size, context_length, vocab_size)

@@ -1,0 +1,42 @@
+"""The course's Transformer language model, pre-norm, built on whatever device is current."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from model.config import VOCAB_SIZE, Dimensions
+from model.layers import CausalSelfAttention, Embedding, Linear, RMSNorm, RotaryEmbedding, SwiGLU
+
+
+class Block(nn.Module):
+    def __init__(self, dims: Dimensions, rope: RotaryEmbedding) -> None:
+        super().__init__()
+        self.ln1 = RMSNorm(dims.d_model)
+        self.attn = CausalSelfAttention(dims.d_model, dims.num_heads, rope)
+        self.ln2 = RMSNorm(dims.d_model)
+        self.ffn = SwiGLU(dims.d_model, dims.d_ff)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln1(x))
+        return x + self.ffn(self.ln2(x))  # type: ignore[no-any-return]
+
+
+class TransformerLM(nn.Module):
+    """Token ids (batch, sequence) to logits (batch, sequence, vocabulary).
+
+    Build it under `torch.device(...)`: no parameter is ever made on the host first.
+    """
+
+    def __init__(self, dims: Dimensions, context_length: int, vocab_size: int = VOCAB_SIZE) -> None:
+        super().__init__()
+        rope = RotaryEmbedding(dims.d_head, context_length)  # one table, shared by every block
+        self.token_embeddings = Embedding(vocab_size, dims.d_model)
+        self.layers = nn.ModuleList(Block(dims, rope) for _ in range(dims.num_layers))
+        self.ln_final = RMSNorm(dims.d_model)
+        self.lm_head = Linear(dims.d_model, vocab_size)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        x = self.token_embeddings(token_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.lm_head(self.ln_final(x))  # type: ignore[no-any-return]

@@ -1,0 +1,211 @@
+"""One attempt: a child process, watched until it ends, and how it ended. No Ray here: a scheduler calls `execute`."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tasks.harness.progress import read_phase
+from tasks.harness.records import (
+    ATTEMPT_FILE,
+    JOURNAL_FILE,
+    LOG_FILE,
+    PHASE_FILE,
+    Account,
+    Attempt,
+    Ending,
+    Outcome,
+    Status,
+    read_journal,
+)
+
+_TICK_S = 0.2
+_LOG_TAIL_BYTES = 4000
+_GIB = 1024**3
+
+# Freed memory is kept by the process instead of being given back and faulted in again, page by page, at each step:
+# without these a CPU step takes up to three times as long, and most of that is the kernel's work.
+CPU_ALLOCATOR = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(64 * _GIB),
+    "MALLOC_TOP_PAD_": str(64 * 1024**2),
+}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How the child's process ended, as its parent saw it."""
+
+    code: int
+    wall_s: float
+    timed_out: bool = False
+    over_memory_bytes: int | None = None
+    kernel_oom_kills: int = 0
+
+
+def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> Outcome:
+    """Measures one cell in a process of its own and says how that ended, whatever happened.
+
+    environment: variables of the child beyond this process's own, such as its share of the cores.
+    """
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
+    started_at = time.time()
+    ended = _watch(attempt, {**os.environ, **child_environment(attempt), **(environment or {}), **attempt.settings.env})
+    return conclude(attempt, ended, started_at)
+
+
+def child_environment(attempt: Attempt) -> dict[str, str]:
+    """What must be set before torch is imported."""
+    packages = str(Path(__file__).resolve().parent.parent)
+    variables = {
+        "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
+        "KINETO_LOG_LEVEL": "99",
+        "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parent.parent.parent / "cache" / "inductor"),
+    }
+    return variables | (CPU_ALLOCATOR if attempt.cell.params.device == "cpu" else {})
+
+
+def by_hand(attempt: Attempt) -> str:
+    """The command that measures the same cell again, in the open."""
+    variables = {**child_environment(attempt), **attempt.settings.env}
+    words = [f"{name}={value}" for name, value in variables.items() if name != "PYTHONPATH"]
+    return " ".join([*words, sys.executable, "-m", "tasks", str(attempt.path / ATTEMPT_FILE)])
+
+
+def recover(attempt: Attempt) -> Outcome | None:
+    """The outcome of an attempt whose driver died before it could keep it; None if it never came to an end."""
+    account = read_journal(attempt.path / JOURNAL_FILE)
+    if account.ending is None:
+        return None
+    return conclude(attempt, Exit(0, account.wall_s), account.started_at)
+
+
+def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
+    """The child's own word where it left one; its parent's reading of how it died where it did not."""
+    account = read_journal(attempt.path / JOURNAL_FILE)
+    ending = account.ending or _post_mortem(attempt, ended)
+    if ending.status is Status.OK and not account.samples:
+        ending = Ending(Status.FAILED, {"message": "it ended well, yet measured nothing: no instrument gave a sample"})
+    evidence = dict(ending.evidence)
+    if ending.status not in (Status.OK, Status.SKIPPED):
+        evidence["log_tail"] = _log_tail(attempt)
+    return Outcome(
+        attempt=attempt,
+        status=ending.status,
+        stage="" if ending.status is Status.OK else account.stage,
+        phase="" if ending.status is Status.OK else read_phase(attempt.path / PHASE_FILE),
+        evidence=evidence,
+        facts=account.facts,
+        samples=account.samples,
+        started_at=started_at,
+        wall_s=ended.wall_s,
+    )
+
+
+def lost(attempt: Attempt, reason: str, started_at: float) -> Outcome:
+    """For an attempt of which nobody can tell any more how it ended."""
+    evidence = {"message": reason}
+    return Outcome(attempt, Status.LOST, "", "", evidence, {}, (), started_at, time.time() - started_at)
+
+
+def _watch(attempt: Attempt, environment: Mapping[str, str]) -> Exit:
+    settings, began, kills = attempt.settings, time.monotonic(), _kernel_oom_kills()
+    child, lifeline = _launch(attempt, environment)
+    timed_out, over = False, None
+    try:
+        while child.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_TICK_S)
+            timed_out = time.monotonic() - began > settings.timeout_s
+            over = _over_memory(child.pid, settings.host_memory_gib)
+            if child.poll() is None and (timed_out or over):
+                break
+        else:
+            timed_out, over = False, None
+    finally:
+        _end_group(child)
+        os.close(lifeline)
+    wall = time.monotonic() - began
+    return Exit(child.returncode, wall, timed_out, over, _kernel_oom_kills() - kills)
+
+
+def _launch(attempt: Attempt, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
+    """The child, in a process group of its own, and our end of its lifeline: when that closes, the child ends."""
+    theirs, ours = os.pipe()
+    command = [sys.executable, "-m", "tasks", str(attempt.path / ATTEMPT_FILE)]
+    command += ["--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(theirs)]
+    with (attempt.path / LOG_FILE).open("ab") as log:
+        try:
+            child = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+    return child, ours
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """Ends what is left of the child's process group: itself, and whatever it started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
+    """What killed a child that left no last word."""
+    if ended.timed_out:
+        limit = attempt.settings.timeout_s
+        return Ending(Status.TIMEOUT, {"message": f"not done after {limit:g} s", "timeout_s": limit})
+    if ended.over_memory_bytes is not None:
+        message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
+        return Ending(Status.HOST_OOM, {"message": message, "rss_bytes": ended.over_memory_bytes})
+    if ended.code < 0:
+        name = signal.Signals(-ended.code).name
+        if name == "SIGKILL" and ended.kernel_oom_kills:
+            return Ending(Status.HOST_OOM, {"message": "killed by the kernel, out of memory", "signal": name})
+        return Ending(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
+    return Ending(
+        Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code}
+    )
+
+
+def _over_memory(pid: int, limit_gib: float | None) -> int | None:
+    """The child's resident set where it is over the limit."""
+    if limit_gib is None:
+        return None
+    with suppress(psutil.Error):
+        held: int = psutil.Process(pid).memory_info().rss
+        return held if held > limit_gib * _GIB else None
+    return None
+
+
+def _kernel_oom_kills() -> int:
+    vmstat = Path("/proc/vmstat")
+    found = re.search(r"^oom_kill (\d+)$", vmstat.read_text(), re.MULTILINE) if vmstat.exists() else None
+    return int(found[1]) if found else 0
+
+
+def _log_tail(attempt: Attempt) -> str:
+    log: Any = attempt.path / LOG_FILE
+    return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""

@@ -1,0 +1,225 @@
+"""The command line. Thin: each command opens what it needs, calls the function of its name, prints.
+
+What it needs is imported inside each command, so that `sweep --help` is there at once and only `run` loads Ray.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from orchestrator.errors import ConfigError, SweepError
+
+EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
+EXIT_USER = 2  # something that the user can mend
+EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
+EXIT_INTERRUPTED = 130
+
+STATUSES = ("ok", "oom", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
+
+
+class OneLine(click.Group):
+    """Turns what the user can mend into one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SweepError as error:
+            click.echo(f"sweep: {error}", err=True)
+            ctx.exit(EXIT_USER)
+
+
+def selection_options(command: Any) -> Any:
+    """What every command shares that reads a config."""
+    options = [
+        click.argument("config", type=click.Path(path_type=Path)),
+        click.option("--set", "sets", multiple=True, metavar="AXIS=A,B", help="Narrow or replace an axis."),
+        click.option("--where", "wheres", multiple=True, metavar="AXIS=A,AXIS=B|C", help="Only the cells that match."),
+        click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [results/NAME]"),
+        click.option("--retry", multiple=True, type=click.Choice(STATUSES), help="Also cells of this status."),
+        click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
+        click.option("--fresh", is_flag=True, help="Measure again whatever is done; older rows stay."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(cls=OneLine)
+@click.version_option(package_name="transformer-sweep")
+def main() -> None:
+    """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a time."""
+
+
+@main.command()
+@selection_options
+@click.option("--all", "everything", is_flag=True, help="Print every cell.")
+def plan(config: Path, everything: bool, **chosen: Any) -> None:
+    """Show the cells of CONFIG, how many are done, what would run and why. Starts nothing.
+
+    Example: sweep plan configs/full.yaml --where size=xl
+    """
+    from orchestrator.inspection import describe_plan
+    from orchestrator.plan import Estimator
+    from orchestrator.run import plan_request, resolve
+
+    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
+    planned = plan_request(request, _choice(chosen))
+    expected = Estimator(request.expansion.cells, planned.history).total_seconds(planned.to_run)
+    if request.expansion.duplicates:
+        click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
+    for line in describe_plan(planned, request.expansion.labels, expected, everything):
+        click.echo(line)
+
+
+@main.command()
+@selection_options
+@click.option("--address", help="Of a Ray cluster that is running (`auto`, or host:port); else this machine's GPUs.")
+@click.option("--scheduler", type=click.Choice(["ray", "serial"]), default="ray", help="serial: one by one, without Ray.")
+@click.option("--cpu-cells", type=click.IntRange(1), default=1, help="CPU cells at a time; they share the cores.  [1]")
+@click.option("--time-limit", help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left.")
+@click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
+def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **chosen: Any) -> None:
+    """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
+
+    Example: sweep run configs/demo.yaml
+    """
+    from rich.console import Console
+
+    from orchestrator.progress import make_display
+    from orchestrator.run import Means, resolve, run_sweep
+    from orchestrator.schedulers import RayScheduler, SerialScheduler
+
+    limit = _seconds(chosen["time_limit"])
+    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
+    console = Console()
+    means = Means(
+        open_scheduler=lambda: RayScheduler(address, cpu_cells) if scheduler == "ray" else SerialScheduler(),
+        open_display=lambda total, left: make_display(total, request.expansion.labels, console, left),
+        time_limit_s=limit,
+        mixed=chosen["mixed"],
+    )
+    summary = run_sweep(request, _choice(chosen), means)
+    _conclude(summary, request, config)
+
+
+@main.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+def status(run_folder: Path) -> None:
+    """Count the cells of RUN by status; say what failed and why, and what would run next.
+
+    Example: sweep status results/demo
+    """
+    from orchestrator.inspection import describe_status
+    from orchestrator.run import resolve_again
+    from orchestrator.store import Run
+
+    for line in describe_status(resolve_again(Run(run_folder))):
+        click.echo(line)
+
+
+@main.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("cell")
+def show(run_folder: Path, cell: str) -> None:
+    """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to re-run it by hand.
+
+    Example: sweep show results/demo 3f2a
+    """
+    from orchestrator.inspection import describe_cell
+    from orchestrator.store import Run
+
+    for line in describe_cell(Run(run_folder), cell):
+        click.echo(line)
+
+
+@main.command()
+@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
+def report(run_folder: Path, tables: tuple[str, ...]) -> None:
+    """Print the comparison tables of RUN and write them to RUN/report.
+
+    Example: sweep report results/demo --table timings
+    """
+    from orchestrator.report.frames import load_results
+    from orchestrator.report.render import lay_out, to_markdown
+    from orchestrator.store import Run
+
+    folder = Run(run_folder).require()
+    pages = lay_out(load_results(folder), tables)
+    for page in pages:
+        click.echo(to_markdown(page))
+    if not pages:
+        click.echo("nothing measured yet")
+    try:
+        folder.write_report({page.table.name: to_markdown(page) for page in pages})
+    except SweepError as error:
+        click.echo(f"sweep: {error}", err=True)
+
+
+@main.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Where results would go.")
+def doctor(out: Path) -> None:
+    """Say what this machine can do, what is missing, and what to do about it.
+
+    Example: sweep doctor
+    """
+    from orchestrator.doctor import examine
+
+    bad = False
+    for finding in examine(out):
+        click.echo(str(finding))
+        bad |= finding.good is False
+    sys.exit(EXIT_FAILURES if bad else 0)
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of a config, for editors.
+
+    Example: sweep schema > sweep.schema.json
+    """
+    import json
+
+    from orchestrator.config import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=1))
+
+
+def _choice(chosen: dict[str, Any]) -> Any:
+    from orchestrator.plan import Choice
+
+    return Choice(frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
+
+
+def _seconds(text: str | None) -> float | None:
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", text.strip())
+    if not found:
+        raise ConfigError(f"--time-limit {text}: is not a duration", "Write 90s, 9m or 2h")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+
+
+def _conclude(summary: Any, request: Any, config: Path) -> None:
+    """What came of a run, what to do next, and the exit code."""
+    folder = request.run.folder
+    if summary.recovered:
+        click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
+    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    click.echo(f"measured {sum(summary.statuses.values())} cells{f': {counts}' if counts else ''}; kept in {folder}")
+    if summary.stopped and summary.stopped != "time limit":
+        click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: sweep run {config}")
+        sys.exit(EXIT_INTERRUPTED)
+    if summary.stopped or summary.late:
+        click.echo(f"out of time with {summary.left} cells left. To go on: sweep run {config}")
+        sys.exit(EXIT_TIME_LIMIT)
+    click.echo(f"the tables: sweep report {folder}")
+    bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
+    if bad:
+        click.echo(f"what went wrong: sweep status {folder}")
+        sys.exit(EXIT_FAILURES)

@@ -1,0 +1,229 @@
+"""The YAML of a sweep, loaded safely, validated strictly, every error with its place in the file.
+
+YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are errors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from orchestrator.errors import ConfigError, nearest
+from tasks.harness.registry import all_tasks
+from tasks.instruments import instrument_names
+
+MAX_NODES = 200_000  # of the document with its aliases written out: more is a bomb, not a sweep
+MAX_BYTES = 4_000_000
+
+Place = tuple[str | int, ...]
+Values = dict[str, Any]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+class Override(Strict):
+    """Sets parameters of the cells that match `when`."""
+
+    when: Values
+    set: Values
+
+
+class Grid(Strict):
+    """One block: the product of its axes, over fixed values, less what is excluded, plus what is included."""
+
+    task: str = Field(description="the kind of measurement")
+    axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
+        default_factory=dict, description="lists of values; every combination is a cell"
+    )
+    fixed: Values = Field(default_factory=dict, description="parameters that all cells of this grid share")
+    exclude: list[Values] = Field(default_factory=list, description="cells to leave out; a list of values matches any")
+    override: list[Override] = Field(default_factory=list, description="other parameters for some cells")
+    include: list[Values] = Field(default_factory=list, description="further cells, spelled out")
+
+
+class Limits(Strict):
+    timeout_s: Annotated[float, Field(gt=0)] = Field(900.0, description="of one attempt, start-up included")
+    attempts: Annotated[int, Field(ge=1)] = Field(3, description="tries at a cell that fails, over all runs")
+    host_memory_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="resident set at which a cell is ended")
+
+
+class SweepConfig(Strict):
+    """A sweep: what to measure, and how."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(description="names the results folder")
+    description: str = ""
+    results: str | None = Field(None, description="results folder; results/<name> unless given")
+    defaults: Values = Field(default_factory=dict, description="parameters of every grid that has them")
+    instruments: list[str] = Field(default_factory=lambda: ["timing", "memory", "telemetry"])
+    limits: Limits = Limits()
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the measuring process")
+    grids: Annotated[list[Grid], Field(min_length=1)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a config came from, to say in which line of it something is wrong."""
+
+    name: str
+    document: Any
+
+    def where(self, place: Place) -> str:
+        line = _line(self.document, place)
+        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(step) for step in place))
+        return f"{self.name}{f':{line}' if line else ''}{f': {path}' if path else ''}"
+
+
+def load_config(path: Path) -> tuple[SweepConfig, Source]:
+    """Raises ConfigError, always with the file's name and, where it can be told, the line."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", "A sweep is a few dozen lines")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}", _near_files(path)) from error
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
+    """The same from a text; `name` stands for the file in errors."""
+    source = Source(name, _load_yaml(text, name))
+    if not isinstance(source.document, CommentedMap):
+        raise ConfigError(f"{name}: is not a mapping of names to values", "See configs/demo.yaml for the form")
+    return validate_config(_plain(source.document), source), source
+
+
+def validate_config(document: Values, source: Source) -> SweepConfig:
+    try:
+        config = SweepConfig.model_validate(document)
+    except ValidationError as error:
+        raise config_error(error, source, (), _allowed_keys) from error
+    for number, grid in enumerate(config.grids):
+        _check_known(grid.task, all_tasks(), "task", source, ("grids", number, "task"))
+    for number, instrument in enumerate(config.instruments):
+        _check_known(instrument, instrument_names(), "instrument", source, ("instruments", number))
+    return config
+
+
+def config_error(error: ValidationError, source: Source, base: Place, allowed: Any) -> ConfigError:
+    """The first complaint of a validation, in one line with its place and its remedy.
+
+    allowed(place) lists the words that may stand at a place where an unknown one was found.
+    """
+    first = error.errors()[0]
+    place = (*base, *first["loc"])
+    where = source.where(place)
+    match first["type"]:
+        case "extra_forbidden":
+            return ConfigError(f"{where}: unknown name", nearest(place[-1], allowed(place)))
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
+            words = [quoted or number for quoted, number in choices]
+            return ConfigError(f"{where}: {first['input']!r} is not allowed", nearest(first["input"], words))
+        case "missing":
+            return ConfigError(f"{where}: is missing")
+        case _:
+            message = first["msg"].removeprefix("Value error, ")
+            shown = "" if isinstance(first["input"], dict) else f" (it is {first['input']!r})"
+            return ConfigError(f"{where}: {message}{shown}")
+
+
+def json_schema() -> dict[str, Any]:
+    """For editors. The parameters of every task are offered where they may stand."""
+    schema = SweepConfig.model_json_schema()
+    grid = schema["$defs"]["Grid"]
+    grid["properties"]["task"]["enum"] = sorted(all_tasks())
+    axes: dict[str, Any] = {}
+    for task in all_tasks().values():
+        own = task.params.model_json_schema(by_alias=True)
+        schema["$defs"] |= own.pop("$defs", {})
+        axes |= own["properties"]
+    grid["properties"]["fixed"] |= {"properties": axes, "additionalProperties": False}
+    grid["properties"]["axes"] |= {
+        "properties": {name: {"type": "array", "minItems": 1, "items": axis} for name, axis in axes.items()},
+        "additionalProperties": False,
+    }
+    return schema
+
+
+@cache
+def _allowed_keys(place: Place) -> list[str]:
+    """The keys that may stand where `place`, an unknown one, stands."""
+    model: type[BaseModel] = SweepConfig
+    if place[0] == "limits":
+        model = Limits
+    elif place[0] == "grids" and len(place) > 2:
+        model = Override if place[2] == "override" else Grid
+    return list(model.model_fields)
+
+
+def _check_known(word: str, allowed: Sequence[str] | Mapping[str, Any], kind: str, source: Source, place: Place) -> None:
+    if word not in allowed:
+        raise ConfigError(f"{source.where(place)}: unknown {kind} {word!r}", nearest(word, allowed))
+
+
+def _load_yaml(text: str, name: str) -> Any:
+    try:
+        document = YAML(typ="rt", pure=True).load(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{name}:{mark.line + 1}" if mark else name
+        tab = "\t" in (text.splitlines()[mark.line : mark.line + 1] or [""])[0] if mark else False
+        remedy = "Indent with spaces: YAML allows no tabs" if tab else ""
+        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error.problem).split())}", remedy) from error
+    except (YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from error
+    if _expanded_size(document) > MAX_NODES:
+        raise ConfigError(f"{name}: aliases unfold to more than {MAX_NODES} values", "Write the grid with fewer aliases")
+    return document
+
+
+def _expanded_size(node: Any, sizes: dict[int, int] | None = None) -> int:
+    """How many values a document has with its aliases written out, counted without writing them out."""
+    sizes = {} if sizes is None else sizes
+    if id(node) not in sizes:
+        sizes[id(node)] = MAX_NODES + 1  # what contains itself is endless
+        children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
+    return sizes[id(node)]
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {_plain(key): _plain(value) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    for kind in (bool, int, float, str):
+        if isinstance(node, kind):
+            return kind(node)
+    return node
+
+
+def _line(document: Any, place: Place) -> int | None:
+    """The line of the deepest part of `place` that the document has."""
+    node, line = document, None
+    for step in place:
+        try:
+            if isinstance(node, CommentedMap):
+                line = node.lc.key(step)[0] + 1
+            elif isinstance(node, CommentedSeq):
+                line = node.lc.item(step)[0] + 1
+            node = node[step]
+        except (KeyError, IndexError, TypeError):
+            break
+    return line
+
+
+def _near_files(path: Path) -> str:
+    siblings = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
+    return nearest(path, siblings) if siblings else ""

@@ -1,0 +1,111 @@
+"""What this machine can do, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import EnvironmentError, SweepError
+from orchestrator.probe import probe_here
+from orchestrator.schedulers import RayScheduler
+
+_GIB = 1024**3
+_TESTED_TORCH = ("2.11", "2.12", "2.13")
+_LITTLE_DISK_GIB = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """good: True, False, or None where it is merely absent. remedy: what to do."""
+
+    name: str
+    good: bool | None
+    said: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        mark = {True: "ok  ", False: "FAIL", None: "none"}[self.good]
+        return f"{mark} {self.name:<8} {self.said}{f'. {self.remedy}' if self.remedy else ''}"
+
+
+def examine(folder: Path) -> Iterator[Finding]:
+    """One finding after another, as each is known. folder: where results would go."""
+    try:
+        probe = probe_here()
+    except EnvironmentError as error:
+        yield Finding("torch", False, error.message, "Reinstall it: pip install torch")
+        probe = {}
+    for check in (_torch, _cuda, _gpus, _nvml, _cpu):
+        if probe:
+            yield check(probe)
+    yield _ray()
+    yield _nsys()
+    yield _compiler()
+    yield _disk(folder)
+
+
+def _torch(probe: Mapping[str, Any]) -> Finding:
+    tested = probe["torch"].startswith(_TESTED_TORCH)
+    remedy = "" if tested else f"Tested are {', '.join(_TESTED_TORCH)}"
+    return Finding("torch", True if tested else None, f"{probe['torch']} on Python {probe['python']}", remedy)
+
+
+def _cuda(probe: Mapping[str, Any]) -> Finding:
+    if probe["gpus"]:
+        return Finding("CUDA", True, f"{probe['cuda']}, cuDNN {probe['cudnn']}, driver {probe['driver']}")
+    if probe["cuda"] is None:
+        return Finding("CUDA", None, "this torch is built without it", "Cells run with --set device=cpu")
+    return Finding("CUDA", None, f"torch has {probe['cuda']} but sees no GPU", "Check nvidia-smi and CUDA_VISIBLE_DEVICES")
+
+
+def _gpus(probe: Mapping[str, Any]) -> Finding:
+    said = ", ".join(f"{gpu['name']} {gpu['memory_bytes'] / _GIB:.0f} GiB" for gpu in probe["gpus"])
+    mps = "mps" in probe["fingerprints"]
+    return Finding("GPUs", bool(said or mps) or None, said or ("Apple MPS" if mps else "no GPU"))
+
+
+def _nvml(probe: Mapping[str, Any]) -> Finding:
+    if probe["driver"]:
+        return Finding("NVML", True, f"driver {probe['driver']}")
+    return Finding("NVML", None, probe["driver_note"], "Clocks, power and temperature will be null")
+
+
+def _cpu(probe: Mapping[str, Any]) -> Finding:
+    return Finding("CPU", True, f"{probe['cpu']}, {probe['cores']} cores")
+
+
+def _ray() -> Finding:
+    try:
+        said = f"{version('ray')}, starts here"
+        RayScheduler().close()
+    except PackageNotFoundError:
+        return Finding("Ray", False, "is not installed", "pip install ray")
+    except SweepError as error:
+        return Finding("Ray", False, error.message, error.remedy)
+    return Finding("Ray", True, said)
+
+
+def _nsys() -> Finding:
+    found = shutil.which("nsys")
+    return Finding("nsys", bool(found) or None, found or "not on the PATH", "" if found else "Only needed for its traces")
+
+
+def _compiler() -> Finding:
+    found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+    remedy = "" if found else "torch.compile on the CPU needs one: install g++"
+    return Finding("C++", bool(found) or None, found or "no compiler", remedy)
+
+
+def _disk(folder: Path) -> Finding:
+    place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(place).free / _GIB
+    writable = os.access(place, os.W_OK)
+    remedy = "" if writable and free > _LITTLE_DISK_GIB else "Name a writable folder with --out, or free some space"
+    return Finding("disk", writable and free > _LITTLE_DISK_GIB, f"{free:.0f} GiB free at {place}", remedy)
+
+

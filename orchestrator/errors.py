@@ -1,0 +1,57 @@
+"""What the user can mend. Each is one line with its remedy; the command line prints it and exits with 2.
+
+SweepError
+├── ConfigError        the YAML, or a selection on the command line, says something that cannot be
+├── EnvironmentError   this machine or cluster cannot do what is asked
+└── RunError           the results folder
+    ├── RunLocked      another driver is at work in it
+    ├── RunUnwritable  read-only, full, or not a folder
+    └── RunMismatch    it holds results of other hardware or software, or of a newer version of this program
+
+What a cell does wrong is not here: that is a row with evidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class SweepError(Exception):
+    """`message` says what is wrong and where; `remedy` what to do about it."""
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        super().__init__(f"{message}. {remedy}" if remedy else message)
+        self.message = message
+        self.remedy = remedy
+
+
+class ConfigError(SweepError):
+    pass
+
+
+class EnvironmentError(SweepError):
+    pass
+
+
+class RunError(SweepError):
+    pass
+
+
+class RunLocked(RunError):
+    pass
+
+
+class RunUnwritable(RunError):
+    pass
+
+
+class RunMismatch(RunError):
+    pass
+
+
+def nearest(word: object, allowed: Iterable[object]) -> str:
+    """The remedy for a misspelt word: the closest allowed one, or all of them."""
+    words = [str(name) for name in allowed]
+    close = get_close_matches(str(word), words, n=1, cutoff=0.5)
+    return f"Did you mean {close[0]!r}?" if close else f"Allowed: {', '.join(words)}"

@@ -1,0 +1,151 @@
+"""From a config to its cells."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+
+from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error
+from orchestrator.errors import ConfigError, nearest
+from tasks.harness.cell import Cell, varying_axes
+from tasks.harness.params import axis_names
+from tasks.harness.registry import all_tasks, make_cell
+
+_SEVERAL = "name one or several as axis=value,value"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What the command line says about a config: `set` narrows or replaces axes, `where` picks cells."""
+
+    set: Mapping[str, Sequence[Any]]
+    where: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """The cells of a config in its order, each once; `duplicates` were named by more than one combination."""
+
+    cells: tuple[Cell, ...]
+    duplicates: int = 0
+
+    @cached_property
+    def labels(self) -> Mapping[str, str]:
+        """By cell id: the task and what tells the cell from the others."""
+        axes = varying_axes(self.cells)
+        return {cell.id: cell.describe(axes) for cell in self.cells}
+
+
+def parse_selection(sets: Iterable[str], wheres: Iterable[str]) -> Selection:
+    """`--set axis=a,b` and `--where axis=a,axis=b|c`. Values read as in YAML."""
+    conditions = [part for where in wheres for part in where.split(",")]
+    return Selection(
+        dict(_assignment(text, ",", "--set") for text in sets),
+        dict(_assignment(text, "|", "--where") for text in conditions),
+    )
+
+
+def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
+    """Raises ConfigError for what is no axis or no value, and for a sweep without a cell."""
+    _check_axes(config, source, selection)
+    cells: dict[str, Cell] = {}
+    named = 0
+    for number, grid in enumerate(config.grids):
+        for cell in _expand_grid(grid, ("grids", number), config, source, selection):
+            named += 1
+            cells.setdefault(cell.id, cell)
+    if not named:
+        remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
+        raise ConfigError(f"{source.name}: the grid is empty", remedy)
+    return Expansion(tuple(cells.values()), named - len(cells))
+
+
+def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
+    """Whether a cell's parameters meet every clause; a list of values in a clause matches any of them."""
+    return all(
+        name in values and values[name] in (wanted if isinstance(wanted, list | tuple) else [wanted])
+        for name, wanted in condition.items()
+    )
+
+
+def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, selection: Selection) -> Iterator[Cell]:
+    known = axis_names(all_tasks()[grid.task].params)
+    shared = {name: value for name, value in config.defaults.items() if name in known} | grid.fixed
+    narrowed = {name: list(values) for name, values in selection.set.items() if name in known}
+    points = [(place, shared | point) for point in _product({**grid.axes, **narrowed})]
+    for i, included in enumerate(grid.include):
+        points += [((*place, "include", i), shared | included | point) for point in _product(narrowed)]
+    for at, values in points:
+        for override in grid.override:
+            if matches(values, override.when):
+                values |= override.set
+        cell = _make_cell(grid, values, at, source)
+        actual = {**cell.params.values(), "task": cell.task}
+        if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(actual, selection.where):
+            continue
+        yield cell
+
+
+def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def _make_cell(grid: Grid, values: Values, place: Place, source: Source) -> Cell:
+    try:
+        return make_cell(grid.task, values)
+    except ValidationError as error:
+        raise config_error(error, source, _place_of(grid, place, error), lambda _: axis_names(_params(grid))) from error
+
+
+def _place_of(grid: Grid, place: Place, error: ValidationError) -> Place:
+    """In which part of a grid the complained-of parameter was written."""
+    location = error.errors()[0]["loc"]
+    name = location[0] if location else None
+    for part in ("axes", "fixed"):
+        if name in getattr(grid, part):
+            return (*place, part)
+    return place
+
+
+def _check_axes(config: SweepConfig, source: Source, selection: Selection) -> None:
+    """Unknown names are found before anything is multiplied out."""
+    for number, grid in enumerate(config.grids):
+        known = axis_names(_params(grid))
+        base: Place = ("grids", number)
+        written: list[tuple[Place, Values]] = [((*base, "axes"), grid.axes), ((*base, "fixed"), grid.fixed)]
+        written += [((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)]
+        written += [((*base, "include", i), clause) for i, clause in enumerate(grid.include)]
+        for i, override in enumerate(grid.override):
+            written += [((*base, "override", i, "when"), override.when), ((*base, "override", i, "set"), override.set)]
+        for place, values in written:
+            for name in values:
+                if name not in known:
+                    where = source.where((*place, name))
+                    raise ConfigError(f"{where}: {grid.task} has no axis {name!r}", nearest(name, known))
+    anywhere = sorted({name for grid in config.grids for name in axis_names(_params(grid))})
+    for name in config.defaults:
+        if name not in anywhere:
+            raise ConfigError(f"{source.where(('defaults', name))}: no task has {name!r}", nearest(name, anywhere))
+    for option, names in (("--set", list(selection.set)), ("--where", list(selection.where))):
+        for name in names:
+            if name not in anywhere and (option, name) != ("--where", "task"):
+                raise ConfigError(f"{option} {name}: no task of this sweep has such an axis", nearest(name, anywhere))
+
+
+def _params(grid: Grid) -> Any:
+    return all_tasks()[grid.task].params
+
+
+def _assignment(text: str, separator: str, option: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise ConfigError(f"{option} {text}: is not an assignment", _SEVERAL)
+    parser = YAML(typ="safe", pure=True)
+    return name.strip(), [parser.load(value) for value in values.split(separator)]

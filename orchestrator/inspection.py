@@ -1,0 +1,112 @@
+"""What `status` and `show` print: read only, without torch and without Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from orchestrator.attempt import by_hand
+from orchestrator.errors import RunError, nearest
+from orchestrator.plan import Choice, Plan
+from orchestrator.progress import format_seconds
+from orchestrator.run import Request, plan_request
+from orchestrator.store import Run
+from tasks.harness.records import LOG_FILE, Attempt
+from tasks.harness.registry import make_cell
+
+_SHOWN = 20
+
+
+def describe_plan(plan: Plan, labels: Mapping[str, str], expected_s: float | None, everything: bool) -> Iterator[str]:
+    """The cells, how many are done, what will run, and why."""
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
+    yield f"{len(plan.decisions)} cells: {statuses}"
+    expected = f", about {format_seconds(expected_s)} on one GPU" if expected_s else ""
+    yield f"{len(plan.to_run)} to run{expected}"
+    chosen = sorted(plan.decisions, key=lambda decision: not decision.run)
+    for decision in chosen if everything else chosen[:_SHOWN]:
+        mark = "run " if decision.run else "keep"
+        yield f"  {mark} {decision.cell.id} {labels[decision.cell.id]}  ({decision.reason})"
+    if not everything and len(chosen) > _SHOWN:
+        yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"
+
+
+def describe_status(request: Request) -> Iterator[str]:
+    """Counts by status, what failed and why, what would run next."""
+    plan = plan_request(request, Choice())
+    for status, count in sorted(plan.statuses().items()):
+        yield f"{count:>6} {status}"
+    yield from _failures(request)
+    to_run = plan.to_run
+    yield f"sweep run {request.config_path} would run {len(to_run)} of {len(plan.decisions)} cells"
+    for cell in to_run[:_SHOWN]:
+        yield f"  {cell.id} {request.expansion.labels[cell.id]}"
+    if len(to_run) > _SHOWN:
+        yield f"  … and {len(to_run) - _SHOWN} more"
+
+
+def describe_cell(run: Run, prefix: str) -> Iterator[str]:
+    """One cell: parameters, attempts with their evidence, samples, log, and how to measure it by hand."""
+    attempts = run.require().read("attempts")
+    cell = _find(attempts["cell"].unique(), prefix, run)
+    rows = attempts[attempts["cell"] == cell].sort_values("attempt").to_dict("records")
+    params, last = json.loads(rows[-1]["params"]), rows[-1]
+    yield f"cell {cell}: {make_cell(last['task'], params).describe()}"
+    yield "parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
+    for row in rows:
+        yield from _attempt(row)
+    yield from _samples(run, cell, int(last["attempt"]))
+    log = run.attempt_folder(cell, int(last["attempt"])) / LOG_FILE
+    if log.exists() and log.stat().st_size:
+        yield f"log: {log}"
+        yield from (f"  {line}" for line in log.read_text(errors="replace").splitlines()[-_SHOWN:])
+    file = run.attempt_folder(cell, int(last["attempt"])) / "attempt.json"
+    if file.exists():
+        yield "by hand: " + by_hand(Attempt.from_json(file.read_text()))
+
+
+def _failures(request: Request) -> Iterator[str]:
+    rows = request.run.read("attempts", ["cell", "attempt", "status", "stage", "phase", "evidence"])
+    labels = request.expansion.labels
+    last = rows[rows["cell"].isin(list(labels))].sort_values("attempt").groupby("cell").tail(1)
+    bad = last[~last["status"].isin(["ok", "skipped"])]
+    for row in bad.head(_SHOWN).to_dict("records"):
+        where = "/".join(filter(None, [row["stage"], row["phase"]]))
+        said = _first_line(json.loads(row["evidence"]))
+        yield f"  {row['status']} {row['cell']} {labels[row['cell']]} in {where or 'start'}: {said}"
+    if len(bad) > _SHOWN:
+        yield f"  … and {len(bad) - _SHOWN} more that did not end well"
+
+
+def _attempt(row: dict[str, Any]) -> Iterator[str]:
+    where = "/".join(filter(None, [row["stage"], row["phase"]]))
+    yield f"attempt {row['attempt']}: {row['status']}{f' in {where}' if where else ''}, {row['wall_s']:.1f} s, {row['started_at']}"
+    for name, value in json.loads(row["evidence"]).items():
+        text = f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
+        yield f"  {name}: " + text.replace("\n", "\n    ")
+
+
+def _samples(run: Run, cell: str, attempt: int) -> Iterator[str]:
+    samples = run.read("samples")
+    own = samples[(samples["cell"] == cell) & (samples["attempt"] == attempt)]
+    for keys, group in own.groupby(["instrument", "mode", "phase", "metric", "unit"], sort=False, dropna=False):
+        values = ", ".join("null" if value != value else f"{value:g}" for value in group["value"])
+        *names, unit = (str(key) for key in keys)
+        yield f"  {' '.join(filter(None, names))} [{unit}]: {values}"
+
+
+def _find(cells: Any, prefix: str, run: Run) -> str:
+    found = [str(cell) for cell in cells if str(cell).startswith(prefix)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise RunError(f"{run.folder}: {prefix} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
+    raise RunError(f"{run.folder}: has no cell {prefix}", nearest(prefix, list(cells)[:_SHOWN]))
+
+
+def _first_line(evidence: dict[str, Any]) -> str:
+    said = str(evidence.get("reason") or evidence.get("message") or "")
+    return said.split("\n")[0][:160]
+
+

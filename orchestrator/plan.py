@@ -1,0 +1,153 @@
+"""What to do with each cell, and why: the one place that reads what was finished before."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tasks.harness.cell import Cell
+from tasks.harness.records import Status
+from tasks.harness.registry import all_tasks
+
+if TYPE_CHECKING:
+    from orchestrator.store import Run
+
+PENDING = "pending"
+RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
+_NOT_ITS_FAULT = frozenset({Status.LOST})
+
+
+@dataclass(frozen=True)
+class Past:
+    """The finished attempts of one cell, oldest first."""
+
+    statuses: tuple[Status, ...] = ()
+    walls_s: tuple[float, ...] = ()
+
+    @property
+    def status(self) -> str:
+        """The state that counts: the latest success, else the latest end that says something."""
+        if Status.OK in self.statuses:
+            return Status.OK
+        telling = [status for status in self.statuses if status not in _NOT_ITS_FAULT]
+        return (telling or list(self.statuses) or [PENDING])[-1]
+
+    @property
+    def failures(self) -> int:
+        return sum(status in RETRIED - _NOT_ITS_FAULT for status in self.statuses)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`."""
+
+    retry: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    cell: Cell
+    run: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    decisions: tuple[Decision, ...]
+    history: Mapping[str, Past] = field(default_factory=dict)
+
+    @property
+    def to_run(self) -> list[Cell]:
+        return [decision.cell for decision in self.decisions if decision.run]
+
+    def statuses(self) -> Counter[str]:
+        return Counter(self.history.get(decision.cell.id, Past()).status for decision in self.decisions)
+
+
+def read_history(run: Run) -> dict[str, Past]:
+    """What a run's folder knows of each cell."""
+    if not run.exists:
+        return {}
+    frame = run.read("attempts", ["cell", "attempt", "status", "wall_s"]).sort_values(["cell", "attempt"])
+    history: dict[str, Past] = {}
+    for cell, status, wall in zip(frame["cell"], frame["status"], frame["wall_s"], strict=True):
+        past = history.get(cell, Past())
+        history[cell] = Past((*past.statuses, Status(status)), (*past.walls_s, wall))
+    return history
+
+
+def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
+    """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
+    return Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
+
+
+def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
+    status = past.status
+    if choice.only and status not in choice.only:
+        return Decision(cell, False, f"left out: {status}, not asked for")
+    if status == PENDING:
+        return Decision(cell, True, "new")
+    if choice.fresh:
+        return Decision(cell, True, f"fresh: was {status}")
+    if status in choice.retry:
+        return Decision(cell, True, f"retry: was {status}")
+    if status not in RETRIED:
+        return Decision(cell, False, f"done: {status}")
+    if past.failures >= attempts:
+        return Decision(cell, False, f"given up after {past.failures} attempts: {status}; --retry {status} tries again")
+    return Decision(cell, True, f"retry: was {status}")
+
+
+class Estimator:
+    """How long a cell will take, from how long others took.
+
+    A cell that was measured before takes as long again. Another takes the start-up time plus its work at the slowest
+    pace seen among cells of the same kind (same task, device, precision and compilation): better to start a cell too
+    few than one that is cut off. With nothing alike finished, nothing is known.
+    """
+
+    def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past]) -> None:
+        self._walls: dict[str, float] = {}
+        self._paces: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        for cell in cells:
+            past = history.get(cell.id, Past())
+            for status, wall in zip(past.statuses, past.walls_s, strict=True):
+                self.learn(cell, status, wall)
+
+    def learn(self, cell: Cell, status: Status, wall_s: float) -> None:
+        if status is Status.OK:
+            self._walls[cell.id] = wall_s
+            self._paces.setdefault(_kind(cell), []).append((_total_work(cell), wall_s))
+
+    def seconds(self, cell: Cell) -> float | None:
+        if cell.id in self._walls:
+            return self._walls[cell.id]
+        alike = self._paces.get(_kind(cell))
+        if not alike:
+            return None
+        start_up = min(wall for _, wall in alike)
+        pace = max((wall - start_up) / work for work, wall in alike)
+        return start_up + pace * _total_work(cell)
+
+    def total_seconds(self, cells: Sequence[Cell]) -> float | None:
+        """Of several, with the typical time for those of which nothing is known. None before anything is finished."""
+        if not self._walls:
+            return None
+        typical = statistics.fmean(self._walls.values())
+        return sum(known if (known := self.seconds(cell)) is not None else typical for cell in cells)
+
+
+def _kind(cell: Cell) -> tuple[object, ...]:
+    values = cell.params.values()
+    return cell.task, *(values.get(name) for name in ("device", "precision", "compile", "model"))
+
+
+def _total_work(cell: Cell) -> float:
+    values = cell.params.values()
+    steps = values.get("warmup_steps", 0) + 2 * values.get("measured_steps", 1)
+    return all_tasks()[cell.task].work(cell.params) * steps

@@ -1,0 +1,29 @@
+"""What a host can measure on, asked of a short-lived process: this one must neither import torch nor touch a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import EnvironmentError
+
+_TIMEOUT_S = 120
+
+
+def probe_here() -> Mapping[str, Any]:
+    """Raises EnvironmentError where torch itself does not work."""
+    packages = str(Path(__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([packages, os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-m", "tasks", "--probe"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=True)
+        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return found
+    except (subprocess.SubprocessError, ValueError, IndexError) as error:
+        said = getattr(error, "stderr", None) or str(error)
+        raise EnvironmentError(f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`") from error

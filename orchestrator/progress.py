@@ -1,0 +1,121 @@
+"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.text import Text
+
+from orchestrator.schedulers import Started
+from tasks.harness.records import Outcome, Status
+
+_STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
+
+Remaining = Callable[[], float | None]
+Labels = Mapping[str, str]  # what a cell is called, by its id
+
+
+class Display(Protocol):
+    def started(self, started: Started) -> None: ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainDisplay:
+    """One line as each cell begins and ends: for logs."""
+
+    def __init__(self, total: int, labels: Labels, console: Console) -> None:
+        self._total = total
+        self._labels = labels
+        self._done = 0
+        self._console = console
+
+    def started(self, started: Started) -> None:
+        self._print(f"start   {self._labels[started.attempt.cell.id]}{_place(started)}")
+
+    def finished(self, outcome: Outcome) -> None:
+        self._done += 1
+        self._print(f"[{self._done}/{self._total}] {_result_line(outcome, self._labels)}")
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class LiveDisplay:
+    """A line for each cell that ended, and below them what runs where, how many are left, and for how long."""
+
+    def __init__(self, total: int, labels: Labels, console: Console, remaining: Remaining) -> None:
+        self._total = total
+        self._labels = labels
+        self._console = console
+        self._remaining = remaining
+        self._began = time.time()
+        self._running: dict[str, Started] = {}
+        self._ended: Counter[Status] = Counter()
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
+        self._live.start()
+
+    def started(self, started: Started) -> None:
+        self._running[started.attempt.cell.id] = started
+
+    def finished(self, outcome: Outcome) -> None:
+        self._running.pop(outcome.attempt.cell.id, None)
+        self._ended[outcome.status] += 1
+        style = _STYLES.get(outcome.status, "red")
+        self._console.print(f"[{style}]{escape(_result_line(outcome, self._labels))}[/]", highlight=False)
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _render(self) -> Text:
+        done = sum(self._ended.values())
+        counts = "  ".join(f"{status} {count}" for status, count in self._ended.items())
+        left = self._remaining()
+        to_go = f", about {format_seconds(left)} to go" if left is not None else ""
+        lines = [
+            f"{done}/{self._total} done  {counts}  left {self._total - done - len(self._running)}"
+            f"  after {format_seconds(time.time() - self._began)}{to_go}"
+        ]
+        for started in self._running.values():
+            label = self._labels[started.attempt.cell.id]
+            lines.append(f"  {format_seconds(time.time() - started.time)} {label}{_place(started)}")
+        return Text("\n".join(lines))
+
+
+def make_display(total: int, labels: Labels, console: Console, remaining: Remaining) -> Display:
+    live = console.is_terminal
+    return LiveDisplay(total, labels, console, remaining) if live else PlainDisplay(total, labels, console)
+
+
+def format_seconds(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
+def _place(started: Started) -> str:
+    return f"  on GPU {started.gpu} of {started.host}" if started.gpu else ""
+
+
+def _result_line(outcome: Outcome, labels: Labels) -> str:
+    steps = [s.value for s in outcome.samples if s.mode == "synced" and s.phase == "step" and s.value is not None]
+    measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
+    where = " in " + "/".join(filter(None, [outcome.stage, outcome.phase])) if outcome.stage else ""
+    why = str(outcome.evidence.get("reason") or outcome.evidence.get("message") or "").split("\n")[0]
+    said = f": {why[:120]}" if why and outcome.status is not Status.OK else ""
+    return f"{outcome.status:<8} {labels[outcome.attempt.cell.id]}{measured}  {outcome.wall_s:.1f} s{where}{said}"

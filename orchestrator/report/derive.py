@@ -1,0 +1,170 @@
+"""From attempts and samples to one wide row a cell. Each group of columns is a function; adding one is adding an entry.
+
+Times are in ms, sizes in bytes, as the names say. A column that nothing measured is not there; a cell that did not
+come so far has null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.report.statistics import summarise
+
+_KEY = ["cell", "attempt"]
+_EVIDENCE = ("message", "reason", "signal", "exit_code", "asked_bytes", "allocated_bytes", "reserved_bytes", "free_bytes")
+_FACTS = (
+    "host", "gpu", "torch", "cuda", "driver", "python", "cpu", "tokens", "parameters", "parameter_dtype",
+    "autocast_dtype", "float32_matmul_precision", "matmul_allow_tf32", "compile_graphs", "compile_graph_breaks",
+    "compile_cache_hits", "compile_cache_misses",
+)  # fmt: skip
+
+
+def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """One row a cell, of the attempt that counts: the latest success, else the latest that says something."""
+    if attempts.empty:
+        return pd.DataFrame({"cell": pd.Series(dtype="string"), "status": pd.Series(dtype="string")})
+    chosen = _chosen(attempts)
+    rows = chosen.merge(_count_attempts(attempts), on="cell")
+    params = _unfold(rows["params"])
+    evidence, facts = _unfold(rows["evidence"]), _unfold(rows["facts"])
+    wide = pd.concat(
+        [
+            rows[["cell", "task"]],
+            params,
+            rows[["status", "stage", "phase", "attempt", "attempts", "started_at", "wall_s", "commit"]],
+            _columns(facts, _FACTS, taken=params),
+            _columns(evidence, _EVIDENCE, taken=params),
+            facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops"),
+        ],
+        axis=1,
+    )
+    measured = samples.merge(chosen[_KEY], on=_KEY)
+    for group in GROUPS:
+        columns = group(measured)
+        wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
+    return _with_rates(wide).convert_dtypes()
+
+
+def phase_durations(samples: pd.DataFrame) -> pd.DataFrame:
+    """`forward_ms_mean`, … of the synced mode; `step` is the whole step."""
+    return _duration_columns(samples, "synced", "")
+
+
+def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
+    """The same of the pipelined mode: `forward_pipelined_ms_mean`, …"""
+    return _duration_columns(samples, "pipelined", "_pipelined")
+
+
+def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
+    """What the step that compiled took, by phase: `compile_forward_ms`, …, `compile_step_ms`."""
+    first = _of(samples, "timing", "compile", "duration")
+    return first.assign(column="compile_" + first["phase"] + "_ms").pipe(_pivot)
+
+
+def drain(samples: pd.DataFrame) -> pd.DataFrame:
+    """`drain_ms`: how far the device was behind the host at the end. Near zero: the host is the bottleneck."""
+    return _of(samples, "timing", "pipelined", "drain").assign(column="drain_ms").pipe(_pivot)
+
+
+def peaks(samples: pd.DataFrame) -> pd.DataFrame:
+    """`peak_allocated_bytes`, … over the steady step; `forward_peak_…` by phase; `first_…` for the first step."""
+    memory = samples[samples["instrument"] == "memory"]
+    prefix = memory["mode"].map({"first": "first_", "steady": ""})
+    whole = memory.assign(column=prefix + memory["metric"])
+    by_phase = memory.assign(column=prefix + memory["phase"] + "_" + memory["metric"])
+    return _pivot(pd.concat([whole, by_phase]), "max")
+
+
+def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
+    """The GPU's state after the timing, and the energy spent between: `sm_clock_after`, `power_after`, `energy_j`."""
+    read = samples[samples["instrument"] == "telemetry"]
+    if read.empty:
+        return pd.DataFrame()
+    states = read[~read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
+    state = _pivot(states.assign(column=states["metric"] + "_" + states["mode"]))
+    counters = read[read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
+    signed = counters.assign(
+        column=counters["metric"] + "_" + counters["unit"].str.lower(),
+        value=counters["value"] * counters["mode"].map({"before": -1, "after": 1}),
+    )
+    spent = _pivot(signed, _sum_known)
+    return state.join(spent, how="outer")
+
+
+GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
+    phase_durations,
+    pipelined_durations,
+    first_steps,
+    drain,
+    peaks,
+    telemetry,
+)
+
+
+def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
+    worth = attempts["status"].map({"ok": 2, "lost": 0}).fillna(1)
+    ordered = attempts.assign(_worth=worth).sort_values(["cell", "_worth", "attempt"])
+    return ordered.groupby("cell", sort=False).tail(1).drop(columns="_worth").reset_index(drop=True)
+
+
+def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    return attempts.groupby("cell").size().rename("attempts").reset_index()
+
+
+def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
+    """A column of JSON objects as columns; what is itself an object stays JSON text."""
+    rows = [json.loads(text) for text in column]
+    frame = pd.DataFrame(rows, index=column.index)
+    for name in frame.columns:
+        nested = frame[name].map(lambda value: isinstance(value, dict | list))
+        if nested.any():
+            frame[name] = frame[name].map(lambda value: json.dumps(value) if isinstance(value, dict | list) else value)
+    return frame
+
+
+def _columns(frame: pd.DataFrame, names: tuple[str, ...], taken: pd.DataFrame) -> pd.DataFrame:
+    return frame[[name for name in names if name in frame.columns and name not in taken.columns]]
+
+
+def _total(flops: Any) -> float:
+    return float(sum(json.loads(flops).values())) if isinstance(flops, str) else np.nan
+
+
+def _of(samples: pd.DataFrame, instrument: str, mode: str, metric: str) -> pd.DataFrame:
+    return samples[
+        (samples["instrument"] == instrument) & (samples["mode"] == mode) & (samples["metric"] == metric)
+    ]
+
+
+def _duration_columns(samples: pd.DataFrame, mode: str, infix: str) -> pd.DataFrame:
+    durations = _of(samples, "timing", mode, "duration")
+    if durations.empty:
+        return pd.DataFrame()
+    summary = summarise(durations, ["cell", "phase"]).unstack("phase")
+    summary.columns = pd.Index([f"{phase}{infix}_ms_{statistic}" for statistic, phase in summary.columns])
+    return summary.dropna(axis=1, how="all")
+
+
+def _pivot(rows: pd.DataFrame, how: Any = "first") -> pd.DataFrame:
+    if rows.empty:
+        return pd.DataFrame()
+    table: pd.DataFrame = rows.pivot_table(index="cell", columns="column", values="value", aggfunc=how, dropna=False)
+    table.columns.name = None
+    return table
+
+
+def _sum_known(values: pd.Series[float]) -> float:
+    return float(values.sum()) if values.notna().all() else np.nan
+
+
+def _with_rates(wide: pd.DataFrame) -> pd.DataFrame:
+    """Tokens a second and achieved TFLOP/s, over the median of the whole step."""
+    if "step_ms_median" not in wide:
+        return wide
+    seconds = wide["step_ms_median"] / 1e3
+    return wide.assign(tokens_per_s=wide["tokens"] / seconds, achieved_tflops=wide["flops"] / seconds / 1e12)

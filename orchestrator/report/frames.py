@@ -1,0 +1,33 @@
+"""What a report is made of: a run's cells as one frame, which of its columns are axes, and where it all came from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from orchestrator.report.derive import derive_cells
+
+if TYPE_CHECKING:
+    from orchestrator.store import Run
+
+
+@dataclass(frozen=True)
+class Results:
+    """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the tasks."""
+
+    cells: pd.DataFrame
+    axes: tuple[str, ...]
+    manifest: Mapping[str, Any]
+
+
+def load_results(run: Run) -> Results:
+    """Reads the parts, never a file that is itself derived: after a kill, the parts are what is true."""
+    attempts = run.read("attempts")
+    names: dict[str, None] = {}
+    for params in attempts["params"]:
+        names |= dict.fromkeys(json.loads(params))
+    return Results(derive_cells(attempts, run.read("samples")), tuple(names), run.read_manifest())

@@ -1,0 +1,86 @@
+"""Tables as Markdown, on the terminal and in the run's report folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from tabulate import tabulate
+
+from orchestrator.errors import ConfigError, nearest
+from orchestrator.report.frames import Results
+from orchestrator.report.tables import TABLES, Table
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table laid out. The provenance says what its numbers are of."""
+
+    table: Table
+    header: list[str]
+    rows: list[list[str]]
+    provenance: str
+
+
+def lay_out(results: Results, names: Iterable[str] = ()) -> list[Page]:
+    """The tables that have rows, or those named. Raises ConfigError for a name that is no table."""
+    by_name = {table.name: table for table in TABLES}
+    for name in names:
+        if name not in by_name:
+            raise ConfigError(f"there is no table {name!r}", nearest(name, by_name))
+    pages = []
+    for table in [by_name[name] for name in names] or list(TABLES):
+        header, rows = table.lay_out(results)
+        if rows:
+            pages.append(Page(table, header, rows, provenance(results)))
+    return pages
+
+
+def to_markdown(page: Page) -> str:
+    body = tabulate(
+        [[text.replace("|", "\\|") for text in row] for row in page.rows],
+        page.header,
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=["right"] * len(page.header),
+    )
+    return f"## {page.table.title}\n\n{page.table.read}\n\n{body}\n\n*{page.provenance}*\n"
+
+
+def provenance(results: Results) -> str:
+    """What everything in a table was measured with, in one line; `several` where it was not all the same."""
+    cells, manifest = results.cells, results.manifest
+    parts = [
+        f"run {manifest.get('name', '?')}",
+        _one_or_several(cells, "gpu") or _one_or_several(cells, "cpu"),
+        _labelled("torch", _one_or_several(cells, "torch")),
+        _labelled("CUDA", _one_or_several(cells, "cuda")),
+        _labelled("driver", _one_or_several(cells, "driver")),
+        _labelled("batch", _one_or_several(cells, "batch_size")),
+        _protocol(cells),
+        _labelled("commit", _one_or_several(cells, "commit")),
+        _dates(cells),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def _one_or_several(cells: pd.DataFrame, column: str) -> str:
+    values = cells[column].dropna().unique() if column in cells else []
+    return "" if len(values) == 0 else str(values[0]) if len(values) == 1 else f"several ({len(values)})"
+
+
+def _labelled(label: str, text: str) -> str:
+    return f"{label} {text}" if text else ""
+
+
+def _protocol(cells: pd.DataFrame) -> str:
+    if "warmup_steps" not in cells:
+        return ""
+    return f"{_one_or_several(cells, 'warmup_steps')} + {_one_or_several(cells, 'measured_steps')} steps"
+
+
+def _dates(cells: pd.DataFrame) -> str:
+    days: list[Any] = sorted({str(day)[:10] for day in cells["started_at"].dropna()}) if "started_at" in cells else []
+    return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

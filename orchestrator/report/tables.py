@@ -1,0 +1,226 @@
+"""The tables, as data. Adding one is one entry in TABLES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pandas as pd
+
+from orchestrator.report.frames import Results
+from orchestrator.report.gpus import smallest_fitting
+from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Layout, Listing, Matrix, Rows
+from orchestrator.report.values import (
+    GIB,
+    Row,
+    absent,
+    gib,
+    known,
+    mean_sd,
+    median_interval,
+    ms,
+    number,
+    plain,
+    ratio,
+    relative_sd,
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report.
+
+    read: how to read it, in one line. cells: which rows of the frame it is about; a table without rows is left out.
+    """
+
+    name: str
+    title: str
+    read: str
+    layout: Layout
+    cells: Callable[[pd.DataFrame], pd.DataFrame] = lambda cells: cells
+
+    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+        chosen = self.cells(results.cells)
+        if chosen.empty:
+            return [], []
+        return self.layout.lay_out(Results(chosen, results.axes, results.manifest))
+
+
+def _task(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda cells: cells[cells["task"] == name] if "task" in cells else cells
+
+
+def _varies(name: str, axis: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The cells of a task, if at least two values of an axis are among them."""
+
+    def choose(cells: pd.DataFrame) -> pd.DataFrame:
+        own = _task(name)(cells)
+        return own if axis in own and own[axis].nunique() > 1 else own.iloc[:0]
+
+    return choose
+
+
+def _having(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda cells: cells[cells[column].notna()] if column in cells else cells.iloc[:0]
+
+
+def _needs(row: Row) -> str:
+    """What a cell needs: its peak and the smallest GPU that has it, or that it ran out of memory."""
+    if row["status"] == "oom":
+        asked = f" (asked {row['asked_bytes'] / GIB:.2f} GiB more)" if known(row, "asked_bytes") else ""
+        return f"OOM{asked}"
+    if known(row, "peak_reserved_bytes"):
+        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest_fitting(row['peak_reserved_bytes'])}"
+    if known(row, "peak_rss_bytes"):
+        return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
+    return absent(row)
+
+
+def _where(row: Row) -> str:
+    return " / ".join(str(row[name]) for name in ("stage", "phase") if known(row, name) and row[name]) or "–"
+
+
+def _why(row: Row) -> str:
+    said = next((str(row[name]) for name in ("reason", "message") if known(row, name)), "")
+    return said.splitlines()[0][:160] if said else "–"
+
+
+TABLES: tuple[Table, ...] = (
+    Table(
+        "timings",
+        "End to end",
+        "Milliseconds, mean ± sample standard deviation; the device is waited for at each phase's end.",
+        Listing(
+            (
+                ("forward", mean_sd("forward_ms")),
+                ("backward", mean_sd("backward_ms")),
+                ("optimizer", mean_sd("optimizer_ms")),
+                ("total", mean_sd("step_ms")),
+                ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
+                ("tokens/s", number("tokens_per_s", ",.0f")),
+            )
+        ),
+        _task("train_step"),
+    ),
+    Table(
+        "phases",
+        "Each phase, with its interval",
+        "Milliseconds. The interval holds the median with 95 % confidence, by order statistics; std/mean is the spread.",
+        ByPhase(
+            ("forward", "backward", "optimizer", "step"),
+            (
+                ("n", lambda phase: number(f"{phase}_ms_n", ".0f")),
+                ("mean ± sd", lambda phase: mean_sd(f"{phase}_ms")),
+                ("median [95 % interval]", lambda phase: median_interval(f"{phase}_ms")),
+                ("min", lambda phase: ms(f"{phase}_ms_min")),
+                ("std/mean", lambda phase: relative_sd(f"{phase}_ms")),
+            ),
+        ),
+        _task("train_step"),
+    ),
+    Table(
+        "warmup",
+        "Warm-up",
+        "The whole step measured after so many warm-up steps: what is not warm shows in the spread.",
+        Across("warmup_steps", (("warm-up: mean ± sd", mean_sd("step_ms")), ("std/mean", relative_sd("step_ms")))),
+        _varies("train_step", "warmup_steps"),
+    ),
+    Table(
+        "precision",
+        "Precision",
+        "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory.",
+        Across(
+            "precision",
+            (("ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
+            speed_up="step_ms_median",
+        ),
+        _varies("train_step", "precision"),
+    ),
+    Table(
+        "compile",
+        "Eager against compiled",
+        "Median of the whole step in milliseconds, the speed-up over eager, and the seconds that the first step took.",
+        Across(
+            "compile",
+            (("ms", ms("step_ms_median")),),
+            speed_up="step_ms_median",
+            extra=(
+                ("first step s", number("compile_step_ms", ".1f", 1e-3)),
+                ("cache misses", number("compile_cache_misses", ".0f")),
+            ),
+        ),
+        _varies("train_step", "compile"),
+    ),
+    Table(
+        "pipelined",
+        "Waiting at each phase, or once",
+        "Median of the whole step in milliseconds in both modes. A drain near zero: the host is the bottleneck.",
+        Listing(
+            (
+                ("synced", median_interval("step_ms")),
+                ("pipelined", median_interval("step_pipelined_ms")),
+                ("synced / pipelined", ratio("step_ms_median", "step_pipelined_ms_median")),
+                ("drain ms", ms("drain_ms")),
+            )
+        ),
+        _having("step_pipelined_ms_median"),
+    ),
+    Table(
+        "memory",
+        "Peak memory",
+        "GiB as the allocator counts it. The first step has no optimizer state yet; steady state is what training needs.",
+        Listing(
+            (
+                ("first step", gib("first_peak_allocated_bytes")),
+                ("forward", gib("forward_peak_allocated_bytes")),
+                ("backward", gib("backward_peak_allocated_bytes")),
+                ("optimizer", gib("optimizer_peak_allocated_bytes")),
+                ("peak allocated", gib("peak_allocated_bytes")),
+                ("peak reserved", gib("peak_reserved_bytes")),
+            )
+        ),
+        lambda cells: cells if "peak_allocated_bytes" in cells else cells.iloc[:0],
+    ),
+    Table(
+        "memory-cpu",
+        "Peak memory on the CPU",
+        "GiB of the process's resident set, interpreter and libraries included: an upper bound of what the tensors take.",
+        Listing(
+            (
+                ("first step", gib("first_peak_rss_bytes")),
+                ("forward", gib("forward_peak_rss_bytes")),
+                ("backward", gib("backward_peak_rss_bytes")),
+                ("optimizer", gib("optimizer_peak_rss_bytes")),
+                ("peak resident", gib("peak_rss_bytes")),
+            )
+        ),
+        _having("peak_rss_bytes"),
+    ),
+    Table(
+        "oom-map",
+        "Where it runs out of memory",
+        "Peak memory reserved and the smallest GPU that has it, its CUDA context included; or OOM, with the allocation refused.",
+        Matrix(_needs),
+        _task("train_step"),
+    ),
+    Table(
+        "scaling",
+        "Scaling with context length",
+        "An exponent of 1 is linear in the context length, 2 is quadratic; each is from the row above.",
+        Growth(
+            "context_length",
+            (
+                ("step ms", "step_ms_median", ms("step_ms_median")),
+                ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
+            ),
+        ),
+        _varies("train_step", "context_length"),
+    ),
+    Table(
+        "failures",
+        "What did not end well",
+        "`sweep show` prints all the evidence of a cell.",
+        Listing((("cell", plain("cell")), ("status", plain("status")), ("where", _where), ("why", _why))),
+        lambda cells: cells[cells["status"] != "ok"],
+    ),
+)

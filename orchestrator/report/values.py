@@ -1,0 +1,89 @@
+"""How one number of a row is printed. A cell that failed prints its status where its number would be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+Row = Any  # a row of `cells`, as pandas gives it: a Series, or a namedtuple's dict
+Value = Callable[[Row], str]
+
+GIB = 1024**3
+NOTHING = "–"
+STATUS_WORDS = {"oom": "OOM", "host_oom": "host OOM", "timeout": "time-out"}
+
+
+def known(row: Row, column: str) -> bool:
+    return column in row and not pd.isna(row[column])
+
+
+def absent(row: Row) -> str:
+    """What stands in place of a number that is not there."""
+    status = row["status"]
+    return NOTHING if status == "ok" else STATUS_WORDS.get(status, str(status))
+
+
+def format_ms(ms: float) -> str:
+    return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
+
+
+def plain(column: str) -> Value:
+    return lambda row: str(row[column]) if known(row, column) else absent(row)
+
+
+def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
+    return lambda row: format(row[column] * scale, form) if known(row, column) else absent(row)
+
+
+def gib(column: str) -> Value:
+    return number(column, ".2f", 1 / GIB)
+
+
+def ms(column: str) -> Value:
+    return lambda row: format_ms(row[column]) if known(row, column) else absent(row)
+
+
+def mean_sd(stem: str) -> Value:
+    """`stem` such as `forward_ms`: mean ± sample standard deviation."""
+
+    def value(row: Row) -> str:
+        if not known(row, f"{stem}_mean"):
+            return absent(row)
+        spread = format_ms(row[f"{stem}_sd"]) if known(row, f"{stem}_sd") else NOTHING
+        return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
+
+    return value
+
+
+def median_interval(stem: str) -> Value:
+    """Median with its 95 % interval; where there are too few samples for 95 %, with the coverage there is."""
+
+    def value(row: Row) -> str:
+        if not known(row, f"{stem}_median"):
+            return absent(row)
+        low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
+        coverage = row[f"{stem}_coverage"]
+        label = "" if coverage >= 0.95 else f" ({coverage:.0%})"
+        return f"{format_ms(row[f'{stem}_median'])} [{low}, {high}]{label}"
+
+    return value
+
+
+def relative_sd(stem: str) -> Value:
+    def value(row: Row) -> str:
+        if not known(row, f"{stem}_sd"):
+            return absent(row)
+        return f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}"
+
+    return value
+
+
+def ratio(numerator: str, denominator: str) -> Value:
+    def value(row: Row) -> str:
+        if not (known(row, numerator) and known(row, denominator)):
+            return absent(row)
+        return f"{row[numerator] / row[denominator]:.2f}"
+
+    return value

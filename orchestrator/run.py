@@ -1,0 +1,312 @@
+"""The `run` command: config → cells → plan → attempts → outcomes → parts. Each arrow is a function of another module."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from orchestrator.attempt import recover
+from orchestrator.config import Source, SweepConfig, load_config, validate_config
+from orchestrator.errors import EnvironmentError, RunMismatch
+from orchestrator.grid import Expansion, Selection, expand, parse_selection
+from orchestrator.plan import Choice, Estimator, Plan, make_plan, read_history
+from orchestrator.progress import Display
+from orchestrator.schedulers import Scheduler
+from orchestrator.store import Run, RunWriter
+from tasks.harness.cell import Cell
+from tasks.harness.records import Attempt, Outcome, Settings, Status
+
+_SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
+
+
+class Stopped(BaseException):
+    """A signal or the time limit: raised wherever the driver is, which the store withstands as it does a kill."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for, resolved: which cells of which config, in which folder."""
+
+    config: SweepConfig
+    selection: Selection
+    expansion: Expansion
+    source: Source
+    run: Run
+    config_path: Path
+
+
+@dataclass
+class Summary:
+    """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time."""
+
+    statuses: Counter[Status] = field(default_factory=Counter)
+    recovered: int = 0
+    stopped: str = ""
+    late: int = 0
+    left: int = 0
+
+
+def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Path | None) -> Request:
+    """Raises ConfigError."""
+    config, source = load_config(path)
+    selection = parse_selection(sets, wheres)
+    folder = out or Path(config.results or Path("results") / config.name)
+    return Request(config, selection, expand(config, source, selection), source, Run(folder), path)
+
+
+def resolve_again(run: Run) -> Request:
+    """The request that a run folder was last written for."""
+    manifest = run.require().read_manifest()
+    source = Source(f"{run.folder}/run.json", manifest["config"])
+    config = validate_config(manifest["config"], source)
+    selection = Selection(manifest["selection"]["set"], manifest["selection"]["where"])
+    return Request(config, selection, expand(config, source, selection), source, run, Path(manifest["config_path"]))
+
+
+def plan_request(request: Request, choice: Choice) -> Plan:
+    return make_plan(request.expansion.cells, read_history(request.run), choice, request.config.limits.attempts)
+
+
+@dataclass(frozen=True)
+class Means:
+    """How a run goes about it. mixed: whether results of another fingerprint may join those of the folder."""
+
+    open_scheduler: Callable[[], Scheduler]
+    open_display: Callable[[int, Callable[[], float | None]], Display]
+    time_limit_s: float | None = None
+    mixed: bool = False
+
+
+def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
+    """Measures what the plan says. Everything finished is kept, however this ends."""
+    deadline = time.monotonic() + means.time_limit_s - _SAVING_S if means.time_limit_s else None
+    summary, commit = Summary(), git_commit()
+    with request.run.opened_for_writing() as writer:
+        summary.recovered = _recover(writer, commit)
+        plan = plan_request(request, choice)
+        queue = Queue(request, plan, deadline)
+        if plan.to_run:
+            with _stoppable(deadline, summary) as arm:
+                _measure(request, writer, queue, means, summary, commit, arm)
+        summary.late = queue.late
+        summary.left = len(plan.to_run) - sum(summary.statuses.values())
+        _derive(writer)
+    return summary
+
+
+class Queue:
+    """The attempts of a plan, each made when it is taken; those that would not end in time are passed over."""
+
+    def __init__(self, request: Request, plan: Plan, deadline: float | None) -> None:
+        self._request = request
+        self._deadline = deadline
+        self._numbers = request.run.highest_attempts()
+        self._waiting = sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda")
+        self._estimator = Estimator(request.expansion.cells, plan.history)
+        self._running: dict[str, Cell] = {}
+        self._settings = make_settings(request)
+        self.late = 0
+        self.total = len(self._waiting)
+        self.devices = {cell.params.device for cell in self._waiting}
+
+    def __iter__(self) -> Iterator[Attempt]:
+        while self._waiting:
+            cell = self._waiting.pop(0)
+            if not self._would_end_in_time(cell):
+                self.late += 1
+                continue
+            self._running[cell.id] = cell
+            number = self._numbers.get(cell.id, 0) + 1
+            yield Attempt(cell, number, str(self._request.run.attempt_folder(cell.id, number)), self._settings)
+
+    def finished(self, outcome: Outcome) -> None:
+        cell = outcome.attempt.cell
+        self._running.pop(cell.id, None)
+        self._estimator.learn(cell, outcome.status, outcome.wall_s)
+
+    def remaining_s(self) -> float | None:
+        """Of all that waits or runs, as if one after another; the display divides by what runs at once."""
+        total = self._estimator.total_seconds([*self._waiting, *self._running.values()])
+        return total and total / max(1, len(self._running))
+
+    def _would_end_in_time(self, cell: Cell) -> bool:
+        if self._deadline is None:
+            return True
+        estimate = self._estimator.seconds(cell) or 0.0
+        return time.monotonic() + estimate < self._deadline
+
+
+def make_settings(request: Request) -> Settings:
+    config = request.config
+    return Settings(
+        timeout_s=config.limits.timeout_s,
+        instruments=tuple(config.instruments),
+        env=dict(config.env),
+        host_memory_gib=config.limits.host_memory_gib,
+        import_paths=tuple(dict.fromkeys(str(path) for path in (Path.cwd(), request.config_path.parent.absolute()))),
+    )
+
+
+def git_commit() -> str | None:
+    """Of this program's source, where it is a checkout; `+` where files differ from it."""
+    here = Path(__file__).resolve().parent.parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", "model", "tasks", "orchestrator")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _measure(
+    request: Request,
+    writer: RunWriter,
+    queue: Queue,
+    means: Means,
+    summary: Summary,
+    commit: str | None,
+    arm: Callable[[], None],
+) -> None:
+    scheduler = means.open_scheduler()
+    arm()  # Ray takes SIGTERM for itself when it starts
+    try:
+        has_results = bool(read_history(writer))
+        fingerprints = _check_environment(request, scheduler.environments(), queue.devices, means.mixed, has_results)
+        writer.write_manifest(_manifest(request, fingerprints, commit))
+        display = means.open_display(queue.total, queue.remaining_s)
+        try:
+            for outcome in scheduler.run(queue, display.started):
+                writer.append(outcome, commit)
+                queue.finished(outcome)
+                summary.statuses[outcome.status] += 1
+                display.finished(outcome)
+        finally:
+            display.close()
+    finally:
+        scheduler.close()
+
+
+def _check_environment(
+    request: Request,
+    environments: Sequence[Mapping[str, Any]],
+    devices: set[str],
+    mixed: bool,
+    has_results: bool,
+) -> list[dict[str, Any]]:
+    """The fingerprints this run adds to those of the folder. Raises EnvironmentError or RunMismatch."""
+    current: list[dict[str, Any]] = []
+    for device in sorted(devices):
+        found = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
+        if not found:
+            have = sorted({name for environment in environments for name in environment["fingerprints"]})
+            raise EnvironmentError(
+                f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
+                f"Add --set device={have[0]} to measure there, or see `sweep doctor`",
+            )
+        current += [mark for mark in found if mark not in current]
+    before: list[dict[str, Any]] = request.run.read_manifest().get("fingerprints", []) if has_results else []
+    unknown = [mark for mark in current if mark not in before]
+    if before and unknown and not mixed:
+        raise RunMismatch(
+            f"{request.run.folder}: holds results of {_difference(before[-1], unknown[0])}",
+            "Name another folder with --out, or add --mixed to keep both in one",
+        )
+    return [*before, *unknown]
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    return ", ".join(f"{name} {before.get(name)} (here {now.get(name)})" for name in names)
+
+
+def _manifest(request: Request, fingerprints: list[dict[str, Any]], commit: str | None) -> dict[str, Any]:
+    before = request.run.read_manifest()
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    invocation = {"time": now, "command": sys.argv[1:], "commit": commit}
+    return {
+        "name": request.config.name,
+        "program": _program_version(),
+        "commit": commit,
+        "created": before.get("created", now),
+        "updated": now,
+        "config_path": str(request.config_path),
+        "config": request.config.model_dump(mode="json"),
+        "selection": {"set": dict(request.selection.set), "where": dict(request.selection.where)},
+        "fingerprints": fingerprints,
+        "invocations": [*before.get("invocations", []), invocation],
+    }
+
+
+def _program_version() -> str:
+    try:
+        return version("transformer-sweep")
+    except PackageNotFoundError:
+        return "source"
+
+
+def _recover(writer: RunWriter, commit: str | None) -> int:
+    """Keeps what was measured for a driver that died before it could write it down."""
+    frame = writer.read("attempts", ["cell", "attempt"])
+    recorded = list(zip(frame["cell"], frame["attempt"], strict=True))
+    outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
+    for outcome in outcomes:
+        writer.append(outcome, commit)
+    writer.merge_parts()
+    return len(outcomes)
+
+
+def _derive(writer: RunWriter) -> None:
+    from orchestrator.report.frames import load_results
+
+    writer.merge_parts()
+    writer.write_cells(load_results(writer).cells)
+
+
+@contextmanager
+def _stoppable(deadline: float | None, summary: Summary) -> Iterator[Callable[[], None]]:
+    """Ctrl-C, a polite kill and the time limit end the body, once: what is still to be done then is not interrupted.
+
+    Gives the function that installs the handlers, for after something else has taken them.
+    """
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def install(handler: Any) -> None:
+        for number in numbers:
+            signal.signal(number, handler)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        install(signal.SIG_IGN)
+        raise Stopped("time limit" if number == signal.SIGALRM else signal.Signals(number).name)
+
+    install(stop)
+    if deadline is not None:
+        signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.monotonic()))
+    try:
+        yield lambda: install(stop)
+    except Stopped as stopped:
+        summary.stopped = stopped.reason
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)

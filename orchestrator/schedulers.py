@@ -1,0 +1,214 @@
+"""Where attempts run. One verb: `run(attempts)` takes the next attempt when there is room and yields outcomes as they come.
+
+`SerialScheduler` runs them one after another in this process, for tests and for debugging; `RayScheduler` on the GPUs
+of this machine or of a cluster. Both go through `attempt.execute`. The only file that imports ray.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from orchestrator import attempt as attempts_module
+from orchestrator.attempt import execute, lost
+from orchestrator.errors import EnvironmentError
+from orchestrator.probe import probe_here
+from tasks.harness.records import Attempt, Outcome
+
+_BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
+_POLL_S = 0.5
+_OBJECT_STORE_BYTES = 100 * 1024**2
+_SESSION_PREFIX = "sweep-ray-"
+
+# Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
+# kills innocent neighbours, metrics and usage reports) or opens a port to the network.
+RAY_ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_events_report_interval_ms": "0",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_kill_worker_timeout_milliseconds": "2000",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+
+
+@dataclass(frozen=True)
+class Started:
+    """An attempt has begun: where."""
+
+    attempt: Attempt
+    host: str
+    gpu: str
+    time: float
+
+
+OnStart = Callable[[Started], None]
+
+
+class Scheduler(Protocol):
+    def environments(self) -> list[Mapping[str, Any]]:
+        """What each host that could measure is, as `probe` tells it."""
+        ...
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]: ...
+
+    def close(self) -> None: ...
+
+
+class SerialScheduler:
+    """One attempt at a time, as a child of this process."""
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return [probe_here()]
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        for attempt in attempts:
+            on_start(Started(attempt, "here", "", time.time()))
+            yield execute(attempt, {"OMP_NUM_THREADS": str(_cores())})
+
+    def close(self) -> None:
+        pass
+
+
+class RayScheduler:
+    """A Ray task for each attempt, with a GPU of its own, or its share of the cores where the cell runs on the CPU.
+
+    address: of a cluster that is running, or None for a private one on this machine, gone with this process.
+    cpu_cells: how many CPU cells may run at once.
+    """
+
+    def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
+        self._cpu_cells = cpu_cells
+        self._local = None if address else probe_here()
+        self._session = None if address else _session_folder()
+        self._ray = _connect(address, self._session, len(self._local["gpus"]) if self._local else 0)
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        if self._local is not None:
+            return [self._local]
+        probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
+        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        return list(self._ray.get([probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]))
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        ray, queue = self._ray, iter(attempts)
+        running: dict[Any, Started] = {}
+        try:
+            while True:
+                # Taken only when there is room, so that a queue with a deadline decides as late as it can.
+                while self._has_room(running) and (attempt := next(queue, None)):
+                    running[self._submit(attempt)] = Started(attempt, "", "", time.time())
+                if not running:
+                    return
+                ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
+                for stream in ready or list(running):
+                    event = self._next_event(stream, running[stream], is_ready=bool(ready))
+                    if isinstance(event, Started):
+                        running[stream] = event
+                        on_start(event)
+                    elif event is not None:
+                        del running[stream]
+                        yield event
+        finally:
+            for stream in running:
+                with suppress(Exception):
+                    ray.cancel(stream, force=True)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+        if self._session:
+            shutil.rmtree(self._session, ignore_errors=True)
+
+    def _submit(self, attempt: Attempt) -> Any:
+        ray = self._ray
+        gpus, cores = ray.cluster_resources().get("GPU", 0), ray.cluster_resources()["CPU"]
+        if attempt.cell.params.device == "cuda":
+            cpus, share = max(1, int(cores // gpus)), {"num_gpus": 1}
+        else:
+            cpus, share = max(1, int(_cores() // self._cpu_cells)), {}
+        # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
+        # crashing cell four times in silence. Both hold only in the decorator.
+        decorate = ray.remote(num_cpus=cpus, max_calls=0, max_retries=0, num_returns="streaming", **share)
+        return decorate(_supervise).remote(attempt, cpus)
+
+    def _has_room(self, running: Mapping[Any, Started]) -> bool:
+        """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
+        devices = {started.attempt.cell.params.device for started in running.values()}
+        gpus = int(self._ray.cluster_resources().get("GPU", 0))
+        return len(running) < (gpus if devices == {"cuda"} else self._cpu_cells if devices else 1)
+
+    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Started | Outcome | None:
+        if not is_ready:
+            return self._give_up_hung(stream, started)
+        try:
+            event: Started | Outcome = self._ray.get(next(stream))
+            return event
+        except (self._ray.exceptions.RayError, StopIteration) as error:
+            reason = f"its supervisor went away: {type(error).__name__}: {error}"
+            return lost(started.attempt, reason, started.time)
+
+    def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
+        """A supervisor that is itself stopped, or on a node that no longer answers."""
+        limit = started.attempt.settings.timeout_s + _BACKSTOP_S
+        if not started.host or time.time() - started.time < limit:
+            return None
+        with suppress(Exception):
+            self._ray.cancel(stream, force=True)
+        return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", started.time)
+
+
+def _supervise(attempt: Attempt, cpus: int) -> Iterator[Started | Outcome]:
+    """The Ray task: says that it has begun, then measures in a child process."""
+    import socket
+
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
+    yield Started(attempt, socket.gethostname(), gpu, time.time())
+    yield attempts_module.execute(attempt, {"OMP_NUM_THREADS": str(cpus)})
+
+
+def _connect(address: str | None, session: str | None, gpus: int) -> Any:
+    """Ray, started or joined. Raises EnvironmentError."""
+    os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
+    import ray
+    import ray.exceptions
+
+    local: dict[str, Any] = {
+        "num_cpus": _cores(),
+        "num_gpus": gpus,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        "_temp_dir": session,
+    }
+    try:
+        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else local))
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        remedy = "Is `ray start --head` running there?" if address else "`sweep run --scheduler serial` needs no Ray"
+        raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+    return ray
+
+
+def _session_folder() -> str:
+    """A short path of our own for Ray's files; those of drivers that died are cleared away."""
+    base = Path(tempfile.gettempdir())
+    for left in base.glob(f"{_SESSION_PREFIX}*"):
+        owner = left.name.removeprefix(_SESSION_PREFIX)
+        if owner.isdigit() and not psutil.pid_exists(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    return str(base / f"{_SESSION_PREFIX}{os.getpid()}")
+
+
+def _cores() -> int:
+    return len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1

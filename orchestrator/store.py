@@ -1,0 +1,284 @@
+"""A run's folder: what is in it, how it is written so that nothing is lost, and how it is read. The only file that imports pyarrow.
+
+    run.json        the config, the fingerprint, who ran what when: rewritten by rename
+    attempts/       one Parquet part an attempt, written last: its presence is completion
+    samples/        one Parquet part an attempt that measured something
+    artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
+    cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
+    report/         what `sweep report` renders
+    cache/          compiled kernels, shared by the cells of the run
+
+Only the driver that holds the lock writes. Parts are merged, a batch at a time, into larger ones; a merged part names
+the parts it replaces, so that a crash between the two writes leaves nothing counted twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
+from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA_VERSION = 1  # 1: attempts and samples
+MERGE_BATCH = 128
+_REPLACES = b"replaces"
+
+ATTEMPTS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("attempt", pa.int32()),
+        ("task", pa.string()),
+        ("task_version", pa.int32()),
+        ("params", pa.string()),  # JSON
+        ("status", pa.string()),
+        ("stage", pa.string()),
+        ("phase", pa.string()),
+        ("evidence", pa.string()),  # JSON
+        ("facts", pa.string()),  # JSON
+        ("started_at", pa.timestamp("us", tz="UTC")),
+        ("wall_s", pa.float64()),
+        ("timeout_s", pa.float64()),
+        ("commit", pa.string()),
+    ]
+)
+SAMPLES = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("attempt", pa.int32()),
+        ("instrument", pa.string()),
+        ("mode", pa.string()),
+        ("phase", pa.string()),
+        ("metric", pa.string()),
+        ("unit", pa.string()),
+        ("step", pa.int32()),
+        ("value", pa.float64()),
+        ("note", pa.string()),
+    ]
+)
+_SCHEMAS = {"attempts": ATTEMPTS, "samples": SAMPLES}
+
+
+class Run:
+    """One results folder, to read. `opened_for_writing` gives it to one driver at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def exists(self) -> bool:
+        return (self.folder / "run.json").exists()
+
+    def require(self) -> Run:
+        """Raises RunError where there is no run."""
+        if not self.exists:
+            raise RunError(f"{self.folder}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
+        return self
+
+    def read_manifest(self) -> dict[str, Any]:
+        """run.json; empty before the first run. Raises RunMismatch for one of a newer program."""
+        if not self.exists:
+            return {}
+        try:
+            manifest: dict[str, Any] = json.loads((self.folder / "run.json").read_text())
+        except ValueError as error:
+            raise RunError(f"{self.folder}/run.json: is not JSON: {error}", "Restore it, or name another --out") from error
+        if manifest.get("schema_version", 0) > SCHEMA_VERSION:
+            version = manifest["schema_version"]
+            raise RunMismatch(f"{self.folder}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
+        return manifest
+
+    def read(self, table: str, columns: list[str] | None = None) -> pd.DataFrame:
+        """One of the tables as a frame, all parts with their schemas unified; missing columns are null."""
+        parts = [part.read(columns=_present(part, columns)) for part in self._parts(table)]
+        schema = _SCHEMAS[table]
+        empty = schema.empty_table().select(columns or schema.names)
+        frame: pd.DataFrame = pa.concat_tables([empty, *parts], promote_options="permissive").to_pandas()
+        return frame
+
+    def write_report(self, texts: Mapping[str, str]) -> None:
+        """One Markdown file a table. Raises RunUnwritable: a run may be somebody else's, to read only."""
+        with _writing(self.folder):
+            (self.folder / "report").mkdir(exist_ok=True)
+            for name, text in texts.items():
+                _replace(self.folder / "report" / f"{name}.md", text.encode())
+
+    def attempt_folder(self, cell: str, number: int) -> Path:
+        return (self.folder / "artifacts" / cell / str(number)).absolute()
+
+    def highest_attempts(self) -> dict[str, int]:
+        """The highest attempt number of each cell that has a folder, finished or not."""
+        highest: dict[str, int] = {}
+        for cell, number in self._attempt_folders():
+            highest[cell] = max(number, highest.get(cell, 0))
+        return highest
+
+    def unrecorded(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
+        """Attempts that left a folder but no row: their driver died before it could write one."""
+        known = set(recorded)
+        for cell, number in self._attempt_folders():
+            file = self.attempt_folder(cell, number) / ATTEMPT_FILE
+            if (cell, number) in known or not file.exists():
+                continue
+            with suppress(ValueError, KeyError, TypeError):  # torn, or of a task that is no more
+                yield Attempt.from_json(file.read_text())
+
+    @contextmanager
+    def opened_for_writing(self) -> Iterator[RunWriter]:
+        """Raises RunLocked, saying who holds it, or RunUnwritable."""
+        with _writing(self.folder):
+            for table in ("artifacts", *_SCHEMAS):
+                (self.folder / table).mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / ".lock").open("a+")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                lock.seek(0)
+                raise RunLocked(
+                    f"{self.folder}: another driver is at work in it: {lock.read().strip() or 'unknown'}",
+                    "Wait for it, stop it, or name another folder with --out",
+                ) from error
+            with _writing(self.folder):
+                lock.truncate(0)
+                started = datetime.now(UTC).isoformat(timespec="seconds")
+                lock.write(f"process {os.getpid()} on {socket.gethostname()} since {started}")
+                lock.flush()
+            yield RunWriter(self.folder)
+
+    def _attempt_folders(self) -> Iterator[tuple[str, int]]:
+        """Deepest first by number, so that the order does not depend on the file system."""
+        for path in sorted((self.folder / "artifacts").glob("*/*")):
+            if path.name.isdigit():
+                yield path.parent.name, int(path.name)
+
+    def _parts(self, table: str) -> list[pq.ParquetFile]:
+        """Open parts, less those that a merged one replaces."""
+        files = {path.name: pq.ParquetFile(path) for path in sorted((self.folder / table).glob("*.parquet"))}
+        replaced = {name for file in files.values() for name in _replaced_by(file)}
+        return [file for name, file in files.items() if name not in replaced]
+
+
+class RunWriter(Run):
+    """The one driver's view. Every write is aside and renamed, so that a reader never sees half a file."""
+
+    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
+        with _writing(self.folder):
+            _replace(self.folder / "run.json", text.encode())
+
+    def append(self, outcome: Outcome, commit: str | None) -> None:
+        """Keeps an outcome: its samples first, its attempt last."""
+        key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
+        name = f"{key['cell']}-{key['attempt']}.parquet"
+        with _writing(self.folder):
+            if outcome.samples:
+                rows = [{**key, **asdict(sample)} for sample in outcome.samples]
+                _write_part(self.folder / "samples" / name, pa.Table.from_pylist(rows, SAMPLES))
+            row = {**key, **_attempt_row(outcome), "commit": commit}
+            _write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+
+    def merge_parts(self) -> None:
+        """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
+        with _writing(self.folder):
+            for table in _SCHEMAS:
+                small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not p.name.startswith("merged-")]
+                for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
+                    _merge(small[start : start + MERGE_BATCH])
+
+    def write_cells(self, cells: pd.DataFrame) -> None:
+        with _writing(self.folder):
+            _write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
+
+
+def _attempt_row(outcome: Outcome) -> dict[str, Any]:
+    cell = outcome.attempt.cell
+    return {
+        "task": cell.task,
+        "task_version": cell.version,
+        "params": json.dumps(cell.params.values()),
+        "status": str(outcome.status),
+        "stage": outcome.stage,
+        "phase": outcome.phase,
+        "evidence": json.dumps(dict(outcome.evidence), default=str),
+        "facts": json.dumps(dict(outcome.facts), default=str),
+        "started_at": datetime.fromtimestamp(outcome.started_at, UTC),
+        "wall_s": outcome.wall_s,
+        "timeout_s": outcome.attempt.settings.timeout_s,
+    }
+
+
+def _present(part: pq.ParquetFile, columns: list[str] | None) -> list[str] | None:
+    return columns and [name for name in columns if name in part.schema_arrow.names]
+
+
+def _replaced_by(part: pq.ParquetFile) -> list[str]:
+    metadata = part.schema_arrow.metadata or {}
+    names: list[str] = json.loads(metadata.get(_REPLACES, b"[]"))
+    return names
+
+
+def _merge(parts: list[Path]) -> None:
+    tables = [pq.read_table(path) for path in parts]
+    whole = pa.concat_tables(tables, promote_options="permissive")
+    names = json.dumps([path.name for path in parts]).encode()
+    _write_part(parts[0].with_name(f"merged-{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
+    for path in parts:
+        path.unlink()
+
+
+def _write_part(path: Path, table: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    _replace(path, sink.getvalue().to_pybytes())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Written aside, on disk, then renamed: whole or not there, whatever is killed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(path)
+    except OSError:
+        with suppress(OSError):
+            aside.unlink()
+        raise
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turns the file system's refusals into one line with its remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedies = {
+            errno.ENOSPC: "Free some space and run again: what is finished is kept, and not measured twice",
+            errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
+            errno.EROFS: "Name a writable folder with --out",
+            errno.EACCES: "Name a writable folder with --out",
+        }
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")) from error

@@ -1,0 +1,141 @@
+"""The measuring process: `python -m tasks ATTEMPT.json` measures one cell and writes its journal.
+
+Without `--journal` the journal goes to the terminal: that is how a cell is re-run by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tasks.harness.lifeline import die_with_parent
+from tasks.harness.records import PHASE_FILE, Attempt, Ending, Status
+
+_STACK_BEFORE_TIMEOUT = 0.9
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parse(arguments)
+    if options.lifeline is not None:
+        die_with_parent(options.lifeline)
+    faulthandler.enable()
+    if options.probe:
+        from tasks.harness.environment import probe
+
+        print(json.dumps(probe()))
+        return
+    attempt = Attempt.from_json(Path(options.attempt).read_text())
+    with Path(options.journal or "/dev/stdout").open("a") as stream:
+        _measure(attempt, stream, by_hand=options.journal is None)
+    # The journal is on disk: a clean exit would cost half a second and could only go wrong.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tasks", description=__doc__)
+    parser.add_argument("attempt", nargs="?", help="attempt.json of a results folder")
+    parser.add_argument("--journal", help="append the journal to this file instead of printing it")
+    parser.add_argument("--lifeline", type=int, help="file descriptor whose end-of-file ends this process")
+    parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
+    options = parser.parse_args(arguments)
+    if not options.probe and options.attempt is None:
+        parser.error("name an attempt.json")
+    return options
+
+
+def _measure(attempt: Attempt, stream: Any, by_hand: bool) -> None:
+    from tasks.harness.journal import Journal
+    from tasks.harness.progress import Progress
+
+    journal = Journal(stream)
+    journal.stage("start")
+    if not by_hand:
+        faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
+    sys.path[:0] = attempt.settings.import_paths
+    try:
+        _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE))
+    except BaseException as error:  # whatever it is, it is this cell's result
+        journal.end(_describe(attempt, error))
+    else:
+        journal.end(Ending(Status.OK))
+
+
+def _run_stages(attempt: Attempt, journal: Any, progress: Any) -> None:
+    """Environment, build, then each stage of the chosen instruments, journalled as it is done."""
+    from tasks.harness.environment import fingerprint, read_environment
+    from tasks.harness.registry import all_tasks
+    from tasks.harness.stage import Session
+    from tasks.instruments import stages_of
+
+    task, params = all_tasks()[attempt.cell.task], attempt.cell.params
+    environment = read_environment()
+    journal.facts(environment)
+    journal.stage("build")
+    workload = task.build(params)
+    journal.facts({**workload.facts, "tokens": workload.tokens, "flops": workload.flops})
+    journal.facts({"fingerprint": fingerprint({**environment, **workload.facts})})
+    session = Session(workload, params, progress)
+    for stage in stages_of(attempt.settings.instruments):
+        journal.stage(stage.name)
+        _take(stage.run(session), journal)
+    if workload.compiled:
+        journal.facts(_compile_counters())
+
+
+def _take(samples: Iterable[Any], journal: Any) -> None:
+    """Journals a stage's samples when it ends, also where it ends in an error half-way."""
+    taken: list[Any] = []
+    try:
+        for sample in samples:
+            taken.append(sample)  # noqa: PERF402  `extend` would lose what came before an error
+    finally:
+        journal.samples(taken)
+
+
+def _compile_counters() -> dict[str, Any]:
+    """Whether the caches were cold or warm is read, not intended."""
+    from torch._dynamo.utils import counters
+
+    return {
+        "compile_graphs": counters["stats"]["unique_graphs"],
+        "compile_graph_breaks": sum(counters["graph_break"].values()),
+        "compile_cache_hits": counters["inductor"]["fxgraph_cache_hit"],
+        "compile_cache_misses": counters["inductor"]["fxgraph_cache_miss"],
+    }
+
+
+def _describe(attempt: Attempt, error: BaseException) -> Ending:
+    from tasks.harness.device import asked_bytes, is_out_of_memory, open_device
+    from tasks.harness.workload import Skip
+
+    if isinstance(error, Skip):
+        return Ending(Status.SKIPPED, {"reason": str(error)})
+    evidence: dict[str, Any] = {
+        "exception": type(error).__qualname__,
+        "message": str(error),
+        "traceback": "".join(traceback.format_exception(error)),
+    }
+    if not is_out_of_memory(error):
+        return Ending(Status.FAILED, evidence)
+    evidence["asked_bytes"] = asked_bytes(error)
+    params = attempt.cell.params
+    on_host = params.device == "cpu" and params.memory_limit_gib is None
+    try:
+        evidence |= open_device(params.device).memory_evidence()
+    except Exception as broken:  # a device that cannot be asked any more must not hide the first error
+        evidence["memory_evidence"] = f"unreadable: {broken}"
+    if params.memory_limit_gib is not None:
+        evidence["limit_bytes"] = int(params.memory_limit_gib * 1024**3)
+    return Ending(Status.HOST_OOM if on_host else Status.OOM, evidence)
+
+
+if __name__ == "__main__":
+    main()

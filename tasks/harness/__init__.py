@@ -1,0 +1,1 @@
+"""What tasks and instruments are written against. Knows neither of them by name."""

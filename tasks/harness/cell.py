@@ -1,0 +1,46 @@
+"""A cell: one point of a grid, and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from tasks.harness.params import Params
+
+ID_LENGTH = 12
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task with its parameters.
+
+    The id hashes the task's name, its version and the parameters that differ from their defaults, so that an axis
+    added later with a default orphans no result.
+    """
+
+    task: str
+    version: int
+    params: Params
+
+    @cached_property
+    def id(self) -> str:
+        identity = json.dumps([self.task, self.version, self.params.non_default()], sort_keys=True)
+        return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
+
+    def describe(self, axes: Iterable[str] | None = None) -> str:
+        """For people: the task and the named axes, or whatever differs from the defaults."""
+        values = self.params.values()
+        shown = self.params.non_default() if axes is None else {name: values.get(name) for name in axes}
+        return " ".join([self.task, *(f"{name}={value}" for name, value in shown.items() if value is not None)])
+
+
+def varying_axes(cells: Iterable[Cell]) -> list[str]:
+    """The axes in which some of the cells differ."""
+    seen: dict[str, set[str]] = {}
+    for cell in cells:
+        for name, value in cell.params.values().items():
+            seen.setdefault(name, set()).add(repr(value))
+    return [name for name, values in seen.items() if len(values) > 1]

@@ -1,0 +1,185 @@
+"""The three kinds of device behind one face: synchronise, watch memory, cap it, tell an out-of-memory from a bug."""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+GIB = 1024**3
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
+
+
+class Device(Protocol):
+    """asynchronous: whether work is queued and the host runs ahead, so that there is something to pipeline."""
+
+    kind: str
+    asynchronous: bool
+
+    @property
+    def torch_device(self) -> torch.device: ...
+
+    def synchronize(self) -> None: ...
+
+    def limit_memory(self, gib: float) -> None: ...
+
+    def reset_peaks(self) -> None: ...
+
+    def peaks(self) -> Mapping[str, int | None]: ...
+
+    def memory_evidence(self) -> Mapping[str, int | None]: ...
+
+    def facts(self) -> Mapping[str, Any]: ...
+
+
+class CudaDevice:
+    kind = "cuda"
+    asynchronous = True
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def limit_memory(self, gib: float) -> None:
+        """Caps what the caching allocator may reserve. The CUDA context, some 0.5 GiB, comes on top."""
+        total = torch.cuda.get_device_properties(self.torch_device).total_memory
+        if gib * GIB < total:
+            torch.cuda.set_per_process_memory_fraction(gib * GIB / total)
+
+    def reset_peaks(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def peaks(self) -> Mapping[str, int | None]:
+        stats = torch.cuda.memory_stats()
+        return {
+            f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in ("allocated", "reserved", "requested")
+        }
+
+    def memory_evidence(self) -> Mapping[str, int | None]:
+        free, total = torch.cuda.mem_get_info()
+        stats = torch.cuda.memory_stats()
+        return {
+            "allocated_bytes": stats.get("allocated_bytes.all.current", 0),
+            "reserved_bytes": stats.get("reserved_bytes.all.current", 0),
+            "free_bytes": free,
+            "total_bytes": total,
+        }
+
+    def facts(self) -> Mapping[str, Any]:
+        properties = torch.cuda.get_device_properties(self.torch_device)
+        return {
+            "gpu": properties.name,
+            "gpu_uuid": str(properties.uuid),
+            "gpu_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+        }
+
+
+class CpuDevice:
+    """Peaks are of the whole process's resident set: what the CPU has in place of an allocator's statistics.
+
+    Read from Linux's /proc; elsewhere the sizes are null and a cap is refused.
+    """
+
+    kind = "cpu"
+    asynchronous = False
+    torch_device = torch.device("cpu")
+
+    def synchronize(self) -> None:
+        pass
+
+    def limit_memory(self, gib: float) -> None:
+        """Caps the process's private writable memory at what it holds now plus `gib`."""
+        held = _status_bytes("VmData")
+        if held is None:
+            raise RuntimeError("memory_limit_gib on the CPU needs Linux's /proc/self/status")
+        limit = held + int(gib * GIB)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    def reset_peaks(self) -> None:
+        with suppress(OSError):  # refused in some containers: the peak is then that of the whole process so far
+            Path("/proc/self/clear_refs").write_text("5")  # the documented way to restart VmHWM at the present size
+
+    def peaks(self) -> Mapping[str, int | None]:
+        return {"peak_rss_bytes": _status_bytes("VmHWM")}
+
+    def memory_evidence(self) -> Mapping[str, int | None]:
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        held = {"allocated_bytes": _status_bytes("VmData"), "rss_bytes": _status_bytes("VmRSS")}
+        return held if limit == resource.RLIM_INFINITY else {**held, "limit_bytes": limit}
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"threads": torch.get_num_threads()}
+
+
+class MpsDevice:
+    """Apple's GPU. It keeps no peak: what is in use at the end of a phase stands in for one."""
+
+    kind = "mps"
+    asynchronous = True
+    torch_device = torch.device("mps")
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def limit_memory(self, gib: float) -> None:
+        torch.mps.set_per_process_memory_fraction(gib * GIB / torch.mps.recommended_max_memory())
+
+    def reset_peaks(self) -> None:
+        pass
+
+    def peaks(self) -> Mapping[str, int | None]:
+        return {
+            "allocated_after_bytes": torch.mps.current_allocated_memory(),
+            "reserved_after_bytes": torch.mps.driver_allocated_memory(),
+        }
+
+    def memory_evidence(self) -> Mapping[str, int | None]:
+        return {"allocated_bytes": torch.mps.current_allocated_memory()}
+
+    def facts(self) -> Mapping[str, Any]:
+        return {"gpu": "Apple MPS", "gpu_memory_bytes": torch.mps.recommended_max_memory()}
+
+
+def open_device(kind: str) -> Device:
+    """Raises RuntimeError where torch cannot reach such a device."""
+    match kind:
+        case "cuda":
+            return CudaDevice()
+        case "mps":
+            return MpsDevice()
+        case _:
+            return CpuDevice()
+
+
+_REFUSALS = (
+    r"out of memory",  # torch.OutOfMemoryError, AcceleratorError, MPS
+    r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    r"can't allocate memory|std::bad_alloc|Cannot allocate memory",  # the CPU allocator, C++, the kernel
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for every way in which torch, a CUDA library or the C++ runtime says that memory was refused."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and any(re.search(refusal, str(error)) for refusal in _REFUSALS)
+
+
+def asked_bytes(error: BaseException) -> int | None:
+    """The size of the allocation that was refused, read from the message: torch offers it nowhere else."""
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", str(error))
+    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def _status_bytes(field: str) -> int | None:
+    status = Path("/proc/self/status")
+    found = re.search(rf"^{field}:\s+(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
+    return int(found[1]) * 1024 if found else None

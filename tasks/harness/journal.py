@@ -1,0 +1,37 @@
+"""What a measuring process writes as it goes: one JSON object a line, each with the time. `records` reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any, TextIO
+
+from tasks.harness.records import Ending, Sample
+
+
+class Journal:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def stage(self, name: str) -> None:
+        self._write({"stage": name})
+
+    def facts(self, facts: Mapping[str, Any]) -> None:
+        self._write({"facts": dict(facts)})
+
+    def samples(self, samples: Iterable[Sample]) -> None:
+        self._write({"samples": [asdict(sample) for sample in samples]})
+
+    def end(self, ending: Ending) -> None:
+        """The last line: once it is on disk, the attempt is finished whatever happens next."""
+        self._write({"status": ending.status, "evidence": dict(ending.evidence)})
+        if self._stream.isatty() or not self._stream.seekable():
+            return
+        os.fsync(self._stream.fileno())
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        self._stream.write(json.dumps({"time": time.time(), **entry}, default=str) + "\n")
+        self._stream.flush()

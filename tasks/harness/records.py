@@ -1,0 +1,157 @@
+"""What passes between the measuring process and what surrounds it. Frozen, and JSON throughout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from tasks.harness.cell import Cell
+from tasks.harness.registry import make_cell
+
+ATTEMPT_FILE = "attempt.json"
+JOURNAL_FILE = "journal.jsonl"
+LOG_FILE = "log.txt"
+PHASE_FILE = "phase"
+
+
+class Status(StrEnum):
+    """How an attempt ended. Terminal states only: a cell without an attempt is pending, and no row says so."""
+
+    OK = "ok"
+    OOM = "oom"  # the device's memory, or the cap on it
+    HOST_OOM = "host_oom"  # the host's memory
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"  # a signal, or an exit without a word
+    FAILED = "failed"  # an exception
+    SKIPPED = "skipped"  # cannot be measured here, with the reason
+    LOST = "lost"  # its node or its supervisor went away: the cell is not to blame
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to measure, as against what. Not part of a cell's identity."""
+
+    timeout_s: float = 600.0
+    instruments: tuple[str, ...] = ("timing", "memory", "telemetry")
+    env: Mapping[str, str] = field(default_factory=dict)
+    host_memory_gib: float | None = None
+    import_paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a cell. `folder` holds everything it leaves behind."""
+
+    cell: Cell
+    number: int
+    folder: str
+    settings: Settings
+
+    @property
+    def path(self) -> Path:
+        return Path(self.folder)
+
+    def to_json(self) -> str:
+        body = {
+            "cell": self.cell.id,
+            "task": self.cell.task,
+            "params": self.cell.params.values(),
+            "number": self.number,
+            "folder": self.folder,
+            "settings": asdict(self.settings),
+        }
+        return json.dumps(body, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Attempt:
+        body = json.loads(text)
+        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()}
+        return cls(make_cell(body["task"], body["params"]), body["number"], body["folder"], Settings(**settings))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One number as measured. A null value carries the reason in `note`."""
+
+    instrument: str
+    metric: str
+    unit: str
+    value: float | None
+    mode: str = ""
+    phase: str = ""
+    step: int | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a measuring process ended by its own account: the last line of its journal."""
+
+    status: Status
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An attempt and all that came of it."""
+
+    attempt: Attempt
+    status: Status
+    stage: str
+    phase: str
+    evidence: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    samples: tuple[Sample, ...]
+    started_at: float
+    wall_s: float
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a journal says, whole or torn."""
+
+    started_at: float = 0.0
+    wall_s: float = 0.0
+    stage: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    samples: tuple[Sample, ...] = ()
+    ending: Ending | None = None
+
+
+def read_journal(path: Path) -> Account:
+    """Reads as far as the lines are whole: a process killed while it wrote leaves half a line at the end."""
+    return _account(_whole_lines(path)) if path.exists() else Account()
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            yield entry
+
+
+def _account(entries: Iterable[dict[str, Any]]) -> Account:
+    times: list[float] = []
+    stage, facts, samples = "", dict[str, Any](), list[Sample]()
+    ending = None
+    for entry in entries:
+        times.append(entry["time"])
+        match entry:
+            case {"stage": str(name)}:
+                stage = name
+            case {"facts": dict(more)}:
+                facts |= more
+            case {"samples": list(rows)}:
+                samples += [Sample(**row) for row in rows]
+            case {"status": str(status), "evidence": dict(evidence)}:
+                ending = Ending(Status(status), evidence)
+    if not times:
+        return Account()
+    return Account(times[0], times[-1] - times[0], stage, facts, tuple(samples), ending)

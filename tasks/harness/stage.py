@@ -1,0 +1,44 @@
+"""The stages of an attempt after the build, contributed by the instruments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from tasks.harness.params import Params
+from tasks.harness.progress import Progress
+from tasks.harness.records import Sample
+from tasks.harness.workload import Watcher, Workload, run_step
+
+
+@dataclass
+class Session:
+    """One measuring process at work: what every stage may use.
+
+    on_first_step: watchers that want to see the very first step, whichever stage runs it. They are told outside of
+    what is timed. shelf: what a stage leaves for a later stage of the same instrument.
+    """
+
+    workload: Workload
+    params: Params
+    progress: Progress
+    on_first_step: list[Watcher] = field(default_factory=list)
+    shelf: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def count(self, name: str) -> int:
+        """A parameter that counts something, such as `measured_steps`."""
+        return int(getattr(self.params, name))
+
+    def step(self, *watchers: Watcher) -> None:
+        """Runs one step. `watchers[0]` is the innermost."""
+        first, self.on_first_step = self.on_first_step, []
+        run_step(self.workload, self.progress, *watchers, *first)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of an attempt. Stages of all chosen instruments run by `order`; each gives the samples it took."""
+
+    name: str
+    order: int
+    run: Callable[[Session], Iterable[Sample]]

@@ -1,0 +1,25 @@
+"""Ways of watching a step, one file each: every module here that defines `STAGES` is an instrument."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasks.harness.stage import Stage
+
+
+@cache
+def instrument_names() -> tuple[str, ...]:
+    """Found by file name alone: importing an instrument imports torch."""
+    return tuple(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def stages_of(names: Iterable[str]) -> list[Stage]:
+    """The stages of the named instruments in the order in which they run."""
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    stages: list[Stage] = [stage for module in modules for stage in module.STAGES]
+    return sorted(stages, key=lambda stage: stage.order)

@@ -1,0 +1,148 @@
+"""How long each phase of a step takes: raw samples, never averages.
+
+Two modes. `synced` waits for the device at each boundary and reads the host's clock: what the course's assignment
+asks for, launch latency included. `pipelined` records device events and waits once, after the last step: the phases
+run into each other as they do in training. Host stamps beside the events say how long the host took to enqueue, and
+the drain, the wait at the end, says whether the host was ahead: near zero, the host is the bottleneck.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tasks.harness.device import Device
+from tasks.harness.records import Sample
+from tasks.harness.stage import Session, Stage
+
+_STEP = "step"
+_NS_PER_MS = 1e6
+
+
+class SyncedTimer:
+    """Host clock between synchronisations. What other watchers do at a boundary falls between two timed segments."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._began = 0
+        self.phases: list[tuple[str, float]] = []
+
+    def enter(self, phase: str) -> None:
+        self._device.synchronize()
+        self._began = time.perf_counter_ns()
+
+    def leave(self, phase: str) -> None:
+        self._device.synchronize()
+        self.phases.append((phase, (time.perf_counter_ns() - self._began) / _NS_PER_MS))
+
+
+class EventTimer:
+    """Device events at each boundary, made beforehand, with the host's clock beside them."""
+
+    def __init__(self, steps: int, boundaries: int) -> None:
+        self._events = iter([torch.cuda.Event(enable_timing=True) for _ in range(steps * boundaries)])
+        self.marks: list[tuple[str, int, torch.cuda.Event]] = []
+
+    def mark(self, name: str) -> None:
+        event = next(self._events)
+        event.record()
+        self.marks.append((name, time.perf_counter_ns(), event))
+
+    def enter(self, phase: str) -> None:
+        self.mark(phase)
+
+    def leave(self, phase: str) -> None:
+        self.mark(phase)
+
+
+def compile_first(session: Session) -> list[Sample]:
+    """The step that compiles, timed apart. Nothing to do in eager mode."""
+    if not session.workload.compiled:
+        return []
+    return _synced_step(session, "compile", 0)
+
+
+def warm_up(session: Session) -> Iterator[Sample]:
+    return _synced_steps(session, "warmup", session.count("warmup_steps"))
+
+
+def time_synced(session: Session) -> Iterator[Sample]:
+    return _synced_steps(session, "synced", session.count("measured_steps"))
+
+
+def time_pipelined(session: Session) -> list[Sample]:
+    """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out."""
+    if session.workload.device.kind != "cuda":
+        return []
+    steps, device = session.count("measured_steps"), session.workload.device
+    timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
+    with _undisturbed():
+        device.synchronize()
+        for _ in range(steps):
+            timer.mark(_STEP)
+            session.step(timer)
+            timer.mark(_STEP)
+        queued = time.perf_counter_ns()
+        device.synchronize()
+    drain = (time.perf_counter_ns() - queued) / _NS_PER_MS
+    return [*_pipelined_samples(timer), Sample("timing", "drain", "ms", drain, mode="pipelined")]
+
+
+def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
+    with _undisturbed():
+        for step in range(count):
+            yield from _synced_step(session, mode, step)
+
+
+def _synced_step(session: Session, mode: str, step: int) -> list[Sample]:
+    """One step. Its own duration is whole: what lies between the phases, such as clearing gradients, included.
+
+    Only on the first step, which other watchers may look in on, is it the sum of the timed phases.
+    """
+    device, watched = session.workload.device, bool(session.on_first_step)
+    timer, whole = SyncedTimer(device), SyncedTimer(device)
+    whole.enter(_STEP)
+    session.step(timer)
+    whole.leave(_STEP)
+    total = sum(ms for _, ms in timer.phases) if watched else whole.phases[0][1]
+    return [
+        Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]
+    ]
+
+
+def _pipelined_samples(timer: EventTimer) -> Iterator[Sample]:
+    open_marks: dict[str, tuple[int, torch.cuda.Event]] = {}
+    steps: dict[str, int] = {}
+    for name, stamp, event in timer.marks:
+        if name not in open_marks:
+            open_marks[name] = (stamp, event)
+            continue
+        began, start = open_marks.pop(name)
+        step = steps[name] = steps.get(name, -1) + 1
+        yield Sample("timing", "duration", "ms", start.elapsed_time(event), "pipelined", name, step)
+        yield Sample("timing", "host", "ms", (stamp - began) / _NS_PER_MS, "pipelined", name, step)
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No garbage collection while the clock runs."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+STAGES = (
+    Stage("compile", 20, compile_first),
+    Stage("warm-up", 21, warm_up),
+    Stage("timing synced", 22, time_synced),
+    Stage("timing pipelined", 23, time_pipelined),
+)

@@ -1,0 +1,262 @@
+"""One training step of a Transformer language model, or a part of it, phase by phase.
+
+This module is read when planning, on machines that need no torch: what needs it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from model.accounting import backward_flops, forward_flops, parameter_count
+from model.config import SIZES, VOCAB_SIZE, Dimensions
+from tasks.harness.params import Params, PositiveInt
+from tasks.harness.registry import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from tasks.harness.device import Device
+    from tasks.harness.workload import PhaseMarker, Workload
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
+Compile = Literal["eager", "blocks", "model"]
+Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
+Size = Literal["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"]
+
+PHASES: dict[Pass, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "forward_grad": ("forward",),
+    "forward_backward": ("forward", "backward"),
+    "train_step": ("forward", "backward", "optimizer"),
+}
+
+
+class TrainStepParams(Params):
+    """The model is named by `size` and `year`, spelled out by its dimensions, or brought along as a factory."""
+
+    size: Size | None = Field(None, description="a size of the course")
+    year: Literal[2025, 2026] = Field(2025, description="which course year's sizes: xl differs")
+    d_model: PositiveInt | None = None
+    d_ff: PositiveInt | None = None
+    num_layers: PositiveInt | None = None
+    num_heads: PositiveInt | None = None
+    model: str | None = Field(None, description="your own model: package.module:Factory, from token ids to logits")
+    model_args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    context_length: PositiveInt = 512
+    batch_size: PositiveInt = 4
+    vocab_size: PositiveInt = VOCAB_SIZE
+    precision: Precision = "fp32"
+    compile: Compile = "eager"
+    pass_: Pass = Field("train_step", alias="pass")
+    optimizer: Literal["course", "foreach", "fused"] = "course"
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    measured_steps: PositiveInt = 10
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        spelled = (self.d_model, self.d_ff, self.num_layers, self.num_heads)
+        ways = [self.size is not None, any(spelled), self.model is not None]
+        if sum(ways) != 1:
+            raise ValueError("name the model in exactly one way: size, or d_model with the rest, or model")
+        if any(spelled) and not all(spelled):
+            raise ValueError("d_model, d_ff, num_layers and num_heads go together")
+        if self.size is not None and self.size not in SIZES[self.year]:
+            raise ValueError(f"size {self.size} is not of {self.year}, which has {', '.join(SIZES[self.year])}")
+        if self.model is not None and ":" not in self.model:
+            raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
+        if self.model_args and self.model is None:
+            raise ValueError("model_args are of a model of your own: name it with model")
+        self.dimensions  # noqa: B018  raises where they do not fit together
+        return self
+
+    @property
+    def dimensions(self) -> Dimensions | None:
+        """None for a model that somebody brought along."""
+        if self.size is not None:
+            return SIZES[self.year][self.size]
+        if self.d_model and self.d_ff and self.num_layers and self.num_heads:
+            return Dimensions(self.d_model, self.d_ff, self.num_layers, self.num_heads)
+        return None
+
+
+def build(params: TrainStepParams) -> Workload:
+    """Model, optimizer and inputs on the device, ready to step. Raises Skip, or torch's out-of-memory."""
+    import torch
+
+    from model.optimizer import OPTIMIZERS
+    from tasks.harness.device import open_device
+    from tasks.harness.workload import Workload
+
+    _set_precision(params)
+    device = open_device(params.device)
+    if params.memory_limit_gib is not None:
+        device.limit_memory(params.memory_limit_gib)
+    torch.manual_seed(params.seed)
+    model = _build_model(params, device)
+    _compile(model, params)
+    inputs, targets = _random_tokens(params, device)
+    optimizer = OPTIMIZERS[params.optimizer](model.parameters())
+    return Workload(
+        step=_make_step(params, model, optimizer, inputs, targets),
+        phases=PHASES[params.pass_],
+        device=device,
+        tokens=params.batch_size * params.context_length,
+        compiled=params.compile != "eager",
+        flops=_flops(params),
+        facts=_read_back(params, model, device),
+    )
+
+
+def work(params: TrainStepParams) -> float:
+    """How much a step must compute, for guessing its duration: FLOPs, or tokens where no formula is known."""
+    flops = _flops(params)
+    return float(sum(flops.values()) if flops else params.batch_size * params.context_length)
+
+
+def _make_step(
+    params: TrainStepParams,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+) -> Callable[[PhaseMarker], None]:
+    """Forward ends with the logits where nothing is to be learnt (`forward`), with the loss everywhere else."""
+    import torch
+    from torch.nn import functional
+
+    scaler = torch.amp.GradScaler(params.device, enabled=params.precision == "fp16")
+    precision = _autocast(params)
+
+    def loss_of(tokens: Tensor) -> Tensor:
+        with precision():
+            return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+    def inference(phase: PhaseMarker) -> None:
+        with phase("forward"), torch.no_grad(), precision():
+            model(inputs)
+
+    def training(phase: PhaseMarker) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with phase("forward"):
+            loss = loss_of(inputs)
+        if "backward" in PHASES[params.pass_]:
+            with phase("backward"):
+                scaler.scale(loss).backward()
+        if "optimizer" in PHASES[params.pass_]:
+            with phase("optimizer"):
+                scaler.step(optimizer)
+                scaler.update()
+
+    return inference if params.pass_ == "forward" else training
+
+
+def _set_precision(params: TrainStepParams) -> None:
+    """fp32 means fp32: TF32 is off unless the cell is `tf32`."""
+    import torch
+
+    from tasks.harness.workload import Skip
+
+    if params.precision == "tf32" and params.device != "cuda":
+        raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
+    if params.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+        raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
+    if "bf16" in params.precision and params.device == "cuda" and not torch.cuda.is_bf16_supported(False):
+        raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
+    torch.set_float32_matmul_precision("high" if params.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = params.precision == "tf32"
+
+
+def _autocast(params: TrainStepParams) -> Callable[[], AbstractContextManager[Any]]:
+    import torch
+
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(params.precision)
+    if low is None:
+        return nullcontext
+    return lambda: torch.autocast(params.device, dtype=low)
+
+
+def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
+    import torch
+
+    from model.transformer import TransformerLM
+
+    with torch.device(device.torch_device):
+        dims = params.dimensions
+        if dims is None:
+            model = _own_factory(params)(**params.model_args)
+        else:
+            model = TransformerLM(dims, params.context_length, params.vocab_size)
+    model = model.to(device.torch_device)
+    return model.to(torch.bfloat16) if params.precision == "bf16_pure" else model
+
+
+def _own_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
+    """Raises ImportError or AttributeError, which name what is missing."""
+    import importlib
+
+    module, _, name = str(params.model).partition(":")
+    factory: Callable[..., nn.Module] = getattr(importlib.import_module(module), name)
+    return factory
+
+
+def _compile(model: nn.Module, params: TrainStepParams) -> None:
+    """In place, so that names of parameters stay. Our own model must compile whole: a graph break is an error."""
+    from torch import nn
+
+    from tasks.harness.workload import Skip
+
+    whole: dict[str, Any] = {"fullgraph": params.dimensions is not None, "dynamic": False}
+    if params.compile == "model":
+        model.compile(**whole)
+    elif params.compile == "blocks":
+        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+        if not lists:
+            raise Skip("compile: blocks needs blocks in a torch.nn.ModuleList, and this model has none")
+        for block in lists[0]:
+            block.compile(**whole)
+
+
+def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, (batch, context) each. Random: the data's pattern changes power draw and clocks."""
+    import torch
+
+    shape = (2, params.batch_size, params.context_length)
+    tokens = torch.randint(params.vocab_size, shape, device=device.torch_device)
+    return tokens[0], tokens[1]
+
+
+def _flops(params: TrainStepParams) -> dict[str, int] | None:
+    dims = params.dimensions
+    if dims is None:
+        return None
+    shape = (params.batch_size, params.context_length, params.vocab_size)
+    flops = {"forward": forward_flops(dims, *shape)}
+    if "backward" in PHASES[params.pass_]:
+        flops["backward"] = backward_flops(dims, *shape)
+    return flops
+
+
+def _read_back(params: TrainStepParams, model: nn.Module, device: Device) -> dict[str, Any]:
+    """What precision is really set, as torch reports it, and what was built."""
+    import torch
+
+    dims = params.dimensions
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "autocast_dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(params.precision),
+        "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "parameters_expected": parameter_count(dims, params.vocab_size) if dims else None,
+        **device.facts(),
+    }
+
+
+TASK = Task("train_step", 1, TrainStepParams, build, work)
