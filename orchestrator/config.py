@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,7 +119,8 @@ def config_error(error: ValidationError, source: Source, base: Place, allowed: A
 
     allowed(place) lists the words that may stand at a place where an unknown one was found.
     """
-    first = error.errors()[0]
+    # A misspelt name is reported twice, as unknown and as missing: the first is what helps.
+    first = min(error.errors(), key=lambda complaint: complaint["type"] != "extra_forbidden")
     place = (*base, *first["loc"])
     where = source.where(place)
     match first["type"]:
@@ -156,15 +156,11 @@ def json_schema() -> dict[str, Any]:
     return schema
 
 
-@cache
 def _allowed_keys(place: Place) -> list[str]:
-    """The keys that may stand where `place`, an unknown one, stands."""
-    model: type[BaseModel] = SweepConfig
-    if place[0] == "limits":
-        model = Limits
-    elif place[0] == "grids" and len(place) > 2:
-        model = Override if place[2] == "override" else Grid
-    return list(model.model_fields)
+    """The keys that may stand where the last step of `place`, an unknown one, stands."""
+    parts: dict[str, type[BaseModel]] = {"grids": Grid, "limits": Limits, "override": Override}
+    named = [parts[str(step)] for step in place[:-1] if str(step) in parts]
+    return list((named or [SweepConfig])[-1].model_fields)
 
 
 def _check_known(word: str, allowed: Sequence[str] | Mapping[str, Any], kind: str, source: Source, place: Place) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error
 from orchestrator.errors import ConfigError, nearest
@@ -17,7 +18,7 @@ from tasks.harness.cell import Cell, varying_axes
 from tasks.harness.params import axis_names
 from tasks.harness.registry import all_tasks, make_cell
 
-_SEVERAL = "name one or several as axis=value,value"
+_SEVERAL = "Name one or several values as axis=value,value"
 
 
 @dataclass(frozen=True)
@@ -148,4 +149,7 @@ def _assignment(text: str, separator: str, option: str) -> tuple[str, list[Any]]
     if not equals or not name.strip() or not values.strip():
         raise ConfigError(f"{option} {text}: is not an assignment", _SEVERAL)
     parser = YAML(typ="safe", pure=True)
-    return name.strip(), [parser.load(value) for value in values.split(separator)]
+    try:
+        return name.strip(), [parser.load(value) for value in values.split(separator)]
+    except YAMLError as error:
+        raise ConfigError(f"{option} {text}: is not YAML", _SEVERAL) from error

@@ -113,7 +113,7 @@ def _compile_counters() -> dict[str, Any]:
 
 
 def _describe(attempt: Attempt, error: BaseException) -> Ending:
-    from tasks.harness.device import asked_bytes, is_out_of_memory, open_device
+    from tasks.harness.device import asked_bytes, device_refused, host_refused
     from tasks.harness.workload import Skip
 
     if isinstance(error, Skip):
@@ -123,18 +123,22 @@ def _describe(attempt: Attempt, error: BaseException) -> Ending:
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
     }
-    if not is_out_of_memory(error):
+    if not (device_refused(error) or host_refused(error)):
         return Ending(Status.FAILED, evidence)
-    evidence["asked_bytes"] = asked_bytes(error)
+    capped = attempt.cell.params.memory_limit_gib is not None and attempt.cell.params.device == "cpu"
+    status = Status.OOM if device_refused(error) or capped else Status.HOST_OOM
+    return Ending(status, {**evidence, "asked_bytes": asked_bytes(error), **_memory_at_death(attempt)})
+
+
+def _memory_at_death(attempt: Attempt) -> dict[str, Any]:
+    from tasks.harness.device import GIB, open_device
+
     params = attempt.cell.params
-    on_host = params.device == "cpu" and params.memory_limit_gib is None
+    limit = {} if params.memory_limit_gib is None else {"limit_bytes": int(params.memory_limit_gib * GIB)}
     try:
-        evidence |= open_device(params.device).memory_evidence()
+        return {**open_device(params.device).memory_evidence(), **limit}
     except Exception as broken:  # a device that cannot be asked any more must not hide the first error
-        evidence["memory_evidence"] = f"unreadable: {broken}"
-    if params.memory_limit_gib is not None:
-        evidence["limit_bytes"] = int(params.memory_limit_gib * 1024**3)
-    return Ending(Status.HOST_OOM if on_host else Status.OOM, evidence)
+        return {"memory_evidence": f"unreadable: {broken}", **limit}
 
 
 if __name__ == "__main__":

@@ -71,6 +71,17 @@ def drain(samples: pd.DataFrame) -> pd.DataFrame:
     return _of(samples, "timing", "pipelined", "drain").assign(column="drain_ms").pipe(_pivot)
 
 
+def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
+    """`host_lead_ms`: how far the host was ahead of the device at the end of a phase, the largest median of all phases.
+
+    Near zero, the device waited for the host all along. The drain alone does not tell: a step that ends in many small
+    kernels lets the device catch up.
+    """
+    lead = _of(samples, "timing", "pipelined", "lead")
+    medians = lead.groupby(["cell", "phase"])["value"].median().groupby("cell").max()
+    return medians.rename("host_lead_ms").to_frame() if len(medians) else pd.DataFrame()
+
+
 def peaks(samples: pd.DataFrame) -> pd.DataFrame:
     """`peak_allocated_bytes`, … over the steady step; `forward_peak_…` by phase; `first_…` for the first step."""
     memory = samples[samples["instrument"] == "memory"]
@@ -101,6 +112,7 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     pipelined_durations,
     first_steps,
     drain,
+    host_lead,
     peaks,
     telemetry,
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.values import NOTHING, Row, Value, absent, format_ms, known
+from orchestrator.report.values import NOTHING, Row, Value, absent, known
 
 Header = list[str]
 Rows = list[list[str]]
@@ -162,7 +162,6 @@ class Growth:
 
     along: str
     columns: tuple[tuple[str, str, Value], ...]  # title, column, how to print it
-    other: tuple[str, ...] = field(default=())
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results, without=(self.along,))
@@ -198,6 +197,3 @@ def _groups(cells: pd.DataFrame, axes: list[str]) -> Iterator[tuple[Any, pd.Data
         yield (), cells
         return
     yield from cells.groupby(axes, sort=False, dropna=False, observed=True)
-
-
-__all__ = ["Across", "ByPhase", "Growth", "Layout", "Listing", "Matrix", "format_ms"]

@@ -11,7 +11,9 @@ from orchestrator.report.frames import Results
 from orchestrator.report.gpus import smallest_fitting
 from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Layout, Listing, Matrix, Rows
 from orchestrator.report.values import (
+    ABSENT,
     GIB,
+    NOTHING,
     Row,
     absent,
     gib,
@@ -43,7 +45,14 @@ class Table:
         chosen = self.cells(results.cells)
         if chosen.empty:
             return [], []
-        return self.layout.lay_out(Results(chosen, results.axes, results.manifest))
+        return _without_empty(*self.layout.lay_out(Results(chosen, results.axes, results.manifest)))
+
+
+def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
+    """Drops the columns that no cell of this run could fill, such as the allocator's peaks on the CPU."""
+    kept = [i for i in range(len(header)) if any(row[i] != NOTHING and row[i] not in ABSENT for row in rows)]
+    some_ok = any(NOTHING in row for row in rows)
+    return ([header[i] for i in kept], [[row[i] for i in kept] for row in rows]) if some_ok else (header, rows)
 
 
 def _task(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
@@ -154,12 +163,13 @@ TABLES: tuple[Table, ...] = (
     Table(
         "pipelined",
         "Waiting at each phase, or once",
-        "Median of the whole step in milliseconds in both modes. A drain near zero: the host is the bottleneck.",
+        "Median of the whole step in milliseconds in both modes. Where the host is never ahead, it is the bottleneck.",
         Listing(
             (
                 ("synced", median_interval("step_ms")),
                 ("pipelined", median_interval("step_pipelined_ms")),
                 ("synced / pipelined", ratio("step_ms_median", "step_pipelined_ms_median")),
+                ("host ahead, at most ms", ms("host_lead_ms")),
                 ("drain ms", ms("drain_ms")),
             )
         ),

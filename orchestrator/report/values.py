@@ -13,6 +13,7 @@ Value = Callable[[Row], str]
 GIB = 1024**3
 NOTHING = "–"
 STATUS_WORDS = {"oom": "OOM", "host_oom": "host OOM", "timeout": "time-out"}
+ABSENT = frozenset({*STATUS_WORDS.values(), "crashed", "failed", "skipped", "lost"})
 
 
 def known(row: Row, column: str) -> bool:

@@ -159,18 +159,22 @@ def open_device(kind: str) -> Device:
             return CpuDevice()
 
 
-_REFUSALS = (
-    r"out of memory",  # torch.OutOfMemoryError, AcceleratorError, MPS
-    r"CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED|CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    r"can't allocate memory|std::bad_alloc|Cannot allocate memory",  # the CPU allocator, C++, the kernel
-)
+_DEVICE_REFUSED = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
+_HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # torch's CPU allocator, C++, the kernel
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for every way in which torch, a CUDA library or the C++ runtime says that memory was refused."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+def device_refused(error: BaseException) -> bool:
+    """Whether torch or a CUDA library was refused memory of the device."""
+    if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and any(re.search(refusal, str(error)) for refusal in _REFUSALS)
+    return isinstance(error, RuntimeError) and re.search(_DEVICE_REFUSED, str(error)) is not None
+
+
+def host_refused(error: BaseException) -> bool:
+    """Whether Python, torch's CPU allocator or the C++ runtime was refused memory of the host."""
+    if isinstance(error, MemoryError):
+        return True
+    return isinstance(error, RuntimeError | OSError) and re.search(_HOST_REFUSED, str(error)) is not None
 
 
 def asked_bytes(error: BaseException) -> int | None:

@@ -2,14 +2,15 @@
 
 Two modes. `synced` waits for the device at each boundary and reads the host's clock: what the course's assignment
 asks for, launch latency included. `pipelined` records device events and waits once, after the last step: the phases
-run into each other as they do in training. Host stamps beside the events say how long the host took to enqueue, and
-the drain, the wait at the end, says whether the host was ahead: near zero, the host is the bottleneck.
+run into each other as they do in training. Host stamps beside the events say how long the host took to enqueue and how
+far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
 """
 
 from __future__ import annotations
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -115,16 +116,23 @@ def _synced_step(session: Session, mode: str, step: int) -> list[Sample]:
 
 
 def _pipelined_samples(timer: EventTimer) -> Iterator[Sample]:
-    open_marks: dict[str, tuple[int, torch.cuda.Event]] = {}
-    steps: dict[str, int] = {}
+    """Durations on both clocks, and by how much the host was ahead of the device when it left each phase."""
+    _, first_stamp, first_event = timer.marks[0]
+    entered: dict[str, tuple[int, torch.cuda.Event]] = {}
+    steps: Counter[str] = Counter()
     for name, stamp, event in timer.marks:
-        if name not in open_marks:
-            open_marks[name] = (stamp, event)
+        if name not in entered:
+            entered[name] = (stamp, event)
             continue
-        began, start = open_marks.pop(name)
-        step = steps[name] = steps.get(name, -1) + 1
-        yield Sample("timing", "duration", "ms", start.elapsed_time(event), "pipelined", name, step)
-        yield Sample("timing", "host", "ms", (stamp - began) / _NS_PER_MS, "pipelined", name, step)
+        began, start = entered.pop(name)
+        measured = {
+            "duration": start.elapsed_time(event),
+            "host": (stamp - began) / _NS_PER_MS,
+            "lead": first_event.elapsed_time(event) - (stamp - first_stamp) / _NS_PER_MS,
+        }
+        for metric, value in measured.items():
+            yield Sample("timing", metric, "ms", value, "pipelined", name, steps[name])
+        steps[name] += 1
 
 
 @contextmanager

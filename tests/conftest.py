@@ -1,0 +1,101 @@
+"""What the tests share: small cells, a run folder, the command line as a user calls it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.harness.cell import Cell
+from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.harness.registry import make_cell
+
+ROOT = Path(__file__).resolve().parent.parent
+FAST = {"device": "cpu", "size": "tiny", "context_length": 16, "batch_size": 1, "warmup_steps": 1, "measured_steps": 2}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not _has_cuda():
+        for item in items:
+            if "gpu" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return make_cell("train_step", FAST)
+
+
+@pytest.fixture
+def make_attempt(tmp_path: Path) -> Callable[..., Attempt]:
+    """An attempt at a task of tests/misbehaving.py, or at a small training cell."""
+
+    def make(number: int = 1, task: str = "train_step", settings: dict[str, Any] | None = None, **params: Any) -> Attempt:
+        values = {**FAST, **params} if task == "train_step" else {"device": "cpu", **params}
+        made = make_cell(task, values)
+        folder = tmp_path / "run" / "artifacts" / made.id / str(number)
+        return Attempt(made, number, str(folder), Settings(**{"timeout_s": 60.0, **(settings or {})}))
+
+    return make
+
+
+@pytest.fixture
+def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]:
+    """A finished attempt, as if measured: for what comes after measuring."""
+
+    def make(status: Status = Status.OK, step_ms: tuple[float, ...] = (10.0, 11.0, 12.0), number: int = 1, **params: Any) -> Outcome:
+        samples = tuple(
+            Sample("timing", "duration", "ms", value, "synced", phase, step)
+            for step, value in enumerate(step_ms)
+            for phase in ("forward", "backward", "optimizer", "step")
+        )
+        facts = {"gpu": "Test GPU", "torch": "2.13.0", "tokens": 16, "flops": {"forward": 10**9}}
+        evidence = {} if status is Status.OK else {"message": f"it was {status}", "asked_bytes": 2 * 1024**3}
+        attempt = make_attempt(number, **params)
+        stage, phase = ("", "") if status is Status.OK else ("warm-up", "backward")
+        return Outcome(attempt, status, stage, phase, evidence, facts, samples if status is Status.OK else (), 1.7e9, 2.5)
+
+    return make
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[..., Path]:
+    def write(text: str, name: str = "test.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """The command line in a process of its own, in a folder of its own."""
+
+    def call(*words: object, timeout: float = 150, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            sweep_command(*words),
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+        )
+
+    return call
+
+
+def sweep_command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "orchestrator", *map(str, words)]

@@ -1,0 +1,102 @@
+"""A model of one's own that dies in every way there is: named in a config as `misbehaving:Model`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+
+class Unspeakable(Exception):
+    """Neither pickles nor prints."""
+
+    def __init__(self, a: int, b: int) -> None:
+        self.lock = (a, b, lambda: None)
+
+    def __str__(self) -> str:
+        return "unspeakable \ud800 \x00 text"
+
+
+class Model(nn.Module):
+    """From token ids to logits, and on the way `how`. `step` counts from 0: the earlier ones go well.
+
+    mark: a file to which a line is added as each process is built, and its process id.
+    """
+
+    def __init__(self, how: str = "well", step: int = 0, mark: str | None = None, vocab_size: int = 10_000) -> None:
+        super().__init__()
+        self.how, self.left = how, step
+        self.embedding = nn.Embedding(vocab_size, 8)
+        self.head = nn.Linear(8, vocab_size)
+        if mark:
+            with Path(mark).open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if self.left == 0:
+            getattr(self, self.how)()
+        self.left -= 1
+        return self.head(self.embedding(tokens))
+
+    def well(self) -> None:
+        pass
+
+    def slowly(self) -> None:
+        time.sleep(0.1)
+        self.left += 1
+
+    def sigkill(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def segfault(self) -> None:
+        ctypes.string_at(0)
+
+    def abort(self) -> None:
+        os.abort()
+
+    def leave(self) -> None:
+        os._exit(7)
+
+    def sys_exit(self) -> None:
+        sys.exit(3)
+
+    def fail(self) -> None:
+        print("a last line on stdout")
+        raise ValueError("wrong on purpose")
+
+    def unspeakable(self) -> None:
+        raise Unspeakable(1, 2)
+
+    def sleep(self) -> None:
+        time.sleep(1000)
+
+    def spin_in_c(self) -> None:
+        ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock: no Python thread runs
+
+    def stop_itself(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def with_grandchild(self) -> None:
+        Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
+        time.sleep(1000)
+
+    def cuda_oom(self) -> None:
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB"
+        )
+
+    def alloc(self) -> None:
+        torch.ones(8, 1024**3 // 8, dtype=torch.float64)  # 8 GiB at once
+
+    def grow(self) -> None:
+        held = []
+        while True:
+            held.append(bytearray(b"x" * 50_000_000))
+            time.sleep(0.05)

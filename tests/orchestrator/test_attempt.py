@@ -1,0 +1,180 @@
+"""Every way in which a cell can die: its status, its evidence, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.attempt import by_hand, execute, recover
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Outcome, Status
+
+TESTS = str(Path(__file__).resolve().parents[1])
+MakeAttempt = Callable[..., Attempt]
+
+
+@pytest.fixture
+def misbehave(make_attempt: MakeAttempt) -> Callable[..., Outcome]:
+    def run(how: str, settings: dict[str, Any] | None = None, **params: Any) -> Outcome:
+        args = {"how": how, **params.pop("model_args", {})}
+        own = {"size": None, "model": "misbehaving:Model", "model_args": args, **params}
+        return execute(make_attempt(settings={"import_paths": (TESTS,), **(settings or {})}, **own))
+
+    return run
+
+
+def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt())
+    assert (outcome.status, outcome.stage, outcome.phase) == (Status.OK, "", "")
+    taken = {(sample.mode, sample.phase) for sample in outcome.samples if sample.instrument == "timing"}
+    assert taken == {(m, p) for m in ("warmup", "synced") for p in ("forward", "backward", "optimizer", "step")}
+    assert {s.mode for s in outcome.samples if s.metric == "peak_rss_bytes"} == {"first", "steady"}
+    assert all(sample.value > 0 for sample in outcome.samples if sample.value is not None)
+    assert outcome.facts["parameters"] == outcome.facts["parameters_expected"]
+    assert outcome.facts["float32_matmul_precision"] == "highest"
+    assert outcome.facts["fingerprint"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "evidence"),
+    [
+        ("sigkill", Status.CRASHED, {"signal": "SIGKILL"}),
+        ("segfault", Status.CRASHED, {"signal": "SIGSEGV"}),
+        ("abort", Status.CRASHED, {"signal": "SIGABRT"}),
+        ("leave", Status.CRASHED, {"exit_code": 7}),
+        ("sys_exit", Status.FAILED, {"exception": "SystemExit", "message": "3"}),
+        ("fail", Status.FAILED, {"exception": "ValueError", "message": "wrong on purpose"}),
+        ("unspeakable", Status.FAILED, {"exception": "Unspeakable"}),
+        ("cuda_oom", Status.OOM, {"asked_bytes": int(20.5 * 1024**3), "exception": "OutOfMemoryError"}),
+    ],
+)
+def test_how_it_died(misbehave: Callable[..., Outcome], how: str, status: Status, evidence: dict[str, Any]) -> None:
+    outcome = misbehave(how)
+    assert outcome.status is status
+    assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
+    assert evidence.items() <= outcome.evidence.items()
+    log = outcome.evidence["log_tail"]
+    assert {"segfault": "Segmentation fault", "fail": "a last line on stdout"}.get(how, "") in log
+
+
+def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("fail", warmup_steps=2, measured_steps=4, model_args={"step": 4})
+    assert (outcome.status, outcome.stage) == (Status.FAILED, "timing synced")
+    steps = [(sample.mode, sample.step) for sample in outcome.samples if sample.phase == "step"]
+    assert steps == [("warmup", 0), ("warmup", 1), ("synced", 0), ("synced", 1)]
+
+
+@pytest.mark.parametrize("how", ["sleep", "spin_in_c", "stop_itself"])
+def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome], how: str) -> None:
+    outcome = misbehave(how, settings={"timeout_s": 8.0})
+    assert outcome.status is Status.TIMEOUT
+    assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
+    assert outcome.evidence["timeout_s"] == 8.0
+    assert 8 <= outcome.wall_s < 10
+    if how != "stop_itself":  # a stopped process cannot say where it stands
+        assert f"in {how}" in outcome.evidence["log_tail"]
+
+
+def test_grandchildren_end_with_it(misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert misbehave("with_grandchild", settings={"timeout_s": 6.0}).status is Status.TIMEOUT
+    assert not _alive(int((tmp_path / "grandchild.pid").read_text()))
+
+
+def test_memory_of_a_capped_process_is_an_oom(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("alloc", memory_limit_gib=1.0)
+    assert outcome.status is Status.OOM
+    assert outcome.evidence["asked_bytes"] == 8 * 1024**3
+    assert outcome.evidence["limit_bytes"] == 1024**3
+
+
+def test_a_process_that_grows_past_its_host_memory_is_ended(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("grow", settings={"host_memory_gib": 1.0})
+    assert outcome.status is Status.HOST_OOM
+    assert outcome.evidence["rss_bytes"] > 1024**3
+
+
+def test_what_cannot_be_measured_here_is_skipped(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(precision="tf32"))
+    assert outcome.status is Status.SKIPPED
+    assert outcome.evidence == {"reason": "tf32 exists on CUDA only, not on cpu"}
+
+
+def test_a_factory_that_is_not_there(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(size=None, model="no_such_module:Model"))
+    assert (outcome.status, outcome.stage) == (Status.FAILED, "build")
+    assert "no_such_module" in outcome.evidence["message"]
+
+
+def test_without_instruments_nothing_can_be_ok(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(settings={"instruments": ()}))
+    assert outcome.status is Status.FAILED
+    assert "measured nothing" in outcome.evidence["message"]
+
+
+def test_the_environment_is_set_before_torch_is_there(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(settings={"env": {"OMP_NUM_THREADS": "1"}}), {"OMP_NUM_THREADS": "2"})
+    assert outcome.facts["threads"] == 1
+
+
+def test_a_torn_journal_is_read_as_far_as_it_is_whole(make_attempt: MakeAttempt) -> None:
+    attempt = make_attempt()
+    execute(attempt)
+    whole = (attempt.path / JOURNAL_FILE).read_bytes()
+    assert recover(attempt).status is Status.OK  # type: ignore[union-attr]
+    for cut in (len(whole) - 1, len(whole) - 20, len(whole) // 2, 10, 0):
+        (attempt.path / JOURNAL_FILE).write_bytes(whole[:cut])
+        recovered = recover(attempt)
+        assert recovered is None or cut == len(whole) - 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", ["sleep", "spin_in_c", "stop_itself"])
+def test_no_child_outlives_what_started_it(make_attempt: MakeAttempt, tmp_path: Path, how: str, number: int) -> None:
+    mark = tmp_path / "mark"
+    args = {"how": how, "mark": str(mark)}
+    attempt = make_attempt(size=None, model="misbehaving:Model", model_args=args, settings={"import_paths": (TESTS,)})
+    (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
+    program = (
+        "import sys; from pathlib import Path; from orchestrator.attempt import execute;"
+        "from tasks.harness.records import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / ATTEMPT_FILE)])
+    child = _wait_for_pid(mark)
+    time.sleep(1)
+    os.kill(parent.pid, number)
+    parent.wait(10)
+    deadline = time.monotonic() + 5
+    while _alive(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _alive(child)
+
+
+def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
+    attempt = make_attempt()
+    execute(attempt)
+    before = (attempt.path / JOURNAL_FILE).read_bytes()
+    done = subprocess.run(by_hand(attempt), shell=True, capture_output=True, text=True, check=True, cwd=Path(TESTS).parent)
+    assert json.loads(done.stdout.splitlines()[-1])["status"] == "ok"
+    assert (attempt.path / JOURNAL_FILE).read_bytes() == before
+
+
+def _alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def _wait_for_pid(mark: Path) -> int:
+    deadline = time.monotonic() + 30
+    while not (mark.exists() and mark.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return int(mark.read_text())

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from orchestrator.config import json_schema, load_config, parse_config
+from orchestrator.errors import ConfigError
+from orchestrator.grid import Selection, expand
+
+NOTHING = Selection({}, {})
+GOOD = """
+name: test
+grids:
+  - task: train_step
+    axes:
+      size: [tiny]
+      precision: [fp32, bf16]
+"""
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def complaint(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config, source = parse_config(text, "my.yaml")
+        expand(config, source, NOTHING)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_good() -> None:
+    config, source = parse_config(GOOD, "my.yaml")
+    assert [cell.params.values()["precision"] for cell in expand(config, source, NOTHING).cells] == ["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("precision:", "precison:", 7, "Did you mean 'precision'?"),
+        ("[tiny]", "[tinny]", 6, "Did you mean 'tiny'?"),
+        ("[fp32, bf16]", "[fp32, bf61]", 7, "Did you mean 'bf16'?"),
+        ("task: train_step", "task: trian_step", 4, "Did you mean 'train_step'?"),
+        ("axes:", "axis:", 5, "Did you mean 'axes'?"),
+        ("name: test", "nmae: test", 2, ""),
+        ("[tiny]", "[]", 6, "at least 1 item"),
+        ("[tiny]", "tiny", 6, "valid list"),
+        ("[fp32, bf16]", "[no, off]", 7, "'no' is not allowed"),
+        ("name: test", "name: ../up", 2, "pattern"),
+    ],
+)
+def test_each_error_names_its_line_and_the_nearest_word(old: str, new: str, line: int, said: str) -> None:
+    message = complaint(GOOD.replace(old, new))
+    assert message.startswith(f"my.yaml:{line}") or line == 2
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("    fixed: {d_model: 8}", "exactly one way"),
+        ("    fixed: {context_length: '128'}", "valid integer"),
+        ("    fixed: {context_length: 0}", "greater than or equal to 1"),
+        ("    fixed: {year: 2026, model: x}", "exactly one way"),
+        ("    exclude: [{precison: fp32}]", "Did you mean 'precision'?"),
+        ("    override: [{when: {size: tiny}, set: {batchsize: 2}}]", "Did you mean 'batch_size'?"),
+        ("    override: [{wehn: {}, set: {}}]", "Did you mean 'when'?"),
+        ("    include: [{contxt_length: 8}]", "Did you mean 'context_length'?"),
+        ("    exclude: [{size: tiny}]", "Every combination is excluded"),
+        ("defaults: {devise: cpu}", "Did you mean 'device'?"),
+        ("instruments: [timming]", "Did you mean 'timing'?"),
+        ("limits: {timeout: 3}", "Did you mean 'timeout_s'?"),
+        ("limits: {timeout_s: -1}", "greater than 0"),
+        ("env: {A: 1}", "valid string"),
+    ],
+)
+def test_what_else_can_be_wrong(more: str, said: str) -> None:
+    assert said in complaint(GOOD + more)
+
+
+def test_size_of_another_year() -> None:
+    assert "10B is not of 2025" in complaint(GOOD.replace("tiny", "10B"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: a\ngrids:\n\t- task: x", "my.yaml:3: not valid YAML"),
+        ("name: a\nname: b\n", "duplicate key"),
+        ("- a\n- b\n", "not a mapping"),
+        ("", "not a mapping"),
+        ("name: !!python/object/apply:os.system ['true']\ngrids: []", ""),
+        ("name: [unclosed", "my.yaml:"),
+        ("name: \x00", "my.yaml"),
+    ],
+)
+def test_what_is_not_a_config(text: str, said: str) -> None:
+    assert said in complaint(text)
+
+
+def test_a_tab_has_its_remedy() -> None:
+    assert "Indent with spaces" in complaint("name: a\ngrids:\n\t- task: x")
+
+
+def test_a_bomb_is_refused_without_unfolding_it() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert "aliases unfold" in complaint("\n".join(lines))
+
+
+def test_what_contains_itself_is_refused() -> None:
+    assert "my.yaml" in complaint("name: a\ngrids: &g [*g]")
+    assert "my.yaml" in complaint("name: a\ngrids: &g [{task: train_step, fixed: {model_args: *g}}]")
+
+
+def test_an_honest_alias_is_welcome() -> None:
+    config, source = parse_config(GOOD.replace("[tiny]", "&s [tiny]") + "  - {task: train_step, axes: {size: *s}}", "x")
+    assert expand(config, source, NOTHING).duplicates == 1
+
+
+def test_numbers_are_those_of_yaml_1_2() -> None:
+    config, _ = parse_config(GOOD + "limits: {timeout_s: 1e2}", "x")
+    assert config.limits.timeout_s == 100
+
+
+def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> None:
+    write_config(GOOD, "demo.yaml")
+    with pytest.raises(ConfigError, match=r"demmo.yaml: cannot be read.*Did you mean"):
+        load_config(tmp_path / "demmo.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\xff")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_schema_accepts_every_config_that_is_shipped(path: Path) -> None:
+    document = json.loads(json.dumps(YAML(typ="safe", pure=True).load(path)))
+    jsonschema.validate(document, json_schema())
+    config, source = load_config(path)
+    assert expand(config, source, NOTHING).cells
+
+
+def test_schema_refuses_what_the_loader_refuses() -> None:
+    for wrong in (GOOD.replace("precision", "precison"), GOOD.replace("[tiny]", "[tinny]"), GOOD + "limit: {}"):
+        document = YAML(typ="safe", pure=True).load(wrong)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document, json_schema())
+
+
+def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    assert json.loads(sweep("schema").stdout)["title"] == "SweepConfig"

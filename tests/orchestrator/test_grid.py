@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.config import parse_config
+from orchestrator.errors import ConfigError
+from orchestrator.grid import Expansion, expand, matches, parse_selection
+
+TEXT = """
+name: test
+defaults: {device: cpu, batch_size: 2}
+grids:
+  - task: train_step
+    axes: {size: [tiny, mini], context_length: [16, 32], compile: [eager, blocks]}
+    fixed: {measured_steps: 3}
+    exclude: [{size: mini, context_length: [32, 64]}]
+    override: [{when: {size: mini}, set: {measured_steps: 7}}]
+    include: [{size: small, context_length: 8}]
+"""
+
+
+def expanded(text: str = TEXT, sets: list[str] | None = None, wheres: list[str] | None = None) -> Expansion:
+    config, source = parse_config(text, "test.yaml")
+    return expand(config, source, parse_selection(sets or [], wheres or []))
+
+
+def column(expansion: Expansion, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(cell.params.values()[name] for name in names) for cell in expansion.cells]
+
+
+def test_axes_fixed_exclude_override_include() -> None:
+    assert column(expanded(), "size", "context_length", "compile", "measured_steps", "batch_size") == [
+        ("tiny", 16, "eager", 3, 2),
+        ("tiny", 16, "blocks", 3, 2),
+        ("tiny", 32, "eager", 3, 2),
+        ("tiny", 32, "blocks", 3, 2),
+        ("mini", 16, "eager", 7, 2),
+        ("mini", 16, "blocks", 7, 2),
+        ("small", 8, "eager", 3, 2),
+    ]
+
+
+def test_set_narrows_replaces_and_reaches_what_is_included() -> None:
+    cells = expanded(sets=["compile=eager", "precision=fp32,bf16"])
+    assert {row[0] for row in column(cells, "compile")} == {"eager"}
+    assert column(cells, "size", "precision").count(("small", "bf16")) == 1
+    assert len(cells.cells) == 2 * (2 + 1 + 1)
+
+
+def test_where_picks() -> None:
+    assert column(expanded(wheres=["size=mini|small,compile=eager"]), "size") == [("mini",), ("small",)]
+    assert len(expanded(wheres=["task=train_step"]).cells) == 7
+    with pytest.raises(ConfigError, match="Nothing matches --where"):
+        expanded(wheres=["size=xl"])
+
+
+@pytest.mark.parametrize(
+    ("sets", "wheres", "said"),
+    [
+        (["precison=fp32"], [], "Did you mean 'precision'"),
+        (["precision=fp23"], [], "Did you mean 'fp32'"),
+        ([], ["sise=xl"], "Did you mean 'size'"),
+        (["precision"], [], "not an assignment"),
+        (["precision="], [], "not an assignment"),
+        ([], ["=xl"], "not an assignment"),
+        (["context_length=many"], [], "valid integer"),
+        (["size=[tiny"], [], "--set"),
+    ],
+)
+def test_a_selection_that_cannot_be(sets: list[str], wheres: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        expanded(sets=sets, wheres=wheres)
+
+
+def test_a_cell_named_twice_is_one_cell_and_counted() -> None:
+    cells = expanded(TEXT.replace("[16, 32]", "[16, 16]").replace("[{size: small, context_length: 8}]", "[{size: tiny, context_length: 16}]"))
+    assert cells.duplicates == 5
+    assert len({cell.id for cell in cells.cells}) == len(cells.cells) == 4
+
+
+def test_labels_tell_cells_apart() -> None:
+    labels = expanded().labels
+    assert len(set(labels.values())) == len(labels)
+    assert "device" not in " ".join(labels.values())
+
+
+def test_identity_is_of_what_differs_from_the_defaults() -> None:
+    plain = expanded("name: a\ngrids: [{task: train_step, fixed: {size: tiny}}]").cells[0]
+    spelled = expanded("name: a\ngrids: [{task: train_step, fixed: {size: tiny, precision: fp32, seed: 0}}]").cells[0]
+    other = expanded("name: a\ngrids: [{task: train_step, fixed: {size: tiny, seed: 1}}]").cells[0]
+    assert plain.id == spelled.id != other.id
+
+
+def test_identity_is_stable() -> None:
+    """These ids are in people's results folders: a change here orphans them, and needs a new task version."""
+    cell = expanded("name: a\ngrids: [{task: train_step, fixed: {size: small, context_length: 128, precision: bf16}}]")
+    assert cell.cells[0].id == "cf5f86dad8e2"
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)))
+def test_matching_is_containment(values: dict[str, int], condition: dict[str, int]) -> None:
+    assert matches(values, condition) == (condition.items() <= values.items())

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.plan import PENDING, Choice, Estimator, Past, make_plan
+from tasks.harness.cell import Cell
+from tasks.harness.records import Status
+from tasks.harness.registry import make_cell
+
+S = Status
+
+
+def cell(**params: Any) -> Cell:
+    return make_cell("train_step", {"size": "tiny", "device": "cpu", **params})
+
+
+def decide(past: tuple[Status, ...], choice: Choice = Choice(), attempts: int = 3) -> tuple[bool, str]:
+    one = cell()
+    decision = make_plan([one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts).decisions[0]
+    return decision.run, decision.reason
+
+
+@pytest.mark.parametrize("status", [S.FAILED, S.CRASHED, S.TIMEOUT, S.HOST_OOM, S.LOST])
+def test_what_failed_is_tried_again(status: Status) -> None:
+    assert decide((status,)) == (True, f"retry: was {status}")
+
+
+@pytest.mark.parametrize("status", [S.OK, S.OOM, S.SKIPPED])
+def test_what_is_done_is_kept(status: Status) -> None:
+    assert decide((status,)) == (False, f"done: {status}")
+    assert decide((S.FAILED, status)) == (False, f"done: {status}")
+
+
+def test_up_to_the_limit_of_attempts() -> None:
+    assert decide((S.FAILED, S.CRASHED))[0]
+    run, reason = decide((S.FAILED, S.CRASHED, S.TIMEOUT))
+    assert not run
+    assert "given up after 3 attempts: timeout" in reason
+    assert decide((S.FAILED, S.CRASHED, S.TIMEOUT), Choice(retry=frozenset({"timeout"})))[0]
+
+
+def test_lost_attempts_do_not_count() -> None:
+    assert decide((S.LOST,) * 7)[0]
+
+
+def test_a_success_is_never_overshadowed() -> None:
+    assert Past((S.OK, S.CRASHED), (1, 1)).status == S.OK
+    assert Past((S.OOM, S.LOST), (1, 1)).status == S.OOM
+    assert Past().status == PENDING
+
+
+@pytest.mark.parametrize(
+    ("choice", "past", "runs"),
+    [
+        (Choice(retry=frozenset({"oom"})), (S.OOM,), True),
+        (Choice(retry=frozenset({"oom"})), (S.OK,), False),
+        (Choice(only=frozenset({"failed"})), (), False),
+        (Choice(only=frozenset({"failed"})), (S.FAILED,), True),
+        (Choice(only=frozenset({"failed"})), (S.CRASHED,), False),
+        (Choice(only=frozenset({PENDING})), (), True),
+        (Choice(fresh=True), (S.OK,), True),
+        (Choice(fresh=True, only=frozenset({"oom"})), (S.OK,), False),
+    ],
+)
+def test_choices(choice: Choice, past: tuple[Status, ...], runs: bool) -> None:
+    assert decide(past, choice)[0] is runs
+
+
+def test_estimates() -> None:
+    short, long, longer, other = (
+        cell(context_length=128), cell(context_length=512), cell(context_length=1024), cell(precision="bf16"),
+    )  # fmt: skip
+    empty = Estimator([short, long], {})
+    assert empty.seconds(short) is None
+    assert empty.total_seconds([short]) is None
+    estimator = Estimator([short, long], {short.id: Past((S.OK,), (5.0,)), long.id: Past((S.FAILED,), (99.0,))})
+    assert estimator.seconds(short) == 5.0
+    assert estimator.seconds(other) is None  # nothing alike is finished
+    estimator.learn(long, S.OK, 25.0)
+    assert estimator.seconds(longer) > 25.0 * 1.9
+    assert estimator.total_seconds([short, long, other]) == 5 + 25 + 15

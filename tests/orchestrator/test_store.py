@@ -1,0 +1,205 @@
+"""Nothing written is lost or counted twice, whatever is torn, full, read-only or contended."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator import store
+from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
+from orchestrator.store import Run
+from tasks.harness.records import ATTEMPT_FILE, Outcome, Status
+
+MakeOutcome = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
+    good, bad = make_outcome(), make_outcome(Status.OOM, seed=1)
+    with run.opened_for_writing() as writer:
+        writer.append(good, "abc")
+        writer.append(bad, None)
+    attempts = run.read("attempts").set_index("cell")
+    assert attempts.loc[good.attempt.cell.id, "status"] == "ok"
+    assert json.loads(attempts.loc[bad.attempt.cell.id, "evidence"])["asked_bytes"] == 2 * 1024**3
+    assert json.loads(attempts.loc[good.attempt.cell.id, "params"])["size"] == "tiny"
+    assert len(run.read("samples")) == len(good.samples)
+
+
+def test_parts_of_older_programs_have_nulls_for_newer_columns(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+    old = pa.table({"cell": ["zzz"], "attempt": pa.array([1], pa.int32()), "status": ["ok"], "since_dropped": [1]})
+    pq.write_table(old, run.folder / "attempts" / "zzz-1.parquet")
+    frame = run.read("attempts")
+    assert set(frame["status"]) == {"ok"}
+    assert len(frame) == 2
+    assert frame.set_index("cell")["wall_s"].isna()["zzz"]
+    assert list(run.read("attempts", ["cell", "status"]).columns) == ["cell", "status"]
+
+
+def test_merging_changes_no_row(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    with run.opened_for_writing() as writer:
+        for seed in range(10):
+            writer.append(make_outcome(seed=seed), None)
+        before = {table: _sorted(run.read(table)) for table in ("attempts", "samples")}
+        writer.merge_parts()
+    for table, frame in before.items():
+        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
+        assert len(list((run.folder / table).glob("*.parquet"))) == 2 + 2
+
+
+def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "MERGE_BATCH", 3)
+    with run.opened_for_writing() as writer:
+        for seed in range(3):
+            writer.append(make_outcome(seed=seed), None)
+        before = _sorted(run.read("samples"))
+        monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        writer.merge_parts()
+    assert len(list((run.folder / "samples").glob("*.parquet"))) == 4
+    pd.testing.assert_frame_equal(_sorted(run.read("samples")), before)
+
+
+def test_half_a_file_is_never_seen(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+    (run.folder / "attempts" / ".torn.parquet.123").write_bytes(b"PAR1 half a file")
+    assert len(run.read("attempts")) == 1
+
+
+def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:
+    done, orphan = make_outcome(), make_outcome(seed=5)
+    with run.opened_for_writing() as writer:
+        for outcome in (done, orphan):
+            outcome.attempt.path.mkdir(parents=True)
+            (outcome.attempt.path / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
+        torn = run.attempt_folder("0" * 12, 1)
+        torn.mkdir(parents=True)
+        (torn / ATTEMPT_FILE).write_text('{"cell": "0000')
+        writer.append(done, None)
+        found = list(writer.unrecorded([(done.attempt.cell.id, 1)]))
+    assert [attempt.cell.id for attempt in found] == [orphan.attempt.cell.id]
+    assert run.highest_attempts()["0" * 12] == 1
+
+
+def _hold(folder: Path, held: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
+    with Run(folder).opened_for_writing():
+        held.set()
+        done.wait(30)
+
+
+def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, done = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(run.folder, held, done))
+    holder.start()
+    assert held.wait(30)
+    with pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"), run.opened_for_writing():
+        pass
+    holder.kill()
+    holder.join()
+    with run.opened_for_writing():  # a lock dies with its holder
+        pass
+
+
+def test_manifests(run: Run) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        run.require()
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "x"})
+    assert run.require().read_manifest()["name"] == "x"
+    (run.folder / "run.json").write_text('{"schema_version": 99}')
+    with pytest.raises(RunMismatch, match="newer"):
+        run.read_manifest()
+    (run.folder / "run.json").write_text("{torn")
+    with pytest.raises(RunError, match="not JSON"):
+        run.read_manifest()
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunUnwritable, match="cannot be written"), Run(tmp_path / "run").opened_for_writing():
+        pass
+
+
+def in_own_mounts(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a shell script as root of a name space of its own, where it may mount a small or read-only file system."""
+    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
+    if probe.returncode:
+        pytest.skip("this machine allows no mount name spaces")
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root), "SWEEP": f"{sys.executable} -m orchestrator"}
+    return subprocess.run(
+        ["unshare", "-rm", "bash", "-ec", textwrap.dedent(script)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+
+
+CONFIG = """
+cat > c.yaml <<END
+name: c
+grids: [{task: train_step, axes: {seed: [0, 1, 2]},
+         fixed: {device: cpu, size: tiny, context_length: 8, batch_size: 1, warmup_steps: 0, measured_steps: 1}}]
+END
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    done = in_own_mounts(
+        CONFIG
+        + """
+        mkdir r; mount -t tmpfs -o size=200k tmpfs r
+        $SWEEP run c.yaml --out r --scheduler serial --where seed=0
+        dd if=/dev/zero of=r/ballast bs=1k 2> /dev/null || true
+        if $SWEEP run c.yaml --out r --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
+        cat err
+        rm r/ballast; mount -o remount,size=2m r
+        $SWEEP run c.yaml --out r --scheduler serial
+        $SWEEP status r
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "exit 2" in done.stdout
+    assert "No space left on device. Free some space" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "3 ok" in done.stdout
+    assert "seed=0" not in done.stdout.split("exit 2")[1]  # not measured twice
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
+    done = in_own_mounts(
+        CONFIG
+        + """
+        mkdir r; mount -t tmpfs -o ro tmpfs r
+        if $SWEEP run c.yaml --out r/deeper --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
+        cat err
+        """,
+        tmp_path,
+    )
+    assert done.stdout == "exit 2\nsweep: r/deeper: cannot be written: Read-only file system. Name a writable folder with --out\n"
+
+
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.sort_values(list(frame.columns[:9]), ignore_index=True)
