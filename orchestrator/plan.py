@@ -22,10 +22,11 @@ _NOT_ITS_FAULT = frozenset({Status.LOST})
 
 @dataclass(frozen=True)
 class Past:
-    """The finished attempts of one cell, oldest first."""
+    """The finished attempts of one cell, oldest first. last_number: of the latest of them."""
 
     statuses: tuple[Status, ...] = ()
     walls_s: tuple[float, ...] = ()
+    last_number: int = 0
 
     @property
     def status(self) -> str:
@@ -75,9 +76,9 @@ def read_history(run: Run) -> dict[str, Past]:
         return {}
     frame = run.read("attempts", ["cell", "attempt", "status", "wall_s"]).sort_values(["cell", "attempt"])
     history: dict[str, Past] = {}
-    for cell, status, wall in zip(frame["cell"], frame["status"], frame["wall_s"], strict=True):
+    for cell, number, status, wall in frame.itertuples(index=False, name=None):
         past = history.get(cell, Past())
-        history[cell] = Past((*past.statuses, Status(status)), (*past.walls_s, wall))
+        history[cell] = Past((*past.statuses, Status(status)), (*past.walls_s, wall), number)
     return history
 
 
@@ -108,7 +109,7 @@ class Estimator:
 
     A cell that was measured before takes as long again. Another takes the start-up time plus its work at the slowest
     pace seen among cells of the same kind (same task, device, precision and compilation): better to start a cell too
-    few than one that is cut off. With nothing alike finished, nothing is known.
+    few than one that is cut off. With one alike finished, all of its time is taken for work; with none, nothing is known.
     """
 
     def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past]) -> None:
@@ -130,9 +131,10 @@ class Estimator:
         alike = self._paces.get(_kind(cell))
         if not alike:
             return None
-        start_up = min(wall for _, wall in alike)
+        fastest = min(wall for _, wall in alike)
+        start_up = fastest if len(alike) > 1 else 0.0
         pace = max((wall - start_up) / work for work, wall in alike)
-        return start_up + pace * _total_work(cell)
+        return max(fastest, start_up + pace * _total_work(cell))
 
     def total_seconds(self, cells: Sequence[Cell]) -> float | None:
         """Of several, with the typical time for those of which nothing is known. None before anything is finished."""

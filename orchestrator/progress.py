@@ -113,7 +113,9 @@ def _place(started: Started) -> str:
 
 
 def _result_line(outcome: Outcome, labels: Labels) -> str:
-    steps = [s.value for s in outcome.samples if s.mode == "synced" and s.phase == "step" and s.value is not None]
+    whole = [s for s in outcome.samples if (s.phase, s.metric) == ("step", "duration") and s.value is not None]
+    by_mode = {mode: [s.value for s in whole if s.mode == mode and s.value] for mode in ("pipelined", "synced")}
+    steps = by_mode["pipelined"] or by_mode["synced"]
     measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
     where = " in " + "/".join(filter(None, [outcome.stage, outcome.phase])) if outcome.stage else ""
     why = str(outcome.evidence.get("reason") or outcome.evidence.get("message") or "").split("\n")[0]

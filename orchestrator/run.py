@@ -20,7 +20,7 @@ from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
 from orchestrator.errors import EnvironmentError, RunMismatch
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
-from orchestrator.plan import Choice, Estimator, Plan, make_plan, read_history
+from orchestrator.plan import Choice, Estimator, Past, Plan, make_plan, read_history
 from orchestrator.progress import Display
 from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
@@ -28,14 +28,6 @@ from tasks.harness.cell import Cell
 from tasks.harness.records import Attempt, Outcome, Settings, Status
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
-
-
-class Stopped(BaseException):
-    """A signal or the time limit: raised wherever the driver is, which the store withstands as it does a kill."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 @dataclass(frozen=True)
@@ -115,7 +107,8 @@ class Queue:
     def __init__(self, request: Request, plan: Plan, deadline: float | None) -> None:
         self._request = request
         self._deadline = deadline
-        self._numbers = request.run.highest_attempts()
+        self._history = plan.history
+        self._folders = request.run.highest_attempts()
         self._waiting = sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda")
         self._estimator = Estimator(request.expansion.cells, plan.history)
         self._running: dict[str, Cell] = {}
@@ -131,7 +124,7 @@ class Queue:
                 self.late += 1
                 continue
             self._running[cell.id] = cell
-            number = self._numbers.get(cell.id, 0) + 1
+            number = 1 + max(self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number)
             yield Attempt(cell, number, str(self._request.run.attempt_folder(cell.id, number)), self._settings)
 
     def finished(self, outcome: Outcome) -> None:
@@ -286,7 +279,7 @@ def _derive(writer: RunWriter) -> None:
 def _stoppable(deadline: float | None, summary: Summary) -> Iterator[Callable[[], None]]:
     """Ctrl-C, a polite kill and the time limit end the body, once: what is still to be done then is not interrupted.
 
-    Gives the function that installs the handlers, for after something else has taken them.
+    They may strike anywhere in it: the store withstands that as it withstands a kill. Gives the function that installs the handlers, for after something else has taken them.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     before = {number: signal.getsignal(number) for number in numbers}
@@ -297,15 +290,17 @@ def _stoppable(deadline: float | None, summary: Summary) -> Iterator[Callable[[]
 
     def stop(number: int, frame: FrameType | None) -> None:
         install(signal.SIG_IGN)
-        raise Stopped("time limit" if number == signal.SIGALRM else signal.Signals(number).name)
+        summary.stopped = "time limit" if number == signal.SIGALRM else signal.Signals(number).name
+        raise KeyboardInterrupt  # the one exception that Ray lets pass while it waits
 
     install(stop)
     if deadline is not None:
         signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.monotonic()))
     try:
         yield lambda: install(stop)
-    except Stopped as stopped:
-        summary.stopped = stopped.reason
+    except KeyboardInterrupt:
+        if not summary.stopped:
+            raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():

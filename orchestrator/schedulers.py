@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,6 +28,9 @@ from tasks.harness.records import Attempt, Outcome
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
 _POLL_S = 0.5
 _OBJECT_STORE_BYTES = 100 * 1024**2
+_LONGEST_BASE = 24  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
+_CONNECT_S = 5.0
+_IS_IT_RUNNING = "Is `ray start --head` running there?"
 _SESSION_PREFIX = "sweep-ray-"
 
 # Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
@@ -171,8 +175,6 @@ class RayScheduler:
 
 def _supervise(attempt: Attempt, cpus: int) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
-    import socket
-
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
     yield Started(attempt, socket.gethostname(), gpu, time.time())
     yield attempts_module.execute(attempt, {"OMP_NUM_THREADS": str(cpus)})
@@ -180,6 +182,7 @@ def _supervise(attempt: Attempt, cpus: int) -> Iterator[Started | Outcome]:
 
 def _connect(address: str | None, session: str | None, gpus: int) -> Any:
     """Ray, started or joined. Raises EnvironmentError."""
+    _require_listener(address)
     os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
     import ray
     import ray.exceptions
@@ -195,14 +198,26 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
     try:
         ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-        remedy = "Is `ray start --head` running there?" if address else "`sweep run --scheduler serial` needs no Ray"
+        remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
     return ray
 
 
+def _require_listener(address: str | None) -> None:
+    """Ray itself would look for minutes for a cluster that is not there."""
+    host, colon, port = (address or "").rpartition(":")
+    if not colon or "/" in host:
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise EnvironmentError(f"nothing answers at {address}: {error}", _IS_IT_RUNNING) from error
+
+
 def _session_folder() -> str:
     """A short path of our own for Ray's files; those of drivers that died are cleared away."""
-    base = Path(tempfile.gettempdir())
+    usual = tempfile.gettempdir()
+    base = Path(usual if len(usual) <= _LONGEST_BASE else "/tmp")
     for left in base.glob(f"{_SESSION_PREFIX}*"):
         owner = left.name.removeprefix(_SESSION_PREFIX)
         if owner.isdigit() and not psutil.pid_exists(int(owner)):

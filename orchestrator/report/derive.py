@@ -7,7 +7,7 @@ come so far has null.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -47,17 +47,18 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     for group in GROUPS:
         columns = group(measured)
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
-    return _with_rates(wide).convert_dtypes()
+    return _with_rates(_with_whole_step(wide)).convert_dtypes()
 
 
-def phase_durations(samples: pd.DataFrame) -> pd.DataFrame:
-    """`forward_ms_mean`, … of the synced mode; `step` is the whole step."""
-    return _duration_columns(samples, "synced", "")
+def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
+    """Of each phase, waited for at its end: `forward_ms_mean`, …; `step_synced_ms_mean`, … of the step so measured."""
+    return _duration_columns(samples, "synced", {"step": "step_synced"})
 
 
 def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
-    """The same of the pipelined mode: `forward_pipelined_ms_mean`, …"""
-    return _duration_columns(samples, "pipelined", "_pipelined")
+    """Of steps that run on without waiting: `forward_pipelined_ms_mean`, …, `step_pipelined_ms_mean`, …"""
+    phases = samples.loc[samples["mode"] == "pipelined", "phase"].unique()
+    return _duration_columns(samples, "pipelined", {phase: f"{phase}_pipelined" for phase in phases})
 
 
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
@@ -108,7 +109,7 @@ def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
-    phase_durations,
+    synced_durations,
     pipelined_durations,
     first_steps,
     drain,
@@ -153,13 +154,13 @@ def _of(samples: pd.DataFrame, instrument: str, mode: str, metric: str) -> pd.Da
     ]
 
 
-def _duration_columns(samples: pd.DataFrame, mode: str, infix: str) -> pd.DataFrame:
+def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]) -> pd.DataFrame:
     durations = _of(samples, "timing", mode, "duration")
     if durations.empty:
         return pd.DataFrame()
     summary = summarise(durations, ["cell", "phase"]).unstack("phase")
-    summary.columns = pd.Index([f"{phase}{infix}_ms_{statistic}" for statistic, phase in summary.columns])
-    return summary.dropna(axis=1, how="all")
+    columns = [f"{names.get(phase, phase)}_ms_{statistic}" for statistic, phase in summary.columns]
+    return summary.set_axis(columns, axis=1).dropna(axis=1, how="all")
 
 
 def _pivot(rows: pd.DataFrame, how: Any = "first") -> pd.DataFrame:
@@ -174,9 +175,21 @@ def _sum_known(values: pd.Series[float]) -> float:
     return float(values.sum()) if values.notna().all() else np.nan
 
 
+def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
+    """`step_ms_mean`, …: the step as training runs it, pipelined where the device queues work, else synced.
+
+    Waiting at each phase costs a step up to a tenth: the host cannot prepare the optimizer behind the backward pass.
+    """
+    for column in [name for name in wide if name.startswith(("step_pipelined_ms_", "step_synced_ms_"))]:
+        whole = "step_ms_" + column.rpartition("_ms_")[2]
+        pipelined, synced = (wide.get(column.replace(column.split("_")[1], mode, 1)) for mode in ("pipelined", "synced"))
+        wide[whole] = synced if pipelined is None else pipelined if synced is None else pipelined.fillna(synced)
+    return wide
+
+
 def _with_rates(wide: pd.DataFrame) -> pd.DataFrame:
     """Tokens a second and achieved TFLOP/s, over the median of the whole step."""
-    if "step_ms_median" not in wide:
-        return wide
-    seconds = wide["step_ms_median"] / 1e3
-    return wide.assign(tokens_per_s=wide["tokens"] / seconds, achieved_tflops=wide["flops"] / seconds / 1e12)
+    for rate, amount, scale in (("tokens_per_s", "tokens", 1e3), ("achieved_tflops", "flops", 1e-9)):
+        if {"step_ms_median", amount} <= set(wide):
+            wide[rate] = wide[amount] / wide["step_ms_median"] * scale
+    return wide

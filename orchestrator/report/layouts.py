@@ -77,16 +77,15 @@ class Listing:
 class ByPhase:
     """One row a cell and phase."""
 
-    phases: tuple[str, ...]
+    phases: tuple[tuple[str, str], ...]  # as in the names of the columns, and for people
     columns: tuple[tuple[str, Callable[[str], Value]], ...]
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
-            phases = [phase for phase in self.phases if known(row, f"{phase}_ms_median")]
-            for phase in phases or [NOTHING]:
-                name = "total" if phase == "step" else phase
+            phases = [phase for phase in self.phases if known(row, f"{phase[0]}_ms_median")]
+            for phase, name in phases or [(NOTHING, NOTHING)]:
                 rows.append([*axis_texts(row, axes), name, *(value(phase)(row) for _, value in self.columns)])
         return [*axes, "phase", *(title for title, _ in self.columns)], rows
 

@@ -7,9 +7,10 @@ import pytest
 from orchestrator.plan import PENDING, Choice, Estimator, Past, make_plan
 from tasks.harness.cell import Cell
 from tasks.harness.records import Status
-from tasks.harness.registry import make_cell
+from tasks.harness.registry import all_tasks, make_cell
 
 S = Status
+work = lambda one: all_tasks()[one.task].work(one.params)  # noqa: E731
 
 
 def cell(**params: Any) -> Cell:
@@ -78,6 +79,7 @@ def test_estimates() -> None:
     estimator = Estimator([short, long], {short.id: Past((S.OK,), (5.0,)), long.id: Past((S.FAILED,), (99.0,))})
     assert estimator.seconds(short) == 5.0
     assert estimator.seconds(other) is None  # nothing alike is finished
+    assert estimator.seconds(long) == pytest.approx(5 * work(long) / work(short))
     estimator.learn(long, S.OK, 25.0)
     assert estimator.seconds(longer) > 25.0 * 1.9
     assert estimator.total_seconds([short, long, other]) == 5 + 25 + 15

@@ -1,0 +1,225 @@
+"""The run command around a scheduler that is a function: what is kept, resumed, refused and stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.errors import EnvironmentError, RunMismatch
+from orchestrator.plan import Choice
+from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
+from orchestrator.schedulers import Started
+from orchestrator.store import Run
+from tasks.harness.journal import Journal
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Ending, Outcome, Sample, Status
+
+CONFIG = """
+name: test
+limits: {attempts: 2}
+grids:
+  - task: train_step
+    axes: {context_length: [16, 32, 64, 128]}
+    fixed: {device: cpu, size: tiny}
+"""
+CPU = {"torch": "2.13.0", "cpu": "Test", "cores": 2, "python": "3.11"}
+Measure = Callable[[Attempt], Outcome]
+
+
+def outcome_of(attempt: Attempt, status: Status = Status.OK, wall_s: float = 2.0) -> Outcome:
+    samples = (Sample("timing", "duration", "ms", 5.0, "synced", "step", 0),) if status is Status.OK else ()
+    return Outcome(attempt, status, "", "", {}, {}, samples, 1.7e9, wall_s)
+
+
+class FakeScheduler:
+    """Calls a function where another would start a process."""
+
+    def __init__(self, measure: Measure, fingerprint: Mapping[str, Any] = CPU) -> None:
+        self.measure = measure
+        self.fingerprint = fingerprint
+        self.closed = False
+        self.begun: list[Attempt] = []
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return [{"fingerprints": {"cpu": [self.fingerprint]}}]
+
+    def run(self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]) -> Iterator[Outcome]:
+        for attempt in attempts:
+            self.begun.append(attempt)
+            on_start(Started(attempt, "here", "", time.time()))
+            yield self.measure(attempt)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Silent:
+    def started(self, started: Started) -> None: ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+    return lambda text=CONFIG, sets=(), wheres=(): resolve(write_config(text), sets, wheres, tmp_path / "out")
+
+
+def go(request: Request, scheduler: FakeScheduler, choice: Choice = Choice(), **means: Any) -> Summary:
+    return run_sweep(request, choice, Means(lambda: scheduler, lambda total, left: Silent(), **means))
+
+
+def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]) -> None:
+    scheduler = FakeScheduler(outcome_of)
+    summary = go(request_of(), scheduler)
+    assert summary.statuses == {Status.OK: 4}
+    assert scheduler.closed
+    cells = pd.read_parquet(request_of().run.folder / "cells.parquet")
+    assert sorted(cells["context_length"]) == [16, 32, 64, 128]
+    assert set(cells["status"]) == {"ok"}
+    assert {"task", "size", "context_length", "precision", "compile", "pass", "step_ms_median"} <= set(cells.columns)
+    again = FakeScheduler(outcome_of)
+    assert not go(request_of(), again).statuses
+    assert not again.begun
+
+
+def test_only_what_failed_is_done_again_up_to_the_limit(request_of: Callable[..., Request]) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        ends = {16: Status.OK, 32: Status.OOM, 64: Status.CRASHED, 128: Status.SKIPPED}
+        return outcome_of(attempt, ends[attempt.cell.params.values()["context_length"]])
+
+    numbers = []
+    for _ in range(4):
+        scheduler = FakeScheduler(measure)
+        go(request_of(), scheduler)
+        numbers.append([attempt.cell.params.values()["context_length"] for attempt in scheduler.begun])
+    assert numbers == [[16, 32, 64, 128], [64], [], []]
+    scheduler = FakeScheduler(outcome_of)
+    go(request_of(), scheduler, Choice(retry=frozenset({"oom"})))
+    assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [32]
+
+
+def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., Request]) -> None:
+    go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
+    scheduler = FakeScheduler(outcome_of)
+    go(request_of(), scheduler)
+    assert len(scheduler.begun) == 3
+    assert len(resolve_again(request_of().run).expansion.cells) == 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], number: int) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        if attempt.cell.params.values()["context_length"] == 64:
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+        return outcome_of(attempt)
+
+    before = signal.getsignal(number)
+    scheduler = FakeScheduler(measure)
+    summary = go(request_of(), scheduler)
+    assert (summary.stopped, summary.left, summary.statuses) == (signal.Signals(number).name, 2, {Status.OK: 2})
+    assert scheduler.closed
+    assert signal.getsignal(number) == before
+    assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
+
+
+def test_a_signal_in_the_middle_of_writing_loses_nothing(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples are on disk, the attempt is not: the next run finds the journal and keeps it."""
+    from orchestrator import store
+
+    real = store._write_part
+
+    def write(path: Path, table: Any) -> None:
+        if path.parent.name == "attempts" and not path.exists():
+            monkeypatch.setattr(store, "_write_part", real)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        real(path, table)
+
+    monkeypatch.setattr(store, "_write_part", write)
+    summary = go(request_of(), FakeScheduler(journalled))
+    assert (summary.stopped, summary.left) == ("SIGINT", 4)
+    scheduler = FakeScheduler(journalled)
+    summary = go(request_of(), scheduler)
+    assert summary.recovered == 1
+    assert len(scheduler.begun) == 3
+    assert len(request_of().run.read("attempts")) == 4
+    assert len(request_of().run.read("samples")) == 4
+
+
+def journalled(attempt: Attempt) -> Outcome:
+    """Leaves the files that a real child leaves."""
+    outcome = outcome_of(attempt)
+    attempt.path.mkdir(parents=True)
+    (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
+    with (attempt.path / JOURNAL_FILE).open("w") as stream:
+        Journal(stream).samples(outcome.samples)
+        Journal(stream).end(Ending(Status.OK))
+    return outcome
+
+
+def test_an_attempt_cut_off_gets_the_next_number(request_of: Callable[..., Request]) -> None:
+    request = request_of()
+    cut = request.run.attempt_folder(request.expansion.cells[0].id, 1)
+    cut.mkdir(parents=True)
+    scheduler = FakeScheduler(outcome_of)
+    assert go(request, scheduler).recovered == 0
+    assert [attempt.number for attempt in scheduler.begun] == [2, 1, 1, 1]
+
+
+def test_the_time_limit_passes_over_what_would_not_end(request_of: Callable[..., Request]) -> None:
+    """Of eight seconds, five are for saving: after one cell that says it took 2.9, no other would end in time."""
+
+    def measure(attempt: Attempt) -> Outcome:
+        time.sleep(0.5)
+        return outcome_of(attempt, wall_s=2.9)
+
+    scheduler = FakeScheduler(measure)
+    summary = go(request_of(), scheduler, time_limit_s=8)
+    assert (len(scheduler.begun), summary.late, summary.left, summary.stopped) == (1, 3, 3, "")
+
+
+def test_the_time_limit_ends_what_runs(request_of: Callable[..., Request]) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        time.sleep(20)
+        return outcome_of(attempt)
+
+    began = time.monotonic()
+    summary = go(request_of(), FakeScheduler(measure), time_limit_s=6)
+    assert (summary.stopped, summary.left) == ("time limit", 4)
+    assert time.monotonic() - began < 3
+
+
+def test_other_hardware_is_refused_unless_asked_for(request_of: Callable[..., Request]) -> None:
+    go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
+    other = FakeScheduler(outcome_of, {**CPU, "torch": "2.11.0"})
+    with pytest.raises(RunMismatch, match=r"torch 2\.13\.0 \(here 2\.11\.0\).*--out.*--mixed"):
+        go(request_of(), other)
+    assert other.closed
+    assert not other.begun
+    assert go(request_of(), other, mixed=True).statuses == {Status.OK: 3}
+    assert len(request_of().run.read_manifest()["fingerprints"]) == 2
+
+
+def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
+    with pytest.raises(EnvironmentError, match=r"asks for device cuda, and here there is only cpu.*--set device=cpu"):
+        go(request_of(CONFIG.replace("device: cpu", "device: cuda")), FakeScheduler(outcome_of))
+
+
+def test_the_manifest_says_who_ran_what(request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(outcome_of))
+    manifest = Run(request_of().run.folder).read_manifest()
+    assert manifest["name"] == "test"
+    assert manifest["fingerprints"] == [CPU]
+    assert manifest["config"]["grids"][0]["axes"] == {"context_length": [16, 32, 64, 128]}
+    assert len(manifest["invocations"]) == 1

@@ -1,0 +1,204 @@
+"""The sweep on Ray, as a user runs it: faults beside good cells, kills, Ctrl-C, time limits, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from tests.conftest import ROOT, sweep_command
+
+pytestmark = pytest.mark.slow
+
+Sweep = Callable[..., "subprocess.CompletedProcess[str]"]
+TESTS = str(ROOT / "tests")
+CONFIG = """
+name: faults
+limits: {timeout_s: 12, attempts: 2}
+defaults: {device: cpu, context_length: 8, batch_size: 1, warmup_steps: 0, measured_steps: 2, vocab_size: 100}
+grids:
+  - task: train_step
+    axes: {seed: [0, 1]}
+    fixed: {size: tiny}
+  - task: train_step
+    fixed: {model: "misbehaving:Model"}
+    axes:
+      model_args: [%s]
+"""
+
+
+def config_of(*hows: str) -> str:
+    return CONFIG % ", ".join(f"{{how: {how}, vocab_size: 100}}" for how in hows)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Cells may import tests/misbehaving.py, and Ray's files have a folder of their own, by which its processes are told."""
+    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")
+    (tmp_path / "ray").symlink_to(temporary)
+    yield {"PYTHONPATH": f"{ROOT}:{TESTS}", "TMPDIR": temporary}
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    cells = pd.read_parquet(folder / "cells.parquet")
+    hows = [json.loads(args)["how"] if args != "{}" else f"good {seed}" for args, seed in zip(cells["model_args"], cells["seed"], strict=True)]
+    return dict(zip(hows, cells["status"], strict=True))
+
+
+def leftovers(tmp_path: Path) -> list[str]:
+    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line."""
+    found, places = [], (str(tmp_path), str((tmp_path / "ray").resolve()))
+    for process in psutil.process_iter():
+        try:
+            words = " ".join(process.cmdline())
+            if any(place in words for place in places) and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                found.append(words[:200])
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until_gone(tmp_path: Path, seconds: float, word: str = "") -> None:
+    deadline = time.monotonic() + seconds
+    while left := [words for words in leftovers(tmp_path) if word in words]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_each_fault_is_a_row_and_the_others_never_notice(
+    sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    hows = ["segfault", "leave", "fail", "cuda_oom", "well"]
+    path = write_config(config_of(*hows))
+    done = sweep("run", path, env=environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert statuses(tmp_path / "results" / "faults") == {
+        "good 0": "ok", "good 1": "ok", "well": "ok",
+        "segfault": "crashed", "leave": "crashed", "fail": "failed", "cuda_oom": "oom",
+    }  # fmt: skip
+    again = sweep("run", path, env=environment)
+    assert "measured 3 cells: 2 crashed, 1 failed" in again.stdout
+    status = sweep("status", "results/faults", env=environment)
+    assert "killed by SIGSEGV" in status.stdout
+    assert "would run 0 of 7 cells" in status.stdout
+    wait_until_gone(tmp_path, 5)
+    assert not list((tmp_path / "ray").glob("sweep-ray-*"))
+
+
+def started(folder: Path) -> int:
+    return len(list(folder.glob("artifacts/*/*/journal.jsonl")))
+
+
+def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
+    sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    text = config_of("well", "fail").replace("[0, 1]", "[0, 1, 2, 3, 4, 5]")
+    path, folder = write_config(text), tmp_path / "results" / "faults"
+    chance = random.Random(3)
+    for _ in range(3):
+        driver = subprocess.Popen(
+            sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        )
+        seen, deadline = started(folder), time.monotonic() + 60
+        while started(folder) == seen and time.monotonic() < deadline and driver.poll() is None:
+            time.sleep(0.05)
+        time.sleep(chance.uniform(0, 6))
+        driver.kill()
+        driver.wait()
+        wait_until_gone(tmp_path, 8, "-m tasks")
+    done = sweep("run", path, env=environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert set(statuses(folder).values()) == {"ok", "failed"}
+    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
+    ok = attempts[attempts["status"] == "ok"]
+    assert len(ok) == ok["cell"].nunique() == 7
+    samples = pd.concat(pd.read_parquet(part) for part in (folder / "samples").glob("*.parquet"))
+    assert not samples.duplicated(["cell", "attempt", "instrument", "mode", "phase", "metric", "step"]).any()
+    assert set(samples["cell"]) == set(ok["cell"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
+    write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int
+) -> None:
+    path = write_config(config_of("spin_in_c").replace("timeout_s: 12", "timeout_s: 100"))
+    driver = subprocess.Popen(
+        sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    for line in driver.stdout:
+        if line.startswith("start") and "spin_in_c" in line:
+            break
+    time.sleep(4)
+    driver.send_signal(number)
+    said, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 130
+    assert f"stopped by {signal.Signals(number).name} with 1 cells left. To go on: sweep run {path}" in said
+    assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
+    wait_until_gone(tmp_path, 5)
+
+
+def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
+    sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = write_config(config_of("sleep").replace("timeout_s: 12", "timeout_s: 100"))
+    began = time.monotonic()
+    done = sweep("run", path, "--time-limit", "25s", env=environment)
+    assert time.monotonic() - began < 28
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert "cells left. To go on: sweep run" in done.stdout
+    wait_until_gone(tmp_path, 5)
+    done = sweep("run", path, "--where", "size=tiny", env=environment)
+    assert done.returncode == 0
+    assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
+
+
+def test_a_second_driver_is_sent_away(
+    sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = write_config(config_of("sleep"))
+    first = subprocess.Popen(
+        sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+    )
+    while not (tmp_path / "results" / "faults" / "run.json").exists():
+        time.sleep(0.1)
+    second = sweep("run", path, env=environment)
+    assert second.returncode == 2
+    assert f"another driver is at work in it: process {first.pid} on" in second.stderr
+    assert "Traceback" not in second.stderr
+    first.terminate()
+    assert first.wait(30) == 130
+
+
+def test_on_a_cluster_that_is_running(
+    sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Through --address: its own Ray session, its own workers."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    try:
+        done = sweep("run", write_config(config_of("fail")), "--address", cluster.address, env=environment)
+    finally:
+        cluster.shutdown()
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok", "fail": "failed"}
+
+
+def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:
+    done = sweep("run", write_config(config_of("well")), "--address", "127.0.0.1:1", env=environment)
+    assert done.returncode == 2
+    assert "Is `ray start --head` running there?" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,98 @@
+"""What only a GPU can show. Run with `pytest -m gpu` on a machine that has one."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.attempt import execute
+from tasks.harness.records import Attempt, Outcome, Status
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+MakeAttempt = Callable[..., Attempt]
+GIB = 1024**3
+
+
+def measured(outcome: Outcome, metric: str, mode: str, phase: str = "") -> list[float]:
+    return [
+        sample.value
+        for sample in outcome.samples
+        if (sample.metric, sample.mode) == (metric, mode) and phase in ("", sample.phase) and sample.value is not None
+    ]
+
+
+def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(device="cuda", size="small", context_length=512, batch_size=4, measured_steps=6))
+    assert outcome.status is Status.OK, outcome.evidence
+    synced, pipelined = (statistics.median(measured(outcome, "duration", m, "step")) for m in ("synced", "pipelined"))
+    assert 0.5 < pipelined / synced < 1.3
+    for step in range(6):
+        parts = [s for s in outcome.samples if s.mode == "pipelined" and s.metric == "duration" and s.step == step]
+        whole = next(s.value for s in parts if s.phase == "step")
+        assert sum(s.value for s in parts if s.phase != "step") <= whole * 1.001
+    assert len(measured(outcome, "drain", "pipelined")) == 1
+    # parameters, gradients and two moments, 16 bytes a parameter, are held at the end of the optimizer at the least
+    floor = 16 * outcome.facts["parameters"]
+    peaks = {phase: measured(outcome, "peak_allocated_bytes", "steady", phase)[0] for phase in ("forward", "backward")}
+    assert all(floor * 0.75 < peak < 6 * GIB for peak in peaks.values())
+    first = max(measured(outcome, "peak_allocated_bytes", "first"))
+    assert first < max(peaks.values())
+    for phase in ("forward", "backward", "optimizer"):
+        requested, allocated, reserved = (
+            measured(outcome, f"peak_{kind}_bytes", "steady", phase)[0] for kind in ("requested", "allocated", "reserved")
+        )
+        assert requested <= allocated <= reserved
+
+
+def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(device="cuda"))
+    telemetry = [sample for sample in outcome.samples if sample.instrument == "telemetry"]
+    assert {sample.mode for sample in telemetry} == {"before", "after"}
+    assert all((sample.value is None) == bool(sample.note) for sample in telemetry)
+    assert measured(outcome, "sm_clock", "after")[0] > 100
+
+
+def test_an_oom_has_its_evidence_and_ends(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(device="cuda", size="medium", context_length=512, batch_size=4, memory_limit_gib=8.0))
+    assert outcome.status is Status.OOM
+    assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
+    evidence = outcome.evidence
+    assert evidence["asked_bytes"] >= 2**20
+    assert evidence["limit_bytes"] == 8 * GIB
+    assert 4 * GIB < evidence["allocated_bytes"] <= evidence["reserved_bytes"] <= 8 * GIB
+    assert evidence["free_bytes"] < evidence["total_bytes"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "bf16_pure"])
+def test_precisions_are_what_they_say(make_attempt: MakeAttempt, precision: str) -> None:
+    outcome = execute(make_attempt(device="cuda", precision=precision))
+    assert outcome.status is Status.OK, outcome.evidence
+    facts = outcome.facts
+    assert facts["matmul_allow_tf32"] is (precision == "tf32")
+    assert facts["float32_matmul_precision"] == ("high" if precision == "tf32" else "highest")
+    assert facts["autocast_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    assert facts["parameter_dtype"] == ("bfloat16" if precision == "bf16_pure" else "float32")
+
+
+@pytest.mark.parametrize("how", ["blocks", "model"])
+def test_compiled(make_attempt: MakeAttempt, how: str) -> None:
+    outcome = execute(make_attempt(device="cuda", compile=how, settings={"timeout_s": 250.0}))
+    assert outcome.status is Status.OK, outcome.evidence
+    assert len(measured(outcome, "duration", "compile", "step")) == 1
+    assert outcome.facts["compile_graphs"] == 1
+    assert outcome.facts["compile_graph_breaks"] == 0
+    assert outcome.facts["compile_cache_hits"] + outcome.facts["compile_cache_misses"] >= 1
+
+
+def test_a_device_side_assertion_fails_its_cell_alone(make_attempt: MakeAttempt) -> None:
+    tests = str(Path(__file__).resolve().parent)
+    args = {"how": "well", "vocab_size": 10}  # tokens beyond its ten rows are an illegal index on the GPU
+    bad = execute(
+        make_attempt(device="cuda", size=None, model="misbehaving:Model", model_args=args, settings={"import_paths": (tests,)})
+    )
+    assert bad.status is Status.FAILED
+    assert "device-side assert" in bad.evidence["message"]
+    assert execute(make_attempt(device="cuda")).status is Status.OK
