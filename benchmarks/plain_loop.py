@@ -1,4 +1,4 @@
-"""Does `sweep` report what a plain loop would? Both measure the same cells, one after the other, in processes of their own.
+"""Does `sweep` report what a plain loop would? Both measure the same cells, one after the other, in their own processes.
 
     python benchmarks/plain_loop.py configs/full.yaml --set compile=eager --set pass=train_step --set precision=fp32,bf16
 
@@ -14,6 +14,7 @@ process. Exit code 1 if some do not agree.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -74,26 +75,30 @@ def compare(cell: Cell, rounds: int) -> dict[str, Any]:
     ours: Runs = {}
     count, wrong = 0, ["nothing yet"]
     while wrong and count < rounds:
-        for runs, measured in ((plain, in_child(lambda: plain_loop(cell.params.values()))), (ours, in_child(lambda: by_sweep(cell)))):
-            for phase, steps in measured.items():
+        for runs, work in ((plain, lambda: plain_loop(cell.params.values())), (ours, lambda: by_sweep(cell))):
+            for phase, steps in in_child(work).items():
                 runs.setdefault(phase, []).append(steps)
         count += 1
         wrong = [phase for phase in plain if not agree(plain[phase], ours[phase])]
     values = cell.params.values()
     row = {name: values[name] for name in ("size", "context_length", "precision")} | {"rounds": count}
     for phase in plain:
-        p, s = (statistics.median(sum(runs[phase], [])) for runs in (plain, ours))
+        p, s = (pooled_median(runs[phase]) for runs in (plain, ours))
         row |= {f"{phase} ms": round(s, 2)} if phase == "step" else {}
         row |= {f"{phase} ratio": round(p / s, 3)}
     return {**row, "agrees": "NO: " + ", ".join(wrong) if wrong else "yes"}
 
 
 def agree(plain: list[list[float]], ours: list[list[float]]) -> bool:
-    p, s = (statistics.median(sum(runs, [])) for runs in (plain, ours))
+    p, s = (pooled_median(runs) for runs in (plain, ours))
     if abs(p / s - 1) <= TOLERANCE:
         return True
     (p_low, p_high), (s_low, s_high) = noise(plain), noise(ours)
     return p_low <= s_high and s_low <= p_high
+
+
+def pooled_median(runs: list[list[float]]) -> float:
+    return statistics.median(itertools.chain.from_iterable(runs))
 
 
 def noise(runs: list[list[float]]) -> tuple[float, float]:

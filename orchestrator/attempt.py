@@ -22,7 +22,6 @@ from tasks.harness.records import (
     JOURNAL_FILE,
     LOG_FILE,
     PHASE_FILE,
-    Account,
     Attempt,
     Ending,
     Outcome,
@@ -185,9 +184,7 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
         if name == "SIGKILL" and ended.kernel_oom_kills:
             return Ending(Status.HOST_OOM, {"message": "killed by the kernel, out of memory", "signal": name})
         return Ending(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
-    return Ending(
-        Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code}
-    )
+    return Ending(Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code})
 
 
 def _over_memory(pid: int, limit_gib: float | None) -> int | None:

@@ -107,5 +107,3 @@ def _disk(folder: Path) -> Finding:
     writable = os.access(place, os.W_OK)
     remedy = "" if writable and free > _LITTLE_DISK_GIB else "Name a writable folder with --out, or free some space"
     return Finding("disk", writable and free > _LITTLE_DISK_GIB, f"{free:.0f} GiB free at {place}", remedy)
-
-

@@ -79,9 +79,10 @@ def _failures(request: Request) -> Iterator[str]:
         yield f"  … and {len(bad) - _SHOWN} more that did not end well"
 
 
-def _attempt(row: dict[str, Any]) -> Iterator[str]:
+def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
     where = "/".join(filter(None, [row["stage"], row["phase"]]))
-    yield f"attempt {row['attempt']}: {row['status']}{f' in {where}' if where else ''}, {row['wall_s']:.1f} s, {row['started_at']}"
+    end = f"{row['status']} in {where}" if where else row["status"]
+    yield f"attempt {row['attempt']}: {end}, {row['wall_s']:.1f} s, {row['started_at']}"
     for name, value in json.loads(row["evidence"]).items():
         text = f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
         yield f"  {name}: " + text.replace("\n", "\n    ")
@@ -108,5 +109,3 @@ def _find(cells: Any, prefix: str, run: Run) -> str:
 def _first_line(evidence: dict[str, Any]) -> str:
     said = str(evidence.get("reason") or evidence.get("message") or "")
     return said.split("\n")[0][:160]
-
-

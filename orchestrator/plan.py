@@ -34,7 +34,7 @@ class Past:
         if Status.OK in self.statuses:
             return Status.OK
         telling = [status for status in self.statuses if status not in _NOT_ITS_FAULT]
-        return (telling or list(self.statuses) or [PENDING])[-1]
+        return [PENDING, *self.statuses, *telling][-1]
 
     @property
     def failures(self) -> int:
@@ -152,4 +152,4 @@ def _kind(cell: Cell) -> tuple[object, ...]:
 def _total_work(cell: Cell) -> float:
     values = cell.params.values()
     steps = values.get("warmup_steps", 0) + 2 * values.get("measured_steps", 1)
-    return all_tasks()[cell.task].work(cell.params) * steps
+    return float(all_tasks()[cell.task].work(cell.params) * steps)

@@ -115,7 +115,7 @@ class Queue:
         self._settings = make_settings(request)
         self.late = 0
         self.total = len(self._waiting)
-        self.devices = {cell.params.device for cell in self._waiting}
+        self.devices: set[str] = {cell.params.device for cell in self._waiting}
 
     def __iter__(self) -> Iterator[Attempt]:
         while self._waiting:
@@ -279,7 +279,8 @@ def _derive(writer: RunWriter) -> None:
 def _stoppable(deadline: float | None, summary: Summary) -> Iterator[Callable[[], None]]:
     """Ctrl-C, a polite kill and the time limit end the body, once: what is still to be done then is not interrupted.
 
-    They may strike anywhere in it: the store withstands that as it withstands a kill. Gives the function that installs the handlers, for after something else has taken them.
+    They may strike anywhere in it: the store withstands that as it withstands a kill. Gives the function that installs
+    the handlers, for after something else has taken them.
     """
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
     before = {number: signal.getsignal(number) for number in numbers}

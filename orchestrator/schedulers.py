@@ -6,6 +6,7 @@ of this machine or of a cluster. Both go through `attempt.execute`. The only fil
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import socket
@@ -196,7 +197,7 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
         "_temp_dir": session,
     }
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level="ERROR", **({} if address else local))
+        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error

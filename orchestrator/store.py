@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, how it is written so that nothing is lost, and how it is read. The only file that imports pyarrow.
+"""A run's folder: what is in it, how it is written so that nothing is lost, how it is read. Alone in importing pyarrow.
 
     run.json        the config, the fingerprint, who ran what when: rewritten by rename
     attempts/       one Parquet part an attempt, written last: its presence is completion

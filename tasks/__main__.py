@@ -95,7 +95,7 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
     taken: list[Any] = []
     try:
         for sample in samples:
-            taken.append(sample)  # noqa: PERF402  `extend` would lose what came before an error
+            taken.append(sample)
     finally:
         journal.samples(taken)
 

@@ -146,7 +146,7 @@ def _make_step(
             loss = loss_of(inputs)
         if "backward" in PHASES[params.pass_]:
             with phase("backward"):
-                scaler.scale(loss).backward()
+                scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if "optimizer" in PHASES[params.pass_]:
             with phase("optimizer"):
                 scaler.step(optimizer)

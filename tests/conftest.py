@@ -55,7 +55,9 @@ def make_attempt(tmp_path: Path) -> Callable[..., Attempt]:
 def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]:
     """A finished attempt, as if measured: for what comes after measuring."""
 
-    def make(status: Status = Status.OK, step_ms: tuple[float, ...] = (10.0, 11.0, 12.0), number: int = 1, **params: Any) -> Outcome:
+    def make(
+        status: Status = Status.OK, step_ms: tuple[float, ...] = (10.0, 11.0, 12.0), number: int = 1, **params: Any
+    ) -> Outcome:
         samples = tuple(
             Sample("timing", "duration", "ms", value, "synced", phase, step)
             for step, value in enumerate(step_ms)

@@ -88,9 +88,7 @@ class Model(nn.Module):
         time.sleep(1000)
 
     def cuda_oom(self) -> None:
-        raise torch.OutOfMemoryError(
-            "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB"
-        )
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB")
 
     def alloc(self) -> None:
         torch.ones(8, 1024**3 // 8, dtype=torch.float64)  # 8 GiB at once

@@ -49,7 +49,9 @@ def test_rooms(path: Path) -> None:
     assert not found
 
 
-@pytest.mark.parametrize("command", ["--help", "plan configs/full.yaml", "status {run}", "report {run}", "show {run} a", "schema"])
+@pytest.mark.parametrize(
+    "command", ["--help", "plan configs/full.yaml", "status {run}", "report {run}", "show {run} a", "schema"]
+)
 def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom orchestrator.cli import main\n"

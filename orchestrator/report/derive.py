@@ -13,10 +13,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.report.statistics import summarise
+from orchestrator.report.statistics import STATISTICS, summarise
 
 _KEY = ["cell", "attempt"]
-_EVIDENCE = ("message", "reason", "signal", "exit_code", "asked_bytes", "allocated_bytes", "reserved_bytes", "free_bytes")
+_EVIDENCE = (
+    "message",
+    "reason",
+    "signal",
+    "exit_code",
+    "asked_bytes",
+    "allocated_bytes",
+    "reserved_bytes",
+    "free_bytes",
+)
 _FACTS = (
     "host", "gpu", "torch", "cuda", "driver", "python", "cpu", "tokens", "parameters", "parameter_dtype",
     "autocast_dtype", "float32_matmul_precision", "matmul_allow_tf32", "compile_graphs", "compile_graph_breaks",
@@ -47,7 +56,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     for group in GROUPS:
         columns = group(measured)
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
-    return _with_rates(_with_whole_step(wide)).convert_dtypes()
+    return _with_rates(_with_whole_step(wide)).apply(_nullable)
 
 
 def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
@@ -119,6 +128,13 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
 )
 
 
+def _nullable(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Dtypes that know null. What is measured stays a floating-point number also where all values happen to be whole."""
+    has_fractions = column.dtype == object and any(isinstance(value, float) and value == value for value in column)
+    floating = has_fractions or pd.api.types.is_float_dtype(column.dtype)
+    return column.astype("Float64") if floating else column.convert_dtypes()
+
+
 def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
     worth = attempts["status"].map({"ok": 2, "lost": 0}).fillna(1)
     ordered = attempts.assign(_worth=worth).sort_values(["cell", "_worth", "attempt"])
@@ -132,7 +148,7 @@ def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
 def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
     """A column of JSON objects as columns; what is itself an object stays JSON text."""
     rows = [json.loads(text) for text in column]
-    frame = pd.DataFrame(rows, index=column.index)
+    frame = pd.DataFrame(rows, index=column.index, dtype=object)  # numbers keep their kind beside a null
     for name in frame.columns:
         nested = frame[name].map(lambda value: isinstance(value, dict | list))
         if nested.any():
@@ -149,18 +165,17 @@ def _total(flops: Any) -> float:
 
 
 def _of(samples: pd.DataFrame, instrument: str, mode: str, metric: str) -> pd.DataFrame:
-    return samples[
-        (samples["instrument"] == instrument) & (samples["mode"] == mode) & (samples["metric"] == metric)
-    ]
+    return samples[(samples["instrument"] == instrument) & (samples["mode"] == mode) & (samples["metric"] == metric)]
 
 
 def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]) -> pd.DataFrame:
     durations = _of(samples, "timing", mode, "duration")
     if durations.empty:
         return pd.DataFrame()
-    summary = summarise(durations, ["cell", "phase"]).unstack("phase")
-    columns = [f"{names.get(phase, phase)}_ms_{statistic}" for statistic, phase in summary.columns]
-    return summary.set_axis(columns, axis=1).dropna(axis=1, how="all")
+    summary = summarise(durations, ["cell", "phase"])
+    by_phase = {phase: summary.xs(phase, level="phase") for phase in summary.index.unique("phase")}
+    frames = [frame.add_prefix(f"{names.get(str(phase), phase)}_ms_") for phase, frame in by_phase.items()]
+    return pd.concat(frames, axis=1).dropna(axis=1, how="all")
 
 
 def _pivot(rows: pd.DataFrame, how: Any = "first") -> pd.DataFrame:
@@ -180,10 +195,10 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
 
     Waiting at each phase costs a step up to a tenth: the host cannot prepare the optimizer behind the backward pass.
     """
-    for column in [name for name in wide if name.startswith(("step_pipelined_ms_", "step_synced_ms_"))]:
-        whole = "step_ms_" + column.rpartition("_ms_")[2]
-        pipelined, synced = (wide.get(column.replace(column.split("_")[1], mode, 1)) for mode in ("pipelined", "synced"))
-        wide[whole] = synced if pipelined is None else pipelined if synced is None else pipelined.fillna(synced)
+    for statistic in STATISTICS:
+        synced, pipelined = (wide.get(f"step_{mode}_ms_{statistic}") for mode in ("synced", "pipelined"))
+        if synced is not None:
+            wide[f"step_ms_{statistic}"] = synced if pipelined is None else pipelined.fillna(synced)
     return wide
 
 

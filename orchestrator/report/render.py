@@ -67,7 +67,7 @@ def provenance(results: Results) -> str:
 
 
 def _one_or_several(cells: pd.DataFrame, column: str) -> str:
-    values = cells[column].dropna().unique() if column in cells else []
+    values = list(cells[column].dropna().unique()) if column in cells else []
     return "" if len(values) == 0 else str(values[0]) if len(values) == 1 else f"several ({len(values)})"
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 CONFIDENCE = 0.95
+STATISTICS = ("n", "mean", "sd", "min", "median", "ci_low", "ci_high", "coverage")  # the columns of `summarise`
 
 
 @cache
@@ -36,7 +37,9 @@ def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     """One row a group: n, mean, sd (n - 1), min, median, and the 95 % interval of the median with its coverage."""
     ordered = samples.sort_values([*keys, "value"], kind="stable")
     groups = ordered.groupby(keys, sort=True, observed=True)["value"]
-    summary = groups.agg(n="size", mean="mean", sd="std", min="min", median="median")
+    summary = pd.DataFrame(
+        {"n": groups.size(), "mean": groups.mean(), "sd": groups.std(), "min": groups.min(), "median": groups.median()}
+    )
     counts = summary["n"].to_numpy()
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
     ranks = np.array([median_rank(int(n)) for n in counts], dtype=int)

@@ -138,7 +138,10 @@ TABLES: tuple[Table, ...] = (
         "warmup",
         "Warm-up",
         "The whole step measured after so many warm-up steps: what is not warm shows in the spread.",
-        Across("warmup_steps", (("warm-up: mean ± sd", mean_sd("step_synced_ms")), ("std/mean", relative_sd("step_synced_ms")))),
+        Across(
+            "warmup_steps",
+            (("warm-up: mean ± sd", mean_sd("step_synced_ms")), ("std/mean", relative_sd("step_synced_ms"))),
+        ),
         _varies("train_step", "warmup_steps"),
     ),
     Table(

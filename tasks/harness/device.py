@@ -58,9 +58,7 @@ class CudaDevice:
 
     def peaks(self) -> Mapping[str, int | None]:
         stats = torch.cuda.memory_stats()
-        return {
-            f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in ("allocated", "reserved", "requested")
-        }
+        return {f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in ("allocated", "reserved", "requested")}
 
     def memory_evidence(self) -> Mapping[str, int | None]:
         free, total = torch.cuda.mem_get_info()

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+
 def read_environment() -> dict[str, Any]:
     """Versions, host and devices of this process, without touching a GPU's memory."""
     return {
@@ -20,7 +21,7 @@ def read_environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
+        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "nice": os.nice(0),
@@ -39,15 +40,13 @@ def probe() -> dict[str, Any]:
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     kinds: dict[str, list[str | None]] = {"cpu": [None]}
     if gpus:
-        kinds["cuda"] = sorted({gpu.name for gpu in gpus})
+        kinds["cuda"] = [*sorted({gpu.name for gpu in gpus})]
     if torch.backends.mps.is_available():
         kinds["mps"] = ["Apple MPS"]
     return {
         **environment,
         "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)} for gpu in gpus],
-        "fingerprints": {
-            device: [fingerprint({**environment, "gpu": gpu}) for gpu in names] for device, names in kinds.items()
-        },
+        "fingerprints": {device: [fingerprint({**environment, "gpu": gpu}) for gpu in names] for device, names in kinds.items()},
     }
 
 

@@ -69,7 +69,7 @@ class Attempt:
     @classmethod
     def from_json(cls, text: str) -> Attempt:
         body = json.loads(text)
-        settings = {name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()}
+        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()}
         return cls(make_cell(body["task"], body["params"]), body["number"], body["folder"], Settings(**settings))
 
 

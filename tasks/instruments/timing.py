@@ -41,11 +41,15 @@ class SyncedTimer:
         self.phases.append((phase, (time.perf_counter_ns() - self._began) / _NS_PER_MS))
 
 
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
 class EventTimer:
     """Device events at each boundary, made beforehand, with the host's clock beside them."""
 
     def __init__(self, steps: int, boundaries: int) -> None:
-        self._events = iter([torch.cuda.Event(enable_timing=True) for _ in range(steps * boundaries)])
+        self._events = iter([_event() for _ in range(steps * boundaries)])
         self.marks: list[tuple[str, int, torch.cuda.Event]] = []
 
     def mark(self, name: str) -> None:
@@ -110,9 +114,7 @@ def _synced_step(session: Session, mode: str, step: int) -> list[Sample]:
     session.step(timer)
     whole.leave(_STEP)
     total = sum(ms for _, ms in timer.phases) if watched else whole.phases[0][1]
-    return [
-        Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]
-    ]
+    return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]]
 
 
 def _pipelined_samples(timer: EventTimer) -> Iterator[Sample]:

@@ -27,8 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def complaint(text: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        config, source = parse_config(text, "my.yaml")
-        expand(config, source, NOTHING)
+        expand(*parse_config(text, "my.yaml"), NOTHING)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 

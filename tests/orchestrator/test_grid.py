@@ -77,7 +77,9 @@ def test_a_selection_that_cannot_be(sets: list[str], wheres: list[str], said: st
 
 
 def test_a_cell_named_twice_is_one_cell_and_counted() -> None:
-    cells = expanded(TEXT.replace("[16, 32]", "[16, 16]").replace("[{size: small, context_length: 8}]", "[{size: tiny, context_length: 16}]"))
+    cells = expanded(
+        TEXT.replace("[16, 32]", "[16, 16]").replace("[{size: small, context_length: 8}]", "[{size: tiny, context_length: 16}]")
+    )
     assert cells.duplicates == 5
     assert len({cell.id for cell in cells.cells}) == len(cells.cells) == 4
 
@@ -101,6 +103,9 @@ def test_identity_is_stable() -> None:
     assert cell.cells[0].id == "cf5f86dad8e2"
 
 
-@given(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)))
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)),
+    st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)),
+)
 def test_matching_is_containment(values: dict[str, int], condition: dict[str, int]) -> None:
     assert matches(values, condition) == (condition.items() <= values.items())

@@ -13,11 +13,14 @@ S = Status
 work = lambda one: all_tasks()[one.task].work(one.params)  # noqa: E731
 
 
+DEFAULT = Choice()
+
+
 def cell(**params: Any) -> Cell:
     return make_cell("train_step", {"size": "tiny", "device": "cpu", **params})
 
 
-def decide(past: tuple[Status, ...], choice: Choice = Choice(), attempts: int = 3) -> tuple[bool, str]:
+def decide(past: tuple[Status, ...], choice: Choice = DEFAULT, attempts: int = 3) -> tuple[bool, str]:
     one = cell()
     decision = make_plan([one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts).decisions[0]
     return decision.run, decision.reason

@@ -72,8 +72,8 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
     return lambda text=CONFIG, sets=(), wheres=(): resolve(write_config(text), sets, wheres, tmp_path / "out")
 
 
-def go(request: Request, scheduler: FakeScheduler, choice: Choice = Choice(), **means: Any) -> Summary:
-    return run_sweep(request, choice, Means(lambda: scheduler, lambda total, left: Silent(), **means))
+def go(request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **means: Any) -> Summary:
+    return run_sweep(request, choice or Choice(), Means(lambda: scheduler, lambda total, left: Silent(), **means))
 
 
 def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]) -> None:

@@ -53,7 +53,10 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 def statuses(folder: Path) -> dict[str, str]:
     cells = pd.read_parquet(folder / "cells.parquet")
-    hows = [json.loads(args)["how"] if args != "{}" else f"good {seed}" for args, seed in zip(cells["model_args"], cells["seed"], strict=True)]
+    hows = [
+        json.loads(args)["how"] if args != "{}" else f"good {seed}"
+        for args, seed in zip(cells["model_args"], cells["seed"], strict=True)
+    ]
     return dict(zip(hows, cells["status"], strict=True))
 
 
@@ -63,7 +66,11 @@ def leftovers(tmp_path: Path) -> list[str]:
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
-            if any(place in words for place in places) and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+            if (
+                any(place in words for place in places)
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.pid != os.getpid()
+            ):
                 found.append(words[:200])
         except psutil.Error:
             continue

@@ -1,0 +1,33 @@
+# `make demo` and `make test` set up all they need in .venv; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint gpu-test clean
+
+demo: $(VENV)/.runs
+	$(BIN)/sweep run configs/demo.yaml
+	$(BIN)/sweep report results/demo
+
+test: $(VENV)/.tests
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/.tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+gpu-test: $(VENV)/.tests
+	$(BIN)/python -m pytest -q -m gpu
+
+$(VENV)/.runs: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.tests: $(VENV)/.runs
+	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,80 @@
+"""The README keeps its word: every command in it runs, every command there is stands in it, its table is real."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from orchestrator.cli import main
+from orchestrator.errors import SweepError
+from orchestrator.report.tables import TABLES
+from tests.conftest import ROOT
+
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```(?:console|sh)\n(.*?)```", README, re.DOTALL)
+LINES = [line.split("   #")[0].strip() for block in BLOCKS for line in block.splitlines()]
+COMMANDS = [line.removeprefix("$ ") for line in LINES if line.removeprefix("$ ").startswith(("sweep ", "python -c"))]
+NEEDS_A_GPU = [command for command in COMMANDS if "configs/full" in command or "full" in command.split()[-1]]
+
+
+def test_every_command_there_is_stands_in_it() -> None:
+    for name in main.commands:
+        assert f"sweep {name}" in README
+
+
+def test_every_option_it_names_exists() -> None:
+    known = {option for command in main.commands.values() for parameter in command.params for option in parameter.opts}
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    assert named <= known | {"--head", "--version", "--help"}
+
+
+@pytest.mark.parametrize("name", [table.name for table in TABLES])
+def test_every_table_stands_in_it(name: str) -> None:
+    assert f"`{name}`" in README
+
+
+def test_every_help_text_has_an_example_that_parses() -> None:
+    for name, command in main.commands.items():
+        example = re.search(r"Example: sweep (.+)", command.help or "")
+        assert example, name
+        words = example[1].split(" > ")[0].split()
+        with click.Context(main) as context:
+            found, _, rest = main.resolve_command(context, words)
+            assert found is command
+            command.make_context(name, rest, parent=context)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_every_command_in_it_runs(tmp_path: Path) -> None:
+    """On a machine without a GPU. What needs one is planned instead, or narrowed to the CPU and to a cell of seconds."""
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    tiny = "--set device=cpu --set size=tiny --set context_length=16 --set precision=fp32 --set compile=eager --set pass=forward"
+    for command in dict.fromkeys(COMMANDS):
+        if "--address" in command or "memory_limit" in command:
+            command = command.replace("sweep run", "sweep plan").replace("--address auto", "")
+        elif command.startswith("sweep run configs/full.yaml"):
+            command += f" {tiny}"
+        shell = command.replace("sweep ", f"{sys.executable} -m orchestrator ", 1).replace("python -c", f"{sys.executable} -c", 1)
+        cell = next((tmp_path / "results" / "full" / "artifacts").glob("*"), Path("none")).name
+        done = subprocess.run(
+            shell.replace(" CELL", f" {cell}"), shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=100,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        )  # fmt: skip
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+def test_errors_are_drawn_in_their_docstring() -> None:
+    from orchestrator import errors
+
+    def tree(kind: type[SweepError]) -> list[str]:
+        return [kind.__name__, *(name for child in kind.__subclasses__() for name in tree(child))]
+
+    drawn = re.findall(r"^[│├└─ ]*(\w+Error|Run\w+|SweepError)\b", errors.__doc__ or "", re.MULTILINE)
+    assert drawn == tree(SweepError)
