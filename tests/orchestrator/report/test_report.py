@@ -130,9 +130,7 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
 
 
 def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:
-    results = results_of(
-        outcome([30.0, 30.0]), outcome([15.0, 15.0], compile="blocks"), outcome([300.0, 30.0], warmup_steps=0)
-    )
+    results = results_of(outcome([30.0, 30.0]), outcome([15.0, 15.0], compile="blocks"), outcome([300.0, 30.0], warmup_steps=0))
     assert list(table(results, "compile")["blocks speed-up"]) == ["2.00×"]
     assert list(table(results, "warmup")["0 std/mean"]) == ["115.71%"]
 

@@ -1,0 +1,86 @@
+"""What a user waits for, with ten thousand cells. The best of a few tries: these are promises about work, not about load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from orchestrator import store
+from orchestrator.run import Request, _manifest, resolve
+from orchestrator.store import ATTEMPTS, MERGE_BATCH, Run
+from tests.conftest import ROOT, sweep_command
+
+CONFIG = """
+name: many
+grids:
+  - task: train_step
+    fixed: {device: cpu}
+    axes:
+      size: [small, medium, large, xl, 2.7B]
+      context_length: [128, 256, 512, 1024]
+      precision: [fp32, tf32, bf16]
+      compile: [eager, blocks]
+      pass: [forward, forward_backward, train_step]
+      seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27]
+"""
+
+
+def best_of(tries: int, *words: object) -> float:
+    seconds = []
+    for _ in range(tries):
+        began = time.perf_counter()
+        subprocess.run(sweep_command(*words), check=True, capture_output=True, cwd=ROOT)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
+    """A run of 10,080 cells, all finished, in as many parts as such a run leaves: merged ones and a rest of single ones."""
+    folder = tmp_path_factory.mktemp("many")
+    (folder / "many.yaml").write_text(CONFIG)
+    request = resolve(folder / "many.yaml", [], [], folder / "run")
+    rows = [
+        {
+            "cell": cell.id, "attempt": 1, "task": "train_step", "params": json.dumps(cell.params.values()), "status": "ok",
+            "evidence": "{}", "facts": json.dumps({"x": "y" * 1500}), "started_at": datetime.now(UTC), "wall_s": 10.0,
+        }
+        for cell in request.expansion.cells
+    ]  # fmt: skip
+    with Run(folder / "run").opened_for_writing() as writer:
+        writer.write_manifest(_manifest(request, [], None))
+        singles = len(rows) % MERGE_BATCH
+        for start in range(0, len(rows) - singles, MERGE_BATCH):
+            name = f"merged-{start}.parquet"
+            store._write_part(
+                folder / "run" / "attempts" / name, pa.Table.from_pylist(rows[start : start + MERGE_BATCH], ATTEMPTS)
+            )
+        for row in rows[-singles:]:
+            name = f"{row['cell']}-1.parquet"
+            store._write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+    return request
+
+
+def test_help_is_there_at_once() -> None:
+    assert best_of(5, "--help") < 0.3
+
+
+def test_a_plan_of_ten_thousand_cells(many: Request, tmp_path: Path) -> None:
+    assert len(many.expansion.cells) == 10_080
+    assert best_of(3, "plan", many.config_path, "--out", tmp_path / "new") < 3
+    assert best_of(3, "plan", many.config_path, "--out", many.run.folder) < 3
+
+
+def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
+    assert best_of(3, "status", many.run.folder) < 3
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
