@@ -22,11 +22,11 @@ gpu-test: $(VENV)/.tests
 
 $(VENV)/.runs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q --no-compile -c constraints.txt -e .
+	$(BIN)/pip install -q -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.tests: $(VENV)/.runs
-	$(BIN)/pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:
