@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from tasks.harness.records import (
     Status,
     read_journal,
 )
+
+PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 
 _TICK_S = 0.2
 _LOG_TAIL_BYTES = 4000
@@ -58,10 +61,12 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
 
     environment: variables of the child beyond this process's own, such as its share of the cores.
     """
+    settings = replace(attempt.settings, env={**(environment or {}), **attempt.settings.env})
+    attempt = replace(attempt, settings=settings)
     attempt.path.mkdir(parents=True, exist_ok=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     started_at = time.time()
-    ended = _watch(attempt, {**os.environ, **child_environment(attempt), **(environment or {}), **attempt.settings.env})
+    ended = _watch(attempt, {**os.environ, **child_environment(attempt), **attempt.settings.env})
     return conclude(attempt, ended, started_at)
 
 
@@ -79,8 +84,9 @@ def child_environment(attempt: Attempt) -> dict[str, str]:
 def by_hand(attempt: Attempt) -> str:
     """The command that measures the same cell again, in the open."""
     variables = {**child_environment(attempt), **attempt.settings.env}
-    words = [f"{name}={value}" for name, value in variables.items() if name != "PYTHONPATH"]
-    return " ".join([*words, sys.executable, "-m", "tasks", str(attempt.path / ATTEMPT_FILE)])
+    return shlex.join(
+        ["env", *(f"{name}={value}" for name, value in variables.items()), *PROGRAM, str(attempt.path / ATTEMPT_FILE)]
+    )
 
 
 def recover(attempt: Attempt) -> Outcome | None:
@@ -143,7 +149,7 @@ def _watch(attempt: Attempt, environment: Mapping[str, str]) -> Exit:
 def _launch(attempt: Attempt, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
     """The child, in a process group of its own, and our end of its lifeline: when that closes, the child ends."""
     theirs, ours = os.pipe()
-    command = [sys.executable, "-m", "tasks", str(attempt.path / ATTEMPT_FILE)]
+    command = [*PROGRAM, str(attempt.path / ATTEMPT_FILE)]
     command += ["--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(theirs)]
     with (attempt.path / LOG_FILE).open("ab") as log:
         try:

@@ -6,6 +6,7 @@ What it needs is imported inside each command, so that `sweep --help` is there a
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ def selection_options(command: Any) -> Any:
         click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [results/NAME]"),
         click.option("--retry", multiple=True, type=click.Choice(STATUSES), help="Also cells of this status."),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
-        click.option("--fresh", is_flag=True, help="Measure again whatever is done; older rows stay."),
+        click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -104,7 +105,7 @@ def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **cho
         mixed=chosen["mixed"],
     )
     summary = run_sweep(request, _choice(chosen), means)
-    _conclude(summary, request, config)
+    _conclude(summary, request)
 
 
 @main.command()
@@ -205,18 +206,18 @@ def _seconds(text: str | None) -> float | None:
     return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
 
 
-def _conclude(summary: Any, request: Any, config: Path) -> None:
+def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
-    folder = request.run.folder
+    folder, again = request.run.folder, shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
         click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
     click.echo(f"measured {sum(summary.statuses.values())} cells{f': {counts}' if counts else ''}; kept in {folder}")
     if summary.stopped and summary.stopped != "time limit":
-        click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: sweep run {config}")
+        click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
     if summary.stopped or summary.late:
-        click.echo(f"out of time with {summary.left} cells left. To go on: sweep run {config}")
+        click.echo(f"out of time with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
     click.echo(f"the tables: sweep report {folder}")
     bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)

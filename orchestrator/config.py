@@ -99,7 +99,11 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
     source = Source(name, _load_yaml(text, name))
     if not isinstance(source.document, CommentedMap):
         raise ConfigError(f"{name}: is not a mapping of names to values", "See configs/demo.yaml for the form")
-    return validate_config(_plain(source.document), source), source
+    try:
+        document = plain(source.document)
+    except TypeError as error:
+        raise ConfigError(f"{name}: {error}", "Write it without a tag, or in quotes") from error
+    return validate_config(document, source), source
 
 
 def validate_config(document: Values, source: Source) -> SweepConfig:
@@ -194,15 +198,18 @@ def _expanded_size(node: Any, sizes: dict[int, int] | None = None) -> int:
     return sizes[id(node)]
 
 
-def _plain(node: Any) -> Any:
+def plain(node: Any) -> Any:
+    """A YAML document as Python's own types. Raises TypeError for what JSON has no word for, such as a tagged value."""
     if isinstance(node, dict):
-        return {_plain(key): _plain(value) for key, value in node.items()}
+        return {plain(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
-        return [_plain(value) for value in node]
+        return [plain(value) for value in node]
     for kind in (bool, int, float, str):
         if isinstance(node, kind):
             return kind(node)
-    return node
+    if node is None:
+        return None
+    raise TypeError(f"{str(node)!r} is neither text nor number, true, false, null, list or mapping")
 
 
 def _line(document: Any, place: Place) -> int | None:

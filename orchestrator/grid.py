@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error
+from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error, plain
 from orchestrator.errors import ConfigError, nearest
 from tasks.harness.cell import Cell, varying_axes
-from tasks.harness.params import axis_names
+from tasks.harness.params import axis_names, default_values
 from tasks.harness.registry import all_tasks, make_cell
 
 _SEVERAL = "Name one or several values as axis=value,value"
@@ -46,10 +46,7 @@ class Expansion:
 def parse_selection(sets: Iterable[str], wheres: Iterable[str]) -> Selection:
     """`--set axis=a,b` and `--where axis=a,axis=b|c`. Values read as in YAML."""
     conditions = [part for where in wheres for part in where.split(",")]
-    return Selection(
-        dict(_assignment(text, ",", "--set") for text in sets),
-        dict(_assignment(text, "|", "--where") for text in conditions),
-    )
+    return Selection(_assignments(sets, ",", "--set"), _assignments(conditions, "|", "--where"))
 
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
@@ -76,7 +73,7 @@ def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
 
 
 def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, selection: Selection) -> Iterator[Cell]:
-    known = axis_names(all_tasks()[grid.task].params)
+    known, defaults = axis_names(_params(grid)), default_values(_params(grid))
     shared = {name: value for name, value in config.defaults.items() if name in known} | grid.fixed
     narrowed = {name: list(values) for name, values in selection.set.items() if name in known}
     points = [(place, shared | point) for point in _product({**grid.axes, **narrowed})]
@@ -84,7 +81,7 @@ def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, 
         points += [((*place, "include", i), shared | included | point) for point in _product(narrowed)]
     for at, values in points:
         for override in grid.override:
-            if matches(values, override.when):
+            if matches({**defaults, **values}, override.when):
                 values |= override.set
         cell = _make_cell(grid, values, at, source)
         actual = {**cell.params.values(), "task": cell.task}
@@ -144,12 +141,23 @@ def _params(grid: Grid) -> Any:
     return all_tasks()[grid.task].params
 
 
+def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        name, values = _assignment(text, separator, option)
+        if name in found:
+            raise ConfigError(f"{option} {name}: is given twice", f"Join the values with {separator!r}")
+        found[name] = values
+    return found
+
+
 def _assignment(text: str, separator: str, option: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not name.strip() or not values.strip():
         raise ConfigError(f"{option} {text}: is not an assignment", _SEVERAL)
     parser = YAML(typ="safe", pure=True)
     try:
-        return name.strip(), [parser.load(value) for value in values.split(separator)]
-    except YAMLError as error:
+        values = values.replace(separator, ",") if separator != "," else values
+        return name.strip(), plain(parser.load(f"[{values}]"))
+    except (YAMLError, RecursionError, TypeError) as error:
         raise ConfigError(f"{option} {text}: is not YAML", _SEVERAL) from error

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from orchestrator.attempt import by_hand
 from orchestrator.errors import RunError, nearest
 from orchestrator.plan import Choice, Plan
 from orchestrator.progress import format_seconds
-from orchestrator.run import Request, plan_request
+from orchestrator.run import Request, last_command, plan_request
 from orchestrator.store import Run
 from tasks.harness.records import LOG_FILE, Attempt
-from tasks.harness.registry import make_cell
 
 _SHOWN = 20
 
@@ -39,7 +39,7 @@ def describe_status(request: Request) -> Iterator[str]:
         yield f"{count:>6} {status}"
     yield from _failures(request)
     to_run = plan.to_run
-    yield f"sweep run {request.config_path} would run {len(to_run)} of {len(plan.decisions)} cells"
+    yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells"
     for cell in to_run[:_SHOWN]:
         yield f"  {cell.id} {request.expansion.labels[cell.id]}"
     if len(to_run) > _SHOWN:
@@ -52,7 +52,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     cell = _find(attempts["cell"].unique(), prefix, run)
     rows = attempts[attempts["cell"] == cell].sort_values("attempt").to_dict("records")
     params, last = json.loads(rows[-1]["params"]), rows[-1]
-    yield f"cell {cell}: {make_cell(last['task'], params).describe()}"
+    yield f"cell {cell} of task {last['task']}, version {last['task_version']}"
     yield "parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
     for row in rows:
         yield from _attempt(row)
@@ -62,7 +62,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
         yield f"log: {log}"
         yield from (f"  {line}" for line in log.read_text(errors="replace").splitlines()[-_SHOWN:])
     file = run.attempt_folder(cell, int(last["attempt"])) / "attempt.json"
-    if file.exists():
+    with suppress(OSError, ValueError, KeyError):  # not on this machine, torn, or of a task that has changed since
         yield "by hand: " + by_hand(Attempt.from_json(file.read_text()))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from tasks.harness.cell import Cell
@@ -93,6 +93,8 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(cell, False, f"left out: {status}, not asked for")
     if status == PENDING:
         return Decision(cell, True, "new")
+    if status in choice.only:
+        return Decision(cell, True, f"asked for: was {status}")
     if choice.fresh:
         return Decision(cell, True, f"fresh: was {status}")
     if status in choice.retry:
@@ -108,13 +110,15 @@ class Estimator:
     """How long a cell will take, from how long others took.
 
     A cell that was measured before takes as long again. Another takes the start-up time plus its work at the slowest
-    pace seen among cells of the same kind (same task, device, precision and compilation): better to start a cell too
-    few than one that is cut off. With one alike finished, all of its time is taken for work; with none, nothing is known.
+    pace seen among cells of the same kind (same task, device, precision and compilation), or, with one alike finished,
+    all of whose time is taken for work, in proportion. With none alike, it is taken for the longest of all: better to
+    start a cell too few than one that is cut off. Before anything is finished nothing is known.
     """
 
     def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past]) -> None:
         self._walls: dict[str, float] = {}
-        self._paces: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        self._alike: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        self._rates: dict[tuple[object, ...], tuple[float, float]] = {}  # start-up and pace, until more is learnt
         for cell in cells:
             past = history.get(cell.id, Past())
             for status, wall in zip(past.statuses, past.walls_s, strict=True):
@@ -123,32 +127,35 @@ class Estimator:
     def learn(self, cell: Cell, status: Status, wall_s: float) -> None:
         if status is Status.OK:
             self._walls[cell.id] = wall_s
-            self._paces.setdefault(_kind(cell), []).append((_total_work(cell), wall_s))
+            self._alike.setdefault(_kind(cell), []).append((_total_work(cell), wall_s))
+            self._rates.pop(_kind(cell), None)
 
     def seconds(self, cell: Cell) -> float | None:
+        kind = _kind(cell)
         if cell.id in self._walls:
             return self._walls[cell.id]
-        alike = self._paces.get(_kind(cell))
-        if not alike:
-            return None
-        fastest = min(wall for _, wall in alike)
-        start_up = fastest if len(alike) > 1 else 0.0
-        pace = max((wall - start_up) / work for work, wall in alike)
-        return max(fastest, start_up + pace * _total_work(cell))
+        if kind not in self._alike:
+            return max(self._walls.values(), default=None)
+        start_up, pace = self._rates[kind] = self._rates.get(kind) or self._fit(self._alike[kind])
+        return start_up + pace * _total_work(cell)
 
     def total_seconds(self, cells: Sequence[Cell]) -> float | None:
-        """Of several, with the typical time for those of which nothing is known. None before anything is finished."""
-        if not self._walls:
-            return None
-        typical = statistics.fmean(self._walls.values())
-        return sum(known if (known := self.seconds(cell)) is not None else typical for cell in cells)
+        """Of several; None before anything is finished."""
+        return sum(self.seconds(cell) or 0.0 for cell in cells) if self._walls else None
+
+    @staticmethod
+    def _fit(alike: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        start_up = min(wall for _, wall in alike) if len(alike) > 1 else 0.0
+        return start_up, max((wall - start_up) / work for work, wall in alike)
 
 
+@cache
 def _kind(cell: Cell) -> tuple[object, ...]:
     values = cell.params.values()
     return cell.task, *(values.get(name) for name in ("device", "precision", "compile", "model"))
 
 
+@cache
 def _total_work(cell: Cell) -> float:
     values = cell.params.values()
     steps = values.get("warmup_steps", 0) + 2 * values.get("measured_steps", 1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from orchestrator.attempt import PROGRAM
 from orchestrator.errors import EnvironmentError
 
 _TIMEOUT_S = 120
@@ -19,7 +19,7 @@ def probe_here() -> Mapping[str, Any]:
     """Raises EnvironmentError where torch itself does not work."""
     packages = str(Path(__file__).resolve().parent.parent)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([packages, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-m", "tasks", "--probe"]
+    command = [*PROGRAM, "--probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=True)
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -64,7 +64,7 @@ class LiveDisplay:
         self._began = time.time()
         self._running: dict[str, Started] = {}
         self._ended: Counter[Status] = Counter()
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=1)
         self._live.start()
 
     def started(self, started: Started) -> None:
@@ -88,7 +88,7 @@ class LiveDisplay:
             f"{done}/{self._total} done  {counts}  left {self._total - done - len(self._running)}"
             f"  after {format_seconds(time.time() - self._began)}{to_go}"
         ]
-        for started in self._running.values():
+        for started in list(self._running.values()):  # the display has a thread of its own
             label = self._labels[started.attempt.cell.id]
             lines.append(f"  {format_seconds(time.time() - started.time)} {label}{_place(started)}")
         return Text("\n".join(lines))

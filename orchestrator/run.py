@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import sys
@@ -70,6 +71,11 @@ def resolve_again(run: Run) -> Request:
     return Request(config, selection, expand(config, source, selection), source, run, Path(manifest["config_path"]))
 
 
+def last_command(run: Run) -> str:
+    """The command line that a run folder was last written by, as it can be typed again."""
+    return shlex.join(["sweep", *run.read_manifest()["invocations"][-1]["command"]])
+
+
 def plan_request(request: Request, choice: Choice) -> Plan:
     return make_plan(request.expansion.cells, read_history(request.run), choice, request.config.limits.attempts)
 
@@ -86,7 +92,8 @@ class Means:
 
 def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     """Measures what the plan says. Everything finished is kept, however this ends."""
-    deadline = time.monotonic() + means.time_limit_s - _SAVING_S if means.time_limit_s else None
+    limit = means.time_limit_s
+    deadline = None if limit is None else time.monotonic() + limit - _SAVING_S
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
@@ -133,7 +140,7 @@ class Queue:
         self._estimator.learn(cell, outcome.status, outcome.wall_s)
 
     def remaining_s(self) -> float | None:
-        """Of all that waits or runs, as if one after another; the display divides by what runs at once."""
+        """Of all that waits or runs, shared by as many as run now."""
         total = self._estimator.total_seconds([*self._waiting, *self._running.values()])
         return total and total / max(1, len(self._running))
 
@@ -205,26 +212,26 @@ def _check_environment(
     devices: set[str],
     mixed: bool,
     has_results: bool,
-) -> list[dict[str, Any]]:
-    """The fingerprints this run adds to those of the folder. Raises EnvironmentError or RunMismatch."""
-    current: list[dict[str, Any]] = []
+) -> dict[str, list[dict[str, Any]]]:
+    """By device, the fingerprints of the folder with those that this run adds. Raises EnvironmentError or RunMismatch."""
+    known: dict[str, list[dict[str, Any]]] = request.run.read_manifest().get("fingerprints", {}) if has_results else {}
     for device in sorted(devices):
-        found = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
-        if not found:
+        current = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
+        if not current:
             have = sorted({name for environment in environments for name in environment["fingerprints"]})
             raise EnvironmentError(
                 f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
                 f"Add --set device={have[0]} to measure there, or see `sweep doctor`",
             )
-        current += [mark for mark in found if mark not in current]
-    before: list[dict[str, Any]] = request.run.read_manifest().get("fingerprints", []) if has_results else []
-    unknown = [mark for mark in current if mark not in before]
-    if before and unknown and not mixed:
-        raise RunMismatch(
-            f"{request.run.folder}: holds results of {_difference(before[-1], unknown[0])}",
-            "Name another folder with --out, or add --mixed to keep both in one",
-        )
-    return [*before, *unknown]
+        before = known.get(device, [])
+        unknown = [mark for place, mark in enumerate(current) if mark not in before and mark not in current[:place]]
+        if before and unknown and not mixed:
+            raise RunMismatch(
+                f"{request.run.folder}: holds results of {_difference(before[-1], unknown[0])}",
+                "Name another folder with --out, or add --mixed to keep both in one",
+            )
+        known[device] = [*before, *unknown]
+    return known
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -232,7 +239,7 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {before.get(name)} (here {now.get(name)})" for name in names)
 
 
-def _manifest(request: Request, fingerprints: list[dict[str, Any]], commit: str | None) -> dict[str, Any]:
+def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], commit: str | None) -> dict[str, Any]:
     before = request.run.read_manifest()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     invocation = {"time": now, "command": sys.argv[1:], "commit": commit}

@@ -20,7 +20,6 @@ from typing import Any, Protocol
 
 import psutil
 
-from orchestrator import attempt as attempts_module
 from orchestrator.attempt import execute, lost
 from orchestrator.errors import EnvironmentError
 from orchestrator.probe import probe_here
@@ -81,7 +80,7 @@ class SerialScheduler:
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
             on_start(Started(attempt, "here", "", time.time()))
-            yield execute(attempt, {"OMP_NUM_THREADS": str(_cores())})
+            yield execute_or_lose(attempt, _cores())
 
     def close(self) -> None:
         pass
@@ -137,16 +136,23 @@ class RayScheduler:
             shutil.rmtree(self._session, ignore_errors=True)
 
     def _submit(self, attempt: Attempt) -> Any:
-        ray = self._ray
-        gpus, cores = ray.cluster_resources().get("GPU", 0), ray.cluster_resources()["CPU"]
-        if attempt.cell.params.device == "cuda":
-            cpus, share = max(1, int(cores // gpus)), {"num_gpus": 1}
-        else:
-            cpus, share = max(1, int(_cores() // self._cpu_cells)), {}
+        gpus = 1 if attempt.cell.params.device == "cuda" else 0
+        cpus = self._cores_per_gpu() if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        decorate = ray.remote(num_cpus=cpus, max_calls=0, max_retries=0, num_returns="streaming", **share)
+        decorate = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0, max_retries=0, num_returns="streaming")
         return decorate(_supervise).remote(attempt, cpus)
+
+    def _cores_per_gpu(self) -> int:
+        """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
+        return max(1, min((int(n["CPU"] // n["GPU"]) for n in self._nodes() if n["GPU"] >= 1), default=1))
+
+    def _cores_per_cpu_cell(self) -> int:
+        return max(1, min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1) // self._cpu_cells)
+
+    def _nodes(self) -> list[dict[str, float]]:
+        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        return [{"CPU": node.get("CPU", 0.0), "GPU": node.get("GPU", 0.0)} for node in alive]
 
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
         """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
@@ -178,7 +184,16 @@ def _supervise(attempt: Attempt, cpus: int) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
     yield Started(attempt, socket.gethostname(), gpu, time.time())
-    yield attempts_module.execute(attempt, {"OMP_NUM_THREADS": str(cpus)})
+    yield execute_or_lose(attempt, cpus)
+
+
+def execute_or_lose(attempt: Attempt, cores: int) -> Outcome:
+    """Measures a cell on so many cores. A disk that takes no attempt is not the cell's fault."""
+    began = time.time()
+    try:
+        return execute(attempt, {"OMP_NUM_THREADS": str(cores)})
+    except OSError as error:
+        return lost(attempt, f"its folder cannot be written: {error}", began)
 
 
 def _connect(address: str | None, session: str | None, gpus: int) -> Any:

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 1  # 1: attempts and samples
 MERGE_BATCH = 128
+_MERGED = "merged-"
 _REPLACES = b"replaces"
+_READ_TRIES = 5
 
 ATTEMPTS = pa.schema(
     [
@@ -110,9 +112,9 @@ class Run:
 
     def read(self, table: str, columns: list[str] | None = None) -> pd.DataFrame:
         """One of the tables as a frame, all parts with their schemas unified; missing columns are null."""
-        parts = [part.read(columns=_present(part, columns)) for part in self._parts(table)]
         schema = _SCHEMAS[table]
         empty = schema.empty_table().select(columns or schema.names)
+        parts = _read_parts(self.folder / table, columns)
         frame: pd.DataFrame = pa.concat_tables([empty, *parts], promote_options="permissive").to_pandas()
         return frame
 
@@ -141,7 +143,9 @@ class Run:
             if (cell, number) in known or not file.exists():
                 continue
             with suppress(ValueError, KeyError, TypeError):  # torn, or of a task that is no more
-                yield Attempt.from_json(file.read_text())
+                attempt = Attempt.from_json(file.read_text())
+                if attempt.cell.id == cell:  # else its task has changed since: those numbers are of another cell
+                    yield attempt
 
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
@@ -167,20 +171,17 @@ class Run:
             yield RunWriter(self.folder)
 
     def _attempt_folders(self) -> Iterator[tuple[str, int]]:
-        """Deepest first by number, so that the order does not depend on the file system."""
         for path in sorted((self.folder / "artifacts").glob("*/*")):
             if path.name.isdigit():
                 yield path.parent.name, int(path.name)
 
-    def _parts(self, table: str) -> list[pq.ParquetFile]:
-        """Open parts, less those that a merged one replaces."""
-        files = {path.name: pq.ParquetFile(path) for path in sorted((self.folder / table).glob("*.parquet"))}
-        replaced = {name for file in files.values() for name in _replaced_by(file)}
-        return [file for name, file in files.items() if name not in replaced]
-
 
 class RunWriter(Run):
     """The one driver's view. Every write is aside and renamed, so that a reader never sees half a file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._appended = 0
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
@@ -197,12 +198,17 @@ class RunWriter(Run):
                 _write_part(self.folder / "samples" / name, pa.Table.from_pylist(rows, SAMPLES))
             row = {**key, **_attempt_row(outcome), "commit": commit}
             _write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+        self._appended += 1
+        if self._appended % MERGE_BATCH == 0:
+            self.merge_parts()
 
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
         with _writing(self.folder):
             for table in _SCHEMAS:
-                small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not p.name.startswith("merged-")]
+                for name in _replaced_parts(self.folder / table):  # left by a kill in the middle of this
+                    (self.folder / table / name).unlink(missing_ok=True)
+                small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not p.name.startswith(_MERGED)]
                 for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
                     _merge(small[start : start + MERGE_BATCH])
 
@@ -228,21 +234,39 @@ def _attempt_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _present(part: pq.ParquetFile, columns: list[str] | None) -> list[str] | None:
-    return columns and [name for name in columns if name in part.schema_arrow.names]
+def _read_parts(folder: Path, columns: list[str] | None) -> list[pa.Table]:
+    """Every part that no merged one replaces, one open at a time: a run may have more parts than a process files.
+
+    A driver may merge parts while a reader reads; the reader then begins anew.
+    """
+    for _ in range(_READ_TRIES):
+        try:
+            replaced = _replaced_parts(folder)
+            return [_read_part(path, columns) for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+        except FileNotFoundError:
+            continue
+    raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
-def _replaced_by(part: pq.ParquetFile) -> list[str]:
-    metadata = part.schema_arrow.metadata or {}
-    names: list[str] = json.loads(metadata.get(_REPLACES, b"[]"))
-    return names
+def _read_part(path: Path, columns: list[str] | None) -> pa.Table:
+    with pq.ParquetFile(path) as part:
+        present = columns and [name for name in columns if name in part.schema_arrow.names]
+        return part.read(columns=present)
+
+
+def _replaced_parts(folder: Path) -> set[str]:
+    """The names of the parts whose rows are in a merged one."""
+    replaced: set[str] = set()
+    for path in folder.glob(f"{_MERGED}*.parquet"):
+        replaced |= set(json.loads((pq.read_schema(path).metadata or {}).get(_REPLACES, b"[]")))
+    return replaced
 
 
 def _merge(parts: list[Path]) -> None:
     tables = [pq.read_table(path) for path in parts]
     whole = pa.concat_tables(tables, promote_options="permissive")
     names = json.dumps([path.name for path in parts]).encode()
-    _write_part(parts[0].with_name(f"merged-{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
+    _write_part(parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
     for path in parts:
         path.unlink()
 

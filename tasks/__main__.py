@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(json.dumps(probe()))
         return
     attempt = Attempt.from_json(Path(options.attempt).read_text())
-    with Path(options.journal or "/dev/stdout").open("a") as stream:
+    with Path(options.journal or "/dev/stdout").open("a", encoding="utf-8") as stream:
         _measure(attempt, stream, by_hand=options.journal is None)
     # The journal is on disk: a clean exit would cost half a second and could only go wrong.
     sys.stdout.flush()
@@ -59,7 +59,7 @@ def _measure(attempt: Attempt, stream: Any, by_hand: bool) -> None:
     journal.stage("start")
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
-    sys.path[:0] = attempt.settings.import_paths
+    sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common
     try:
         _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE))
     except BaseException as error:  # whatever it is, it is this cell's result
@@ -113,8 +113,7 @@ def _compile_counters() -> dict[str, Any]:
 
 
 def _describe(attempt: Attempt, error: BaseException) -> Ending:
-    from tasks.harness.device import asked_bytes, device_refused, host_refused
-    from tasks.harness.workload import Skip
+    from tasks.harness.device import Skip, asked_bytes, device_refused, host_refused
 
     if isinstance(error, Skip):
         return Ending(Status.SKIPPED, {"reason": str(error)})

@@ -5,6 +5,7 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -159,7 +160,7 @@ def _set_precision(params: TrainStepParams) -> None:
     """fp32 means fp32: TF32 is off unless the cell is `tf32`."""
     import torch
 
-    from tasks.harness.workload import Skip
+    from tasks.harness.device import Skip
 
     if params.precision == "tf32" and params.device != "cuda":
         raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
@@ -185,14 +186,16 @@ def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
 
     from model.transformer import TransformerLM
 
+    dtype = torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
+    torch.set_default_dtype(dtype)  # built in it, not converted to it: that would hold both at once
     with torch.device(device.torch_device):
         dims = params.dimensions
         if dims is None:
             model = _own_factory(params)(**params.model_args)
         else:
             model = TransformerLM(dims, params.context_length, params.vocab_size)
-    model = model.to(device.torch_device)
-    return model.to(torch.bfloat16) if params.precision == "bf16_pure" else model
+    torch.set_default_dtype(torch.float32)
+    return model.to(device.torch_device, dtype)
 
 
 def _own_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
@@ -208,7 +211,7 @@ def _compile(model: nn.Module, params: TrainStepParams) -> None:
     """In place, so that names of parameters stay. Our own model must compile whole: a graph break is an error."""
     from torch import nn
 
-    from tasks.harness.workload import Skip
+    from tasks.harness.device import Skip
 
     whole: dict[str, Any] = {"fullgraph": params.dimensions is not None, "dynamic": False}
     if params.compile == "model":
@@ -250,13 +253,23 @@ def _read_back(params: TrainStepParams, model: nn.Module, device: Device) -> dic
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "autocast_dtype": {"bf16": "bfloat16", "fp16": "float16"}.get(params.precision),
+        "autocast_dtype": _autocast_dtype(params),
+        "nvidia_tf32_override": os.environ.get("NVIDIA_TF32_OVERRIDE"),
         "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parameters_expected": parameter_count(dims, params.vocab_size) if dims else None,
         **device.facts(),
     }
+
+
+def _autocast_dtype(params: TrainStepParams) -> str | None:
+    """As torch reports it inside of the context in which the forward pass runs."""
+    import torch
+
+    with _autocast(params)():
+        enabled = torch.is_autocast_enabled(params.device)
+        return str(torch.get_autocast_dtype(params.device)).removeprefix("torch.") if enabled else None
 
 
 TASK = Task("train_step", 1, TrainStepParams, build, work)

@@ -50,13 +50,13 @@ def test_rooms(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "plan configs/full.yaml", "status {run}", "report {run}", "show {run} a", "schema"]
+    "command", ["--help", "plan configs/full.yaml", "status {run}", "report {run}", "show {run} da", "schema"]
 )
 def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom orchestrator.cli import main\n"
         "try: main(sys.argv[1:], prog_name='sweep')\n"
-        "except SystemExit: pass\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
         "loaded = {'torch', 'ray'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )

@@ -52,7 +52,8 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
         ],
         axis=1,
     )
-    measured = samples.merge(chosen[_KEY], on=_KEY)
+    # What a cell measured before it failed stays in the samples: here it would pass for a result.
+    measured = samples.merge(chosen.loc[chosen["status"] == "ok", _KEY], on=_KEY)
     for group in GROUPS:
         columns = group(measured)
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide

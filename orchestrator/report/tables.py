@@ -11,7 +11,6 @@ from orchestrator.report.frames import Results
 from orchestrator.report.gpus import smallest_fitting
 from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Layout, Listing, Matrix, Rows
 from orchestrator.report.values import (
-    ABSENT,
     GIB,
     NOTHING,
     Row,
@@ -49,10 +48,9 @@ class Table:
 
 
 def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
-    """Drops the columns that no cell of this run could fill, such as the allocator's peaks on the CPU."""
-    kept = [i for i in range(len(header)) if any(row[i] != NOTHING and row[i] not in ABSENT for row in rows)]
-    some_ok = any(NOTHING in row for row in rows)
-    return ([header[i] for i in kept], [[row[i] for i in kept] for row in rows]) if some_ok else (header, rows)
+    """Drops the columns that this run has nothing for, such as the allocator's peaks on the CPU."""
+    kept = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _task(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:

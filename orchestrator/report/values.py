@@ -13,15 +13,16 @@ Value = Callable[[Row], str]
 GIB = 1024**3
 NOTHING = "–"
 STATUS_WORDS = {"oom": "OOM", "host_oom": "host OOM", "timeout": "time-out"}
-ABSENT = frozenset({*STATUS_WORDS.values(), "crashed", "failed", "skipped", "lost"})
 
 
 def known(row: Row, column: str) -> bool:
     return column in row and not pd.isna(row[column])
 
 
-def absent(row: Row) -> str:
-    """What stands in place of a number that is not there."""
+def absent(row: Row, column: str = "status") -> str:
+    """What stands in place of a number that is not there: how the cell ended, if the column is one of this run at all."""
+    if column not in row:
+        return NOTHING
     status = row["status"]
     return NOTHING if status == "ok" else STATUS_WORDS.get(status, str(status))
 
@@ -31,11 +32,11 @@ def format_ms(ms: float) -> str:
 
 
 def plain(column: str) -> Value:
-    return lambda row: str(row[column]) if known(row, column) else absent(row)
+    return lambda row: str(row[column]) if known(row, column) else absent(row, column)
 
 
 def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
-    return lambda row: format(row[column] * scale, form) if known(row, column) else absent(row)
+    return lambda row: format(row[column] * scale, form) if known(row, column) else absent(row, column)
 
 
 def gib(column: str) -> Value:
@@ -43,7 +44,7 @@ def gib(column: str) -> Value:
 
 
 def ms(column: str) -> Value:
-    return lambda row: format_ms(row[column]) if known(row, column) else absent(row)
+    return lambda row: format_ms(row[column]) if known(row, column) else absent(row, column)
 
 
 def mean_sd(stem: str) -> Value:
@@ -51,7 +52,7 @@ def mean_sd(stem: str) -> Value:
 
     def value(row: Row) -> str:
         if not known(row, f"{stem}_mean"):
-            return absent(row)
+            return absent(row, f"{stem}_mean")
         spread = format_ms(row[f"{stem}_sd"]) if known(row, f"{stem}_sd") else NOTHING
         return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
 
@@ -63,7 +64,7 @@ def median_interval(stem: str) -> Value:
 
     def value(row: Row) -> str:
         if not known(row, f"{stem}_median"):
-            return absent(row)
+            return absent(row, f"{stem}_median")
         low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
         coverage = row[f"{stem}_coverage"]
         label = "" if coverage >= 0.95 else f" ({coverage:.0%})"
@@ -75,7 +76,7 @@ def median_interval(stem: str) -> Value:
 def relative_sd(stem: str) -> Value:
     def value(row: Row) -> str:
         if not known(row, f"{stem}_sd"):
-            return absent(row)
+            return absent(row, f"{stem}_sd")
         return f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}"
 
     return value
@@ -84,7 +85,7 @@ def relative_sd(stem: str) -> Value:
 def ratio(numerator: str, denominator: str) -> Value:
     def value(row: Row) -> str:
         if not (known(row, numerator) and known(row, denominator)):
-            return absent(row)
+            return absent(row, numerator)
         return f"{row[numerator] / row[denominator]:.2f}"
 
     return value

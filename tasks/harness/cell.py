@@ -30,6 +30,9 @@ class Cell:
         identity = json.dumps([self.task, self.version, self.params.non_default()], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
 
+    def __hash__(self) -> int:
+        return hash(self.id)  # parameters may hold what has no hash
+
     def describe(self, axes: Iterable[str] | None = None) -> str:
         """For people: the task and the named axes, or whatever differs from the defaults."""
         values = self.params.values()

@@ -15,6 +15,10 @@ GIB = 1024**3
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
+class Skip(Exception):
+    """This cell cannot be measured here, and that is no fault: the reason becomes its evidence."""
+
+
 class Device(Protocol):
     """asynchronous: whether work is queued and the host runs ahead, so that there is something to pipeline."""
 
@@ -50,8 +54,9 @@ class CudaDevice:
     def limit_memory(self, gib: float) -> None:
         """Caps what the caching allocator may reserve. The CUDA context, some 0.5 GiB, comes on top."""
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
-        if gib * GIB < total:
-            torch.cuda.set_per_process_memory_fraction(gib * GIB / total)
+        if gib * GIB > total:
+            raise Skip(f"memory_limit_gib {gib:g} is more than this GPU has: {total / GIB:.1f} GiB")
+        torch.cuda.set_per_process_memory_fraction(gib * GIB / total)
 
     def reset_peaks(self) -> None:
         torch.cuda.reset_peak_memory_stats()
@@ -109,9 +114,7 @@ class CpuDevice:
         return {"peak_rss_bytes": _status_bytes("VmHWM")}
 
     def memory_evidence(self) -> Mapping[str, int | None]:
-        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
-        held = {"allocated_bytes": _status_bytes("VmData"), "rss_bytes": _status_bytes("VmRSS")}
-        return held if limit == resource.RLIM_INFINITY else {**held, "limit_bytes": limit}
+        return {"allocated_bytes": _status_bytes("VmData"), "rss_bytes": _status_bytes("VmRSS")}
 
     def facts(self) -> Mapping[str, Any]:
         return {"threads": torch.get_num_threads()}

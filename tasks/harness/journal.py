@@ -33,5 +33,6 @@ class Journal:
         os.fsync(self._stream.fileno())
 
     def _write(self, entry: dict[str, Any]) -> None:
-        self._stream.write(json.dumps({"time": time.time(), **entry}, default=str) + "\n")
+        line = json.dumps({"time": time.time(), **entry}, default=str, ensure_ascii=False)
+        self._stream.write(line.encode(errors="replace").decode() + "\n")  # a lone surrogate fits in no Parquet
         self._stream.flush()

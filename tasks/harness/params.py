@@ -32,6 +32,11 @@ class Params(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
+def default_values(params: type[Params]) -> dict[str, Any]:
+    """What each axis is where nothing is said."""
+    return {field.alias or name: field.get_default(call_default_factory=True) for name, field in params.model_fields.items()}
+
+
 def axis_names(params: type[Params]) -> list[str]:
     """The names of a task's axes as a config writes them."""
     return [field.alias or name for name, field in params.model_fields.items()]

@@ -13,10 +13,6 @@ from tasks.harness.progress import Progress
 PhaseMarker = Callable[[str], AbstractContextManager[None]]
 
 
-class Skip(Exception):
-    """This cell cannot be measured here, and that is no fault: the reason becomes its evidence."""
-
-
 class Watcher(Protocol):
     """What an instrument hands to a step: it is told when each phase begins and ends."""
 

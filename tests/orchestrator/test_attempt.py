@@ -20,6 +20,10 @@ from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Outcome, 
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
+EXECUTE = (
+    "import sys; from pathlib import Path; from orchestrator.attempt import execute;"
+    "from tasks.harness.records import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
+)
 
 
 @pytest.fixture
@@ -62,6 +66,7 @@ def test_how_it_died(misbehave: Callable[..., Outcome], how: str, status: Status
     assert outcome.status is status
     assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
     assert evidence.items() <= outcome.evidence.items()
+    json.dumps(outcome.evidence, ensure_ascii=False).encode()  # fits in Parquet whatever the message was
     log = outcome.evidence["log_tail"]
     assert {"segfault": "Segmentation fault", "fail": "a last line on stdout"}.get(how, "") in log
 
@@ -144,19 +149,32 @@ def test_no_child_outlives_what_started_it(make_attempt: MakeAttempt, tmp_path: 
     args = {"how": how, "mark": str(mark)}
     attempt = make_attempt(size=None, model="misbehaving:Model", model_args=args, settings={"import_paths": (TESTS,)})
     (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
-    program = (
-        "import sys; from pathlib import Path; from orchestrator.attempt import execute;"
-        "from tasks.harness.records import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / ATTEMPT_FILE)])
+    parent = subprocess.Popen([sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)])
     child = _wait_for_pid(mark)
     time.sleep(1)
     os.kill(parent.pid, number)
     parent.wait(10)
-    deadline = time.monotonic() + 5
-    while _alive(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(child)
+    _wait_until_dead(child)
+
+
+def test_nor_does_what_the_child_has_started(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    args = {"how": "with_grandchild", "mark": str(mark)}
+    attempt = make_attempt(size=None, model="misbehaving:Model", model_args=args, settings={"import_paths": (TESTS,)})
+    (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
+    parent = subprocess.Popen([sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)], cwd=tmp_path)
+    grandchild = _wait_for_pid(tmp_path / "grandchild.pid", end="")
+    child = int(mark.read_text())
+    parent.kill()
+    parent.wait(10)
+    _wait_until_dead(child, grandchild)
+
+
+def test_a_folder_with_modules_named_like_ours(make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: Any) -> None:
+    for name in ("model", "tasks", "torch"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    assert execute(make_attempt(settings={"import_paths": (str(tmp_path),)})).status is Status.OK
 
 
 def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
@@ -172,9 +190,16 @@ def _alive(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
-def _wait_for_pid(mark: Path) -> int:
+def _wait_until_dead(*pids: int) -> None:
+    deadline = time.monotonic() + 5
+    while any(map(_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_alive, pids))
+
+
+def _wait_for_pid(mark: Path, end: str = "\n") -> int:
     deadline = time.monotonic() + 30
-    while not (mark.exists() and mark.read_text().endswith("\n")):
+    while not (mark.exists() and mark.read_text().endswith(end) and mark.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return int(mark.read_text())

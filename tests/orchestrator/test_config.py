@@ -90,6 +90,7 @@ def test_size_of_another_year() -> None:
     [
         ("name: a\ngrids:\n\t- task: x", "my.yaml:3: not valid YAML"),
         ("name: a\nname: b\n", "duplicate key"),
+        ("name: a\ngrids: [{task: train_step, fixed: {model_args: {a: !foo bar}}}]", "without a tag"),
         ("- a\n- b\n", "not a mapping"),
         ("", "not a mapping"),
         ("name: !!python/object/apply:os.system ['true']\ngrids: []", ""),

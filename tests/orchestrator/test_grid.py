@@ -51,6 +51,16 @@ def test_set_narrows_replaces_and_reaches_what_is_included() -> None:
     assert len(cells.cells) == 2 * (2 + 1 + 1)
 
 
+def test_a_mapping_may_be_set() -> None:
+    cells = expanded("name: a\ngrids: [{task: train_step, fixed: {model: 'a:B'}}]", sets=["model_args={n: 1, m: 2},{n: 3}"])
+    assert column(cells, "model_args") == [({"n": 1, "m": 2},), ({"n": 3},)]
+
+
+def test_an_override_sees_the_defaults() -> None:
+    text = TEXT.replace("when: {size: mini}", "when: {precision: fp32, size: [tiny, mini]}")
+    assert set(column(expanded(text), "measured_steps")) == {(7,), (3,)}
+
+
 def test_where_picks() -> None:
     assert column(expanded(wheres=["size=mini|small,compile=eager"]), "size") == [("mini",), ("small",)]
     assert len(expanded(wheres=["task=train_step"]).cells) == 7
@@ -69,6 +79,9 @@ def test_where_picks() -> None:
         ([], ["=xl"], "not an assignment"),
         (["context_length=many"], [], "valid integer"),
         (["size=[tiny"], [], "--set"),
+        (["size=" + "[" * 3000], [], "--set"),
+        (["size=tiny", "size=mini"], [], "given twice"),
+        ([], ["size=tiny", "size=mini"], "given twice"),
     ],
 )
 def test_a_selection_that_cannot_be(sets: list[str], wheres: list[str], said: str) -> None:

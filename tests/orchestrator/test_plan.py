@@ -64,6 +64,8 @@ def test_a_success_is_never_overshadowed() -> None:
         (Choice(only=frozenset({"failed"})), (S.FAILED,), True),
         (Choice(only=frozenset({"failed"})), (S.CRASHED,), False),
         (Choice(only=frozenset({PENDING})), (), True),
+        (Choice(only=frozenset({"oom"})), (S.OOM,), True),
+        (Choice(only=frozenset({"crashed"})), (S.CRASHED,) * 9, True),
         (Choice(fresh=True), (S.OK,), True),
         (Choice(fresh=True, only=frozenset({"oom"})), (S.OK,), False),
     ],
@@ -81,8 +83,8 @@ def test_estimates() -> None:
     assert empty.total_seconds([short]) is None
     estimator = Estimator([short, long], {short.id: Past((S.OK,), (5.0,)), long.id: Past((S.FAILED,), (99.0,))})
     assert estimator.seconds(short) == 5.0
-    assert estimator.seconds(other) is None  # nothing alike is finished
+    assert estimator.seconds(other) == 5.0  # nothing alike is finished: as long as the longest
     assert estimator.seconds(long) == pytest.approx(5 * work(long) / work(short))
     estimator.learn(long, S.OK, 25.0)
     assert estimator.seconds(longer) > 25.0 * 1.9
-    assert estimator.total_seconds([short, long, other]) == 5 + 25 + 15
+    assert estimator.total_seconds([short, long, other]) == 5 + 25 + 25

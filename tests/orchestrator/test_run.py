@@ -45,9 +45,10 @@ class FakeScheduler:
         self.fingerprint = fingerprint
         self.closed = False
         self.begun: list[Attempt] = []
+        self.more: dict[str, list[Mapping[str, Any]]] = {}
 
     def environments(self) -> list[Mapping[str, Any]]:
-        return [{"fingerprints": {"cpu": [self.fingerprint]}}]
+        return [{"fingerprints": {"cpu": [self.fingerprint], **self.more}}]
 
     def run(self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]) -> Iterator[Outcome]:
         for attempt in attempts:
@@ -208,7 +209,15 @@ def test_other_hardware_is_refused_unless_asked_for(request_of: Callable[..., Re
     assert other.closed
     assert not other.begun
     assert go(request_of(), other, mixed=True).statuses == {Status.OK: 3}
-    assert len(request_of().run.read_manifest()["fingerprints"]) == 2
+    assert len(request_of().run.read_manifest()["fingerprints"]["cpu"]) == 2
+
+
+def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(request_of: Callable[..., Request]) -> None:
+    text = CONFIG.replace("context_length: [16, 32, 64, 128]", "device: [cpu, cuda]").replace("device: cpu, ", "")
+    scheduler = FakeScheduler(outcome_of)
+    scheduler.more = {"cuda": [{"gpu": "Test GPU"}]}
+    assert go(request_of(text, wheres=["device=cpu"]), scheduler).statuses == {Status.OK: 1}
+    assert go(request_of(text), scheduler).statuses == {Status.OK: 1}
 
 
 def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
@@ -220,6 +229,6 @@ def test_the_manifest_says_who_ran_what(request_of: Callable[..., Request]) -> N
     go(request_of(), FakeScheduler(outcome_of))
     manifest = Run(request_of().run.folder).read_manifest()
     assert manifest["name"] == "test"
-    assert manifest["fingerprints"] == [CPU]
+    assert manifest["fingerprints"] == {"cpu": [CPU]}
     assert manifest["config"]["grids"][0]["axes"] == {"context_length": [16, 32, 64, 128]}
     assert len(manifest["invocations"]) == 1

@@ -87,19 +87,19 @@ def wait_until_gone(tmp_path: Path, seconds: float, word: str = "") -> None:
 def test_each_fault_is_a_row_and_the_others_never_notice(
     sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    hows = ["segfault", "leave", "fail", "cuda_oom", "well"]
+    hows = ["segfault", "leave", "unspeakable", "cuda_oom", "well"]
     path = write_config(config_of(*hows))
     done = sweep("run", path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert statuses(tmp_path / "results" / "faults") == {
         "good 0": "ok", "good 1": "ok", "well": "ok",
-        "segfault": "crashed", "leave": "crashed", "fail": "failed", "cuda_oom": "oom",
+        "segfault": "crashed", "leave": "crashed", "unspeakable": "failed", "cuda_oom": "oom",
     }  # fmt: skip
     again = sweep("run", path, env=environment)
     assert "measured 3 cells: 2 crashed, 1 failed" in again.stdout
     status = sweep("status", "results/faults", env=environment)
     assert "killed by SIGSEGV" in status.stdout
-    assert "would run 0 of 7 cells" in status.stdout
+    assert f"sweep run {path} would run 0 of 7 cells" in status.stdout
     wait_until_gone(tmp_path, 5)
     assert not list((tmp_path / "ray").glob("sweep-ray-*"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import resource
 import subprocess
 import sys
 import textwrap
@@ -77,6 +78,45 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
         writer.merge_parts()
     assert len(list((run.folder / "samples").glob("*.parquet"))) == 4
     pd.testing.assert_frame_equal(_sorted(run.read("samples")), before)
+    monkeypatch.undo()
+    monkeypatch.setattr(store, "MERGE_BATCH", 3)
+    with run.opened_for_writing() as writer:  # the next driver clears away, and merges nothing a second time
+        writer.merge_parts()
+    assert len(list((run.folder / "samples").glob("*.parquet"))) == 1
+    pd.testing.assert_frame_equal(_sorted(run.read("samples")), before)
+
+
+def test_more_parts_than_a_process_may_open(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with run.opened_for_writing() as writer:
+        for seed in range(60):
+            writer.append(make_outcome(seed=seed), None)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (50, hard))
+        try:
+            assert len(writer.read("attempts")) == 60
+            monkeypatch.setattr(store, "MERGE_BATCH", 55)
+            writer.merge_parts()
+            assert len(writer.read("samples")) == 60 * 12
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_long_run_merges_as_it_goes(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    with run.opened_for_writing() as writer:
+        for seed in range(9):
+            writer.append(make_outcome(seed=seed), None)
+        assert len(list((run.folder / "attempts").glob("*.parquet"))) == 2 + 1
+        assert len(run.read("attempts")) == 9
+
+
+def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(run: Run, make_outcome: MakeOutcome) -> None:
+    outcome = make_outcome()
+    folder = run.attempt_folder("f" * 12, 1)  # as its cell was called before its version was raised
+    folder.mkdir(parents=True)
+    (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
+    with run.opened_for_writing() as writer:
+        assert not list(writer.unrecorded([]))
 
 
 def test_half_a_file_is_never_seen(run: Run, make_outcome: MakeOutcome) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,25 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
     assert plan.loc["xl", "256"] == "OOM (asked 2.00 GiB more)"
     assert plan.loc["small", "256"] == "–"
     assert list(table(results, "failures")["why"]) == ["it was oom"]
+
+
+def test_what_failed_after_some_samples_is_no_result(results_of: Callable[..., Results]) -> None:
+    half = replace(outcome([1.0], precision="fp32"), status=Status.FAILED)
+    results = results_of(half, outcome([50.0], precision="bf16"))
+    assert list(table(results, "timings")["total"]) == ["failed", "50.00 ± –"]
+    rows = table(results, "precision")
+    assert list(rows["fp32 ms"]) == ["failed"]
+    assert "bf16 speed-up" not in rows
+
+
+def test_a_column_of_ooms_is_a_finding_and_stays(results_of: Callable[..., Results]) -> None:
+    results = results_of(
+        *(outcome(status=Status.OOM, context_length=n) for n in (64, 128)),
+        *(outcome(compile="blocks", context_length=n) for n in (64, 128)),
+    )
+    rows = table(results, "compile")
+    assert list(rows["eager ms"]) == ["OOM", "OOM"]
+    assert list(rows["blocks ms"]) == ["11.00", "11.00"]
 
 
 def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results]) -> None:
