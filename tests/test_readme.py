@@ -58,7 +58,7 @@ def test_every_command_in_it_runs(tmp_path: Path) -> None:
         if "--address" in command or "memory_limit" in command:
             command = command.replace("sweep run", "sweep plan").replace("--address auto", "")
         elif command.startswith("sweep run configs/full.yaml"):
-            command = f"{command.split(' --where')[0]} {tiny}"
+            command = re.sub(r" --(set|where) ('[^']*'|\S+)", "", command) + f" {tiny}"
         shell = command.replace("sweep ", f"{sys.executable} -m orchestrator ", 1).replace("python -c", f"{sys.executable} -c", 1)
         cell = next((tmp_path / "results" / "full" / "artifacts").glob("*"), Path("none")).name
         done = subprocess.run(

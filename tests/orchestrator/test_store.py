@@ -69,11 +69,11 @@ def test_merging_changes_no_row(run: Run, make_outcome: MakeOutcome, monkeypatch
 def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MERGE_BATCH", 3)
     with run.opened_for_writing() as writer:
         for seed in range(3):
             writer.append(make_outcome(seed=seed), None)
         before = _sorted(run.read("samples"))
+        monkeypatch.setattr(store, "MERGE_BATCH", 3)
         monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         writer.merge_parts()
     assert len(list((run.folder / "samples").glob("*.parquet"))) == 4
