@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from tasks.harness.device import asked_bytes, device_refused, host_refused
+from tasks.harness.environment import fingerprint, probe
+from tasks.harness.journal import Journal
+from tasks.harness.progress import Progress, read_phase
+from tasks.harness.records import Attempt, Ending, Sample, Settings, Status, read_journal
+from tasks.harness.registry import all_tasks, make_cell
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("error", "device", "host", "asked"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"), True, False, 20 * MIB),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, False, None),
+        (RuntimeError("CUDA error: out of memory"), True, False, None),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512 bytes. Error code 12"),
+            False,
+            True,
+            512,
+        ),
+        (MemoryError(), False, True, None),
+        (RuntimeError("std::bad_alloc"), False, True, None),
+        (OSError(12, "Cannot allocate memory"), False, True, None),
+        (RuntimeError("shapes do not match"), False, False, None),
+        (ValueError("out of memory"), False, False, None),
+        (FileNotFoundError("memory.txt"), False, False, None),
+    ],
+)
+def test_refusals(error: BaseException, device: bool, host: bool, asked: int | None) -> None:
+    assert (device_refused(error), host_refused(error), asked_bytes(error)) == (device, host, asked)
+
+
+def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    with path.open("w") as stream:
+        journal = Journal(stream)
+        journal.stage("build")
+        journal.facts({"a": 1})
+        journal.facts({"b": "\ud800"})
+        journal.samples([Sample("timing", "duration", "ms", 1.5, "synced", "forward", 0), Sample("t", "m", "W", None, note="no")])
+        journal.end(Ending(Status.OOM, {"asked_bytes": 3}))
+    account = read_journal(path)
+    assert (account.stage, account.facts, account.ending) == ("build", {"a": 1, "b": "?"}, Ending(Status.OOM, {"asked_bytes": 3}))
+    assert [sample.value for sample in account.samples] == [1.5, None]
+    path.write_bytes(path.read_bytes()[:-5] + b"\nnot json\n[1]\n")
+    assert read_journal(path).ending is None
+    assert len(read_journal(path).samples) == 2
+    assert read_journal(tmp_path / "nowhere").samples == ()
+
+
+def test_a_journal_may_go_anywhere() -> None:
+    stream = io.StringIO()
+    Journal(stream).stage("x")
+    assert json.loads(stream.getvalue())["stage"] == "x"
+
+
+def test_the_breadcrumb_outlives_its_writer(tmp_path: Path) -> None:
+    progress = Progress(tmp_path / "phase")
+    progress.phase = "backward"
+    assert read_phase(tmp_path / "phase") == progress.phase == "backward"
+    progress.phase = "x" * 100
+    assert read_phase(tmp_path / "phase") == "x" * 64
+    progress.phase = ""
+    assert read_phase(tmp_path / "phase") == ""
+    assert read_phase(tmp_path / "nowhere") == ""
+
+
+def test_attempts_travel_as_json() -> None:
+    cell = make_cell("train_step", {"size": "tiny", "pass": "forward", "model_args": {}})
+    attempt = Attempt(cell, 3, "/somewhere", Settings(env={"A": "b"}, import_paths=("/x",), instruments=("timing",)))
+    assert Attempt.from_json(attempt.to_json()) == attempt
+
+
+def test_tasks_are_found_by_their_files() -> None:
+    assert all_tasks()["train_step"].params.__name__ == "TrainStepParams"
+    with pytest.raises(KeyError):
+        make_cell("no_such_task", {})
+
+
+def test_fingerprints() -> None:
+    found = probe()
+    (cpu,) = found["fingerprints"]["cpu"]
+    assert set(cpu) == {"python", "torch", "cpu", "cores"}
+    gpu = fingerprint({**found, "gpu": "Test GPU"})
+    assert set(gpu) == {"python", "torch", "cuda", "driver", "gpu"}

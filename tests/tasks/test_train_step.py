@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from model.accounting import forward_flops
+from model.config import SIZES
+from orchestrator.attempt import execute
+from tasks.harness.device import Skip
+from tasks.harness.progress import Progress
+from tasks.harness.records import Attempt, Status
+from tasks.harness.stage import Session
+from tasks.instruments import stages_of
+from tasks.train_step import PHASES, TrainStepParams, build
+
+TINY: dict[str, Any] = {
+    "device": "cpu",
+    "size": "tiny",
+    "context_length": 8,
+    "batch_size": 2,
+    "warmup_steps": 1,
+    "measured_steps": 2,
+}
+
+
+@pytest.fixture(autouse=True)
+def _flags_as_before() -> Any:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("pass_", PHASES)
+def test_each_pass_has_its_phases_and_flops(pass_: Any) -> None:
+    workload = build(TrainStepParams.model_validate({**TINY, "pass": pass_}))
+    seen: list[str] = []
+
+    def phase(name: str) -> AbstractContextManager[None]:
+        seen.append(name)
+        return nullcontext()
+
+    workload.step(phase)
+    assert tuple(seen) == workload.phases == PHASES[pass_]
+    forward = forward_flops(SIZES[2025]["tiny"], 2, 8)
+    assert workload.flops == ({"forward": forward, "backward": 2 * forward} if "backward" in seen else {"forward": forward})
+    assert workload.tokens == 16
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "bf16_pure"])
+def test_precision_is_read_back(precision: str) -> None:
+    workload = build(TrainStepParams.model_validate({**TINY, "precision": precision}))
+    workload.step(lambda name: nullcontext())
+    assert workload.facts["float32_matmul_precision"] == "highest"
+    assert workload.facts["autocast_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
+    assert workload.facts["parameter_dtype"] == ("bfloat16" if precision == "bf16_pure" else "float32")
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is a real one: over the same batch the loss falls."""
+    losses: list[float] = []
+    real = torch.nn.functional.cross_entropy
+
+    def watched(*args: Any) -> torch.Tensor:
+        loss = real(*args)
+        losses.append(loss.item())
+        return loss
+
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", watched)
+    workload = build(TrainStepParams.model_validate(TINY))
+    for _ in range(40):
+        workload.step(lambda name: nullcontext())
+    assert losses[-1] < losses[0] * 0.7
+
+
+def test_same_seed_same_numbers() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        torch.manual_seed(99)
+        build(TrainStepParams.model_validate({**TINY, "seed": seed}))
+        return torch.rand(3)
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"size": None}, "exactly one way"),
+        ({"d_model": 8}, "exactly one way"),
+        ({"size": None, "d_model": 8}, "go together"),
+        ({"size": None, "d_model": 10, "d_ff": 8, "num_layers": 1, "num_heads": 3}, "not divisible"),
+        ({"size": None, "model": "no_colon"}, "package.module:Factory"),
+        ({"model_args": {"a": 1}}, "name it with model"),
+        ({"size": "10B"}, "not of 2025"),
+        ({"size": "2.7B", "year": 2026}, "not of 2026"),
+        ({"measured_steps": 0}, "greater than or equal to 1"),
+        ({"memory_limit_gib": 0}, "greater than 0"),
+        ({"precision": "fp8"}, "Input should be"),
+    ],
+)
+def test_parameters_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        TrainStepParams.model_validate({**TINY, **wrong})
+
+
+def test_blocks_need_blocks() -> None:
+    params = {**TINY, "size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 9, "embedding_dim": 4}}
+    with pytest.raises(Skip, match="ModuleList"):
+        build(TrainStepParams.model_validate({**params, "compile": "blocks"}))
+
+
+def test_the_first_step_is_watched_whichever_it_is() -> None:
+    for warmup in (0, 1):
+        params = TrainStepParams.model_validate({**TINY, "warmup_steps": warmup})
+        session = Session(build(params), params, Progress())
+        samples = [s for stage in stages_of(["timing", "memory", "telemetry"]) for s in stage.run(session)]
+        first = [s.phase for s in samples if s.mode == "first"]
+        assert first == ["forward", "backward", "optimizer"]
+        assert [s.step for s in samples if (s.mode, s.phase) == ("synced", "step")] == [0, 1]
+        assert len([s for s in samples if (s.mode, s.phase) == ("warmup", "step")]) == warmup
+
+
+def test_memory_alone_measures_the_first_step_too() -> None:
+    params = TrainStepParams.model_validate(TINY)
+    session = Session(build(params), params, Progress())
+    samples = [s for stage in stages_of(["memory"]) for s in stage.run(session)]
+    assert [s.mode for s in samples] == ["first"] * 3 + ["steady"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
+def test_compiled_blocks_on_the_cpu(make_attempt: Callable[..., Attempt]) -> None:
+    """Cold, then warm from the cache that the cells of a run share: as torch counted, not as intended."""
+    cold = execute(make_attempt(settings={"timeout_s": 150.0}, compile="blocks", **{"pass": "forward"}))
+    assert cold.status is Status.OK, cold.evidence
+    assert (cold.facts["compile_graphs"], cold.facts["compile_graph_breaks"]) == (1, 0)
+    assert cold.facts["compile_cache_misses"] > 0 == cold.facts["compile_cache_hits"]
+    warm = execute(make_attempt(number=2, settings={"timeout_s": 150.0}, compile="blocks", **{"pass": "forward"}))
+    assert warm.facts["compile_cache_hits"] > 0 == warm.facts["compile_cache_misses"]
+    first = [s.value for one in (cold, warm) for s in one.samples if (s.mode, s.phase) == ("compile", "step") and s.value]
+    assert first[1] < first[0]
