@@ -11,7 +11,9 @@ import click
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.config import parse_config
 from orchestrator.errors import SweepError
+from orchestrator.grid import Selection, expand
 from orchestrator.report.tables import TABLES
 from tests.conftest import ROOT
 
@@ -46,6 +48,13 @@ def test_every_help_text_has_an_example_that_parses() -> None:
             _, found, rest = main.resolve_command(context, words)
             assert found is command
             command.make_context(name, rest, parent=context)
+
+
+def test_its_example_of_a_sweep_is_one() -> None:
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    cells = expand(*parse_config(text, "README.md"), Selection({}, {})).cells
+    assert len(cells) == 5 * 4 * 3 - 3 + 1
+    assert {cell.params.values()["measured_steps"] for cell in cells} == {10, 50}
 
 
 @pytest.mark.slow
