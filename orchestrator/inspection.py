@@ -10,10 +10,10 @@ from typing import Any
 from orchestrator.attempt import by_hand
 from orchestrator.errors import RunError, nearest
 from orchestrator.plan import Choice, Plan
-from orchestrator.progress import format_seconds
+from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
 from orchestrator.run import Request, last_command, plan_request
 from orchestrator.store import Run
-from tasks.harness.records import LOG_FILE, Attempt
+from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Attempt
 
 _SHOWN = 20
 
@@ -61,7 +61,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     if log.exists() and log.stat().st_size:
         yield f"log: {log}"
         yield from (f"  {line}" for line in log.read_text(errors="replace").splitlines()[-_SHOWN:])
-    file = run.attempt_folder(cell, int(last["attempt"])) / "attempt.json"
+    file = run.attempt_folder(cell, int(last["attempt"])) / ATTEMPT_FILE
     with suppress(OSError, ValueError, KeyError):  # not on this machine, torn, or of a task that has changed since
         yield "by hand: " + by_hand(Attempt.from_json(file.read_text()))
 
@@ -72,15 +72,15 @@ def _failures(request: Request) -> Iterator[str]:
     last = rows[rows["cell"].isin(list(labels))].sort_values("attempt").groupby("cell").tail(1)
     bad = last[~last["status"].isin(["ok", "skipped"])]
     for row in bad.head(_SHOWN).to_dict("records"):
-        where = "/".join(filter(None, [row["stage"], row["phase"]]))
-        said = _first_line(json.loads(row["evidence"]))
+        where = where_it_ended(row["stage"], row["phase"])
+        said = why_it_ended(json.loads(row["evidence"]))[:160]
         yield f"  {row['status']} {row['cell']} {labels[row['cell']]} in {where or 'start'}: {said}"
     if len(bad) > _SHOWN:
         yield f"  … and {len(bad) - _SHOWN} more that did not end well"
 
 
 def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
-    where = "/".join(filter(None, [row["stage"], row["phase"]]))
+    where = where_it_ended(row["stage"], row["phase"])
     end = f"{row['status']} in {where}" if where else row["status"]
     yield f"attempt {row['attempt']}: {end}, {row['wall_s']:.1f} s, {row['started_at']}"
     for name, value in json.loads(row["evidence"]).items():
@@ -104,8 +104,3 @@ def _find(cells: Any, prefix: str, run: Run) -> str:
     if found:
         raise RunError(f"{run.folder}: {prefix} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
     raise RunError(f"{run.folder}: has no cell {prefix}", nearest(prefix, list(cells)[:_SHOWN]))
-
-
-def _first_line(evidence: dict[str, Any]) -> str:
-    said = str(evidence.get("reason") or evidence.get("message") or "")
-    return said.split("\n")[0][:160]

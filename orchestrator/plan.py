@@ -117,6 +117,7 @@ class Estimator:
 
     def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past]) -> None:
         self._walls: dict[str, float] = {}
+        self._longest: float | None = None
         self._alike: dict[tuple[object, ...], list[tuple[float, float]]] = {}
         self._rates: dict[tuple[object, ...], tuple[float, float]] = {}  # start-up and pace, until more is learnt
         for cell in cells:
@@ -127,6 +128,7 @@ class Estimator:
     def learn(self, cell: Cell, status: Status, wall_s: float) -> None:
         if status is Status.OK:
             self._walls[cell.id] = wall_s
+            self._longest = max(wall_s, self._longest or 0.0)
             self._alike.setdefault(_kind(cell), []).append((_total_work(cell), wall_s))
             self._rates.pop(_kind(cell), None)
 
@@ -135,7 +137,7 @@ class Estimator:
         if cell.id in self._walls:
             return self._walls[cell.id]
         if kind not in self._alike:
-            return max(self._walls.values(), default=None)
+            return self._longest
         start_up, pace = self._rates[kind] = self._rates.get(kind) or self._fit(self._alike[kind])
         return start_up + pace * _total_work(cell)
 

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -108,6 +108,15 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
+def where_it_ended(stage: str, phase: str) -> str:
+    return "/".join(filter(None, [stage, phase]))
+
+
+def why_it_ended(evidence: Mapping[str, Any]) -> str:
+    """The first line of what the evidence says."""
+    return str(evidence.get("reason") or evidence.get("message") or "").split("\n")[0]
+
+
 def _place(started: Started) -> str:
     return f"  on GPU {started.gpu} of {started.host}" if started.gpu else ""
 
@@ -117,7 +126,7 @@ def _result_line(outcome: Outcome, labels: Labels) -> str:
     by_mode = {mode: [s.value for s in whole if s.mode == mode and s.value] for mode in ("pipelined", "synced")}
     steps = by_mode["pipelined"] or by_mode["synced"]
     measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
-    where = " in " + "/".join(filter(None, [outcome.stage, outcome.phase])) if outcome.stage else ""
-    why = str(outcome.evidence.get("reason") or outcome.evidence.get("message") or "").split("\n")[0]
+    where = f" in {where_it_ended(outcome.stage, outcome.phase)}" if outcome.stage else ""
+    why = why_it_ended(outcome.evidence)
     said = f": {why[:120]}" if why and outcome.status is not Status.OK else ""
     return f"{outcome.status:<8} {labels[outcome.attempt.cell.id]}{measured}  {outcome.wall_s:.1f} s{where}{said}"

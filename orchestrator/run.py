@@ -122,6 +122,7 @@ class Queue:
         self._settings = make_settings(request)
         self.late = 0
         self.total = len(self._waiting)
+        self.has_results = bool(plan.history)
         self.devices: set[str] = {cell.params.device for cell in self._waiting}
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -190,8 +191,7 @@ def _measure(
     scheduler = means.open_scheduler()
     arm()  # Ray takes SIGTERM for itself when it starts
     try:
-        has_results = bool(read_history(writer))
-        fingerprints = _check_environment(request, scheduler.environments(), queue.devices, means.mixed, has_results)
+        fingerprints = _check_environment(request, scheduler.environments(), queue, means.mixed)
         writer.write_manifest(_manifest(request, fingerprints, commit))
         display = means.open_display(queue.total, queue.remaining_s)
         try:
@@ -209,13 +209,12 @@ def _measure(
 def _check_environment(
     request: Request,
     environments: Sequence[Mapping[str, Any]],
-    devices: set[str],
+    queue: Queue,
     mixed: bool,
-    has_results: bool,
 ) -> dict[str, list[dict[str, Any]]]:
     """By device, the fingerprints of the folder with those that this run adds. Raises EnvironmentError or RunMismatch."""
-    known: dict[str, list[dict[str, Any]]] = request.run.read_manifest().get("fingerprints", {}) if has_results else {}
-    for device in sorted(devices):
+    known: dict[str, list[dict[str, Any]]] = request.run.read_manifest().get("fingerprints", {}) if queue.has_results else {}
+    for device in sorted(queue.devices):
         current = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
         if not current:
             have = sorted({name for environment in environments for name in environment["fingerprints"]})
@@ -278,7 +277,6 @@ def _recover(writer: RunWriter, commit: str | None) -> int:
 def _derive(writer: RunWriter) -> None:
     from orchestrator.report.frames import load_results
 
-    writer.merge_parts()
     writer.write_cells(load_results(writer).cells)
 
 

@@ -44,7 +44,6 @@ RAY_ENVIRONMENT = {
     "RAY_kill_worker_timeout_milliseconds": "2000",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 
 

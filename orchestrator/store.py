@@ -84,10 +84,6 @@ class Run:
         self.folder = folder
 
     @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
     def exists(self) -> bool:
         return (self.folder / "run.json").exists()
 

@@ -14,6 +14,7 @@ from orchestrator.report.values import (
     GIB,
     NOTHING,
     Row,
+    Value,
     absent,
     gib,
     known,
@@ -81,6 +82,11 @@ def _needs(row: Row) -> str:
     if known(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
     return absent(row)
+
+
+def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
+    phases = tuple((phase, gib(f"{phase}_peak_{kind}_bytes")) for phase in ("forward", "backward", "optimizer"))
+    return (("first step", gib(f"first_peak_{kind}_bytes")), *phases)
 
 
 def _where(row: Row) -> str:
@@ -189,10 +195,7 @@ TABLES: tuple[Table, ...] = (
         "GiB as the allocator counts it. The first step has no optimizer state yet; steady state is what training needs.",
         Listing(
             (
-                ("first step", gib("first_peak_allocated_bytes")),
-                ("forward", gib("forward_peak_allocated_bytes")),
-                ("backward", gib("backward_peak_allocated_bytes")),
-                ("optimizer", gib("optimizer_peak_allocated_bytes")),
+                *_peaks_by_phase("allocated"),
                 ("peak allocated", gib("peak_allocated_bytes")),
                 ("peak reserved", gib("peak_reserved_bytes")),
             )
@@ -205,10 +208,7 @@ TABLES: tuple[Table, ...] = (
         "GiB of the process's resident set, interpreter and libraries included: an upper bound of what the tensors take.",
         Listing(
             (
-                ("first step", gib("first_peak_rss_bytes")),
-                ("forward", gib("forward_peak_rss_bytes")),
-                ("backward", gib("backward_peak_rss_bytes")),
-                ("optimizer", gib("optimizer_peak_rss_bytes")),
+                *_peaks_by_phase("rss"),
                 ("peak resident", gib("peak_rss_bytes")),
             )
         ),

@@ -31,12 +31,17 @@ def format_ms(ms: float) -> str:
     return f"{ms:.3f}" if ms < 10 else f"{ms:.2f}" if ms < 100 else f"{ms:.1f}"
 
 
+def where_known(column: str, show: Value) -> Value:
+    """`show`, for the rows that have a number in `column`; how the cell ended for the others."""
+    return lambda row: show(row) if known(row, column) else absent(row, column)
+
+
 def plain(column: str) -> Value:
-    return lambda row: str(row[column]) if known(row, column) else absent(row, column)
+    return where_known(column, lambda row: str(row[column]))
 
 
 def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
-    return lambda row: format(row[column] * scale, form) if known(row, column) else absent(row, column)
+    return where_known(column, lambda row: format(row[column] * scale, form))
 
 
 def gib(column: str) -> Value:
@@ -44,42 +49,33 @@ def gib(column: str) -> Value:
 
 
 def ms(column: str) -> Value:
-    return lambda row: format_ms(row[column]) if known(row, column) else absent(row, column)
+    return where_known(column, lambda row: format_ms(row[column]))
 
 
 def mean_sd(stem: str) -> Value:
     """`stem` such as `forward_ms`: mean ± sample standard deviation."""
 
-    def value(row: Row) -> str:
-        if not known(row, f"{stem}_mean"):
-            return absent(row, f"{stem}_mean")
+    def show(row: Row) -> str:
         spread = format_ms(row[f"{stem}_sd"]) if known(row, f"{stem}_sd") else NOTHING
         return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
 
-    return value
+    return where_known(f"{stem}_mean", show)
 
 
 def median_interval(stem: str) -> Value:
     """Median with its 95 % interval; where there are too few samples for 95 %, with the coverage there is."""
 
-    def value(row: Row) -> str:
-        if not known(row, f"{stem}_median"):
-            return absent(row, f"{stem}_median")
+    def show(row: Row) -> str:
         low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
         coverage = row[f"{stem}_coverage"]
         label = "" if coverage >= 0.95 else f" ({coverage:.0%})"
         return f"{format_ms(row[f'{stem}_median'])} [{low}, {high}]{label}"
 
-    return value
+    return where_known(f"{stem}_median", show)
 
 
 def relative_sd(stem: str) -> Value:
-    def value(row: Row) -> str:
-        if not known(row, f"{stem}_sd"):
-            return absent(row, f"{stem}_sd")
-        return f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}"
-
-    return value
+    return where_known(f"{stem}_sd", lambda row: f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}")
 
 
 def ratio(numerator: str, denominator: str) -> Value:
