@@ -30,3 +30,14 @@ def forward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_
 def backward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> int:
     """Each matrix product of the forward pass has two in the backward pass: by its input and by its weight."""
     return 2 * forward_flops(dims, batch_size, context_length, vocab_size)
+
+
+def attention_flops(batch_size: int, length: int, d_head: int, causal: bool) -> int:
+    """FLOPs of one forward pass of attention alone: scores, and weights times values.
+
+    Under a causal mask only what the mask leaves is counted, as benchmarks of attention do: an implementation that
+    computes the whole square does up to twice as much. The backward pass needs twice as many; what a fused kernel
+    computes again is not counted.
+    """
+    pairs = length * (length + 1) // 2 if causal else length**2
+    return 4 * batch_size * pairs * d_head

@@ -1,12 +1,29 @@
-"""Ways to compute attention. Each is a function of (query, key, value), so that it can be swapped."""
+"""Ways to compute attention, from the course's plain one to the fused kernels. Adding one is adding a function.
+
+Each takes query, key and value of shape (..., sequence, d_head) and returns the same shape. They differ in what they
+save for the backward pass: "squares", tensors of (..., sequence, sequence), cost memory that grows with its square.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from einops import einsum
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # with everything settled but query, key and value
+
+
+class Implementation(Protocol):
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor: ...
 
 
 def softmax(scores: Tensor) -> Tensor:
@@ -16,13 +33,177 @@ def softmax(scores: Tensor) -> Tensor:
     return exponentials / exponentials.sum(dim=-1, keepdim=True)
 
 
-def naive_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Attention that materialises the square of scores.
+def naive(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """As the course writes it: scores, mask and the steps of the softmax each materialise a square; two are saved."""
+    return _weigh(softmax(_scores(query, key, causal)), value)
 
-    query, key, value: `(..., sequence, d_head)`; mask: `(query, key)`, true where a query may look.
-    Returns `(..., query, d_head)`.
-    """
+
+def torch_softmax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """The same with torch's softmax, which is one kernel and saves its result alone."""
+    return _weigh(torch.softmax(_scores(query, key, causal), dim=-1), value)
+
+
+def weights_only(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """Works in place on one square, the weights, and saves that one: all that the backward pass needs."""
+    result: Tensor = _WeightsOnly.apply(*_autocast_inputs(query, key, value), causal)  # type: ignore[no-untyped-call]
+    return result
+
+
+def recompute(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """Saves no square: the backward pass computes the weights again, from what each row was shifted and divided by."""
+    result: Tensor = _Recompute.apply(*_autocast_inputs(query, key, value), causal)  # type: ignore[no-untyped-call]
+    return result
+
+
+def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    """torch's own, with the backend that it chooses by itself."""
+    heads = query.ndim == 4  # the fused kernels know four dimensions only
+    query, key, value = (x if heads else x.unsqueeze(-3) for x in (query, key, value))
+    result = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    return result if heads else result.squeeze(-3)
+
+
+def _pinned(backend: SDPBackend) -> Implementation:
+    """torch's own, held to one backend: raises RuntimeError where that cannot do it."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        with sdpa_kernel(backend):
+            return sdpa(query, key, value, causal)
+
+    return attend
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "naive": naive,
+    "torch_softmax": torch_softmax,
+    "weights_only": weights_only,
+    "recompute": recompute,
+    "sdpa": sdpa,
+    "math": _pinned(SDPBackend.MATH),
+    "efficient": _pinned(SDPBackend.EFFICIENT_ATTENTION),
+    "flash": _pinned(SDPBackend.FLASH_ATTENTION),
+    "cudnn": _pinned(SDPBackend.CUDNN_ATTENTION),
+}
+
+CAUSAL_NAIVE: Attention = partial(naive, causal=True)
+
+
+def make_attention(name: str, length: int, causal: bool, device: torch.device) -> Attention:
+    """One of IMPLEMENTATIONS, or `flex`, for sequences of `length`. Raises KeyError for another name."""
+    if name == "flex":
+        return compiled_flex(length, causal, device)
+    return partial(IMPLEMENTATIONS[name], causal=causal)
+
+
+def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
+    """FlexAttention, which is a kernel only once it is compiled. Its mask is by blocks, made once."""
+    mask = create_block_mask(_not_ahead, None, None, length, length, device) if causal else None
+    compiled: Any = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        heads = query.ndim == 4
+        query, key, value = (x if heads else x.unsqueeze(-3) for x in _autocast_inputs(query, key, value))
+        function = flex_attention if torch.compiler.is_compiling() else compiled
+        result: Tensor = function(query, key, value, block_mask=mask)
+        return result if heads else result.squeeze(-3)
+
+    return attend
+
+
+def _not_ahead(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return query >= key
+
+
+def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     scores = einsum(query, key, "... query d, ... key d -> ... query key") / math.sqrt(query.shape[-1])
-    if mask is not None:
-        scores = torch.where(mask, scores, float("-inf"))
-    return einsum(softmax(scores), value, "... query key, ... key d -> ... query d")
+    return torch.where(_mask(query), scores, float("-inf")) if causal else scores
+
+
+def _mask(query: Tensor) -> Tensor:
+    """True where a query may look: at itself and at what is before it."""
+    positions = torch.arange(query.shape[-2], device=query.device)
+    return positions[:, None] >= positions[None, :]
+
+
+def _weigh(weights: Tensor, value: Tensor) -> Tensor:
+    return einsum(weights, value, "... query key, ... key d -> ... query d")
+
+
+def _autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Cast as autocast casts the inputs of a matrix product: it does not look into a Function, nor into Flex."""
+    kind = tensors[0].device.type
+    if not torch.is_autocast_enabled(kind):
+        return tensors
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def _no_autocast(tensor: Tensor) -> torch.autocast:
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def _scores_in_place(query: Tensor, key: Tensor, causal: bool) -> Tensor:
+    scores = query @ key.transpose(-2, -1)
+    scores *= 1 / math.sqrt(query.shape[-1])
+    return scores.masked_fill_(~_mask(query), float("-inf")) if causal else scores
+
+
+def _weights(query: Tensor, key: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights, and what each row was shifted and divided by."""
+    weights = _scores_in_place(query, key, causal)
+    top = weights.amax(dim=-1, keepdim=True)
+    weights.sub_(top).exp_()
+    total = weights.sum(dim=-1, keepdim=True, dtype=torch.float32)
+    return weights.div_(total), top, total
+
+
+def _gradients(
+    grad: Tensor, weights: Tensor, output: Tensor, query: Tensor, key: Tensor, value: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of query, key and value, from that of the output.
+
+    With the weights P and their gradient dP, that of the scores is P * (dP - rowsum(P * dP)), and that sum is
+    rowsum(dO * O) as in FlashAttention (Dao et al., 2022, appendix B.2): one square beside P is enough.
+    """
+    d_value = weights.transpose(-2, -1) @ grad
+    d_scores = grad @ value.transpose(-2, -1)
+    d_scores -= (grad * output).sum(dim=-1, keepdim=True)
+    d_scores *= weights
+    d_scores *= 1 / math.sqrt(query.shape[-1])
+    return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value
+
+
+class _WeightsOnly(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        with _no_autocast(query):
+            weights, _, _ = _weights(query, key, causal)
+            output = weights @ value
+            ctx.save_for_backward(query, key, value, output, weights)
+            return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, weights = ctx.saved_tensors
+        with _no_autocast(query):
+            return (*_gradients(grad, weights, output, query, key, value), None)
+
+
+class _Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        with _no_autocast(query):
+            weights, top, total = _weights(query, key, causal)
+            output = weights @ value
+            ctx.causal = causal
+            ctx.save_for_backward(query, key, value, output, top, total)
+            return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, output, top, total = ctx.saved_tensors
+        with _no_autocast(query):
+            weights = _scores_in_place(query, key, ctx.causal).sub_(top).exp_().div_(total)
+            return (*_gradients(grad, weights, output, query, key, value), None)

@@ -9,7 +9,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional
 
-from model.attention import naive_attention
+from model.attention import Attention
 from model.config import RMS_EPS, ROPE_THETA
 
 
@@ -78,12 +78,13 @@ class RotaryEmbedding(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what is before it."""
+    """Multi-head attention in which a token sees itself and what is before it, if `attend` is causal."""
 
-    def __init__(self, d_model: int, num_heads: int, rope: RotaryEmbedding) -> None:
+    def __init__(self, d_model: int, num_heads: int, rope: RotaryEmbedding, attend: Attention) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.rope = rope
+        self.attend = attend
         self.q_proj = Linear(d_model, d_model)
         self.k_proj = Linear(d_model, d_model)
         self.v_proj = Linear(d_model, d_model)
@@ -94,9 +95,7 @@ class CausalSelfAttention(nn.Module):
         query = self.rope(rearrange(self.q_proj(x), split, heads=self.num_heads))
         key = self.rope(rearrange(self.k_proj(x), split, heads=self.num_heads))
         value = rearrange(self.v_proj(x), split, heads=self.num_heads)
-        positions = torch.arange(x.shape[1], device=x.device)
-        mask = positions[:, None] >= positions[None, :]
-        heads = naive_attention(query, key, value, mask)
+        heads = self.attend(query, key, value)
         return self.output_proj(rearrange(heads, "batch heads seq d -> batch seq (heads d)"))  # type: ignore[no-any-return]
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from model.attention import CAUSAL_NAIVE, Attention
 from model.config import VOCAB_SIZE, Dimensions
 from model.layers import CausalSelfAttention, Embedding, Linear, RMSNorm, RotaryEmbedding, SwiGLU
 
 
 class Block(nn.Module):
-    def __init__(self, dims: Dimensions, rope: RotaryEmbedding) -> None:
+    def __init__(self, dims: Dimensions, rope: RotaryEmbedding, attend: Attention) -> None:
         super().__init__()
         self.ln1 = RMSNorm(dims.d_model)
-        self.attn = CausalSelfAttention(dims.d_model, dims.num_heads, rope)
+        self.attn = CausalSelfAttention(dims.d_model, dims.num_heads, rope, attend)
         self.ln2 = RMSNorm(dims.d_model)
         self.ffn = SwiGLU(dims.d_model, dims.d_ff)
 
@@ -27,11 +28,17 @@ class TransformerLM(nn.Module):
     Build it under `torch.device(...)`: no parameter is ever made on the host first.
     """
 
-    def __init__(self, dims: Dimensions, context_length: int, vocab_size: int = VOCAB_SIZE) -> None:
+    def __init__(
+        self,
+        dims: Dimensions,
+        context_length: int,
+        vocab_size: int = VOCAB_SIZE,
+        attend: Attention = CAUSAL_NAIVE,
+    ) -> None:
         super().__init__()
         rope = RotaryEmbedding(dims.d_head, context_length)  # one table, shared by every block
         self.token_embeddings = Embedding(vocab_size, dims.d_model)
-        self.layers = nn.ModuleList(Block(dims, rope) for _ in range(dims.num_layers))
+        self.layers = nn.ModuleList(Block(dims, rope, attend) for _ in range(dims.num_layers))
         self.ln_final = RMSNorm(dims.d_model)
         self.lm_head = Linear(dims.d_model, vocab_size)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -67,6 +68,8 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     started_at = time.time()
     ended = _watch(attempt, {**os.environ, **child_environment(attempt), **attempt.settings.env})
+    if _is_cold(attempt):
+        shutil.rmtree(_compile_cache(attempt), ignore_errors=True)
     return conclude(attempt, ended, started_at)
 
 
@@ -76,9 +79,18 @@ def child_environment(attempt: Attempt) -> dict[str, str]:
     variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
         "KINETO_LOG_LEVEL": "99",
-        "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parent.parent.parent / "cache" / "inductor"),
+        "TORCHINDUCTOR_CACHE_DIR": str(_compile_cache(attempt)),
     }
     return variables | (CPU_ALLOCATOR if attempt.cell.params.device == "cpu" else {})
+
+
+def _compile_cache(attempt: Attempt) -> Path:
+    """One for all cells of a run, or one for this attempt alone, which is removed behind it."""
+    return attempt.path / "cache" if _is_cold(attempt) else attempt.path.parent.parent.parent / "cache" / "inductor"
+
+
+def _is_cold(attempt: Attempt) -> bool:
+    return attempt.cell.params.values().get("compile_cache") == "cold"
 
 
 def by_hand(attempt: Attempt) -> str:

@@ -64,7 +64,7 @@ class SweepConfig(Strict):
     description: str = ""
     results: str | None = Field(None, description="results folder; results/<name> unless given")
     defaults: Values = Field(default_factory=dict, description="parameters of every grid that has them")
-    instruments: list[str] = Field(default_factory=lambda: ["timing", "memory", "telemetry"])
+    instruments: list[str] = Field(default_factory=lambda: ["timing", "memory", "telemetry", "backend"])
     limits: Limits = Limits()
     env: dict[str, str] = Field(default_factory=dict, description="environment variables of the measuring process")
     grids: Annotated[list[Grid], Field(min_length=1)]

@@ -38,9 +38,12 @@ class Expansion:
 
     @cached_property
     def labels(self) -> Mapping[str, str]:
-        """By cell id: the task and what tells the cell from the others."""
-        axes = varying_axes(self.cells)
-        return {cell.id: cell.describe(axes) for cell in self.cells}
+        """By cell id: the task and what tells the cell from the others of its task."""
+        by_task: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            by_task.setdefault(cell.task, []).append(cell)
+        axes = {task: varying_axes(cells) for task, cells in by_task.items()}
+        return {cell.id: cell.describe(axes[cell.task]) for cell in self.cells}
 
 
 def parse_selection(sets: Iterable[str], wheres: Iterable[str]) -> Selection:

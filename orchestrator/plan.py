@@ -110,7 +110,7 @@ class Estimator:
     """How long a cell will take, from how long others took.
 
     A cell that was measured before takes as long again. Another takes the start-up time plus its work at the slowest
-    pace seen among cells of the same kind (same task, device, precision and compilation), or, with one alike finished,
+    pace seen among cells of the same kind (same task, device, precision, attention and compilation), or, with one alike finished,
     all of whose time is taken for work, in proportion. With none alike, it is taken for the longest of all: better to
     start a cell too few than one that is cut off. Before anything is finished nothing is known.
     """
@@ -151,10 +151,15 @@ class Estimator:
         return start_up, max((wall - start_up) / work for work, wall in alike)
 
 
+_ALIKE = ("device", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
+
+
 @cache
 def _kind(cell: Cell) -> tuple[object, ...]:
     values = cell.params.values()
-    return cell.task, *(values.get(name) for name in ("device", "precision", "compile", "model"))
+    return cell.task, *(
+        values.get(name) for name in ("device", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
+    )
 
 
 @cache

@@ -73,21 +73,27 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any) -> None:
     from tasks.harness.environment import fingerprint, read_environment
     from tasks.harness.registry import all_tasks
     from tasks.harness.stage import Session
+    from tasks.harness.workload import Finding
     from tasks.instruments import stages_of
 
     task, params = all_tasks()[attempt.cell.task], attempt.cell.params
     environment = read_environment()
     journal.facts(environment)
     journal.stage("build")
-    workload = task.build(params)
-    journal.facts({**workload.facts, "tokens": workload.tokens, "flops": workload.flops})
-    journal.facts({"fingerprint": fingerprint({**environment, **workload.facts})})
-    session = Session(workload, params, progress)
+    built = task.build(params)
+    facts = {**built.device.facts(), **built.facts}
+    journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})
+    if isinstance(built, Finding):
+        journal.samples(built.samples)
+        return
+    journal.facts({"tokens": built.tokens, "flops": built.flops})
+    session = Session(built, params, progress)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         _take(stage.run(session), journal)
-    if workload.compiled:
-        journal.facts(_compile_counters())
+        if session.facts:
+            journal.facts(session.facts)
+            session.facts = {}
 
 
 def _take(samples: Iterable[Any], journal: Any) -> None:
@@ -98,18 +104,6 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
             taken.append(sample)
     finally:
         journal.samples(taken)
-
-
-def _compile_counters() -> dict[str, Any]:
-    """Whether the caches were cold or warm is read, not intended."""
-    from torch._dynamo.utils import counters
-
-    return {
-        "compile_graphs": counters["stats"]["unique_graphs"],
-        "compile_graph_breaks": sum(counters["graph_break"].values()),
-        "compile_cache_hits": counters["inductor"]["fxgraph_cache_hit"],
-        "compile_cache_misses": counters["inductor"]["fxgraph_cache_miss"],
-    }
 
 
 def _describe(attempt: Attempt, error: BaseException) -> Ending:

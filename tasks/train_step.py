@@ -5,16 +5,14 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from model.accounting import backward_flops, forward_flops, parameter_count
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from tasks.harness.params import Params, PositiveInt
+from tasks.harness.params import AttendingParams, PositiveInt
 from tasks.harness.registry import Task
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
     from tasks.harness.device import Device
     from tasks.harness.workload import PhaseMarker, Workload
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
 Size = Literal["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"]
@@ -37,7 +34,7 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 }
 
 
-class TrainStepParams(Params):
+class TrainStepParams(AttendingParams):
     """The model is named by `size` and `year`, spelled out by its dimensions, or brought along as a factory."""
 
     size: Size | None = Field(None, description="a size of the course")
@@ -51,12 +48,9 @@ class TrainStepParams(Params):
     context_length: PositiveInt = 512
     batch_size: PositiveInt = 4
     vocab_size: PositiveInt = VOCAB_SIZE
-    precision: Precision = "fp32"
     compile: Compile = "eager"
     pass_: Pass = Field("train_step", alias="pass")
     optimizer: Literal["course", "foreach", "fused"] = "course"
-    warmup_steps: Annotated[int, Field(ge=0)] = 5
-    measured_steps: PositiveInt = 10
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:
@@ -72,6 +66,8 @@ class TrainStepParams(Params):
             raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
         if self.model_args and self.model is None:
             raise ValueError("model_args are of a model of your own: name it with model")
+        if self.model is not None and self.attention != "naive":
+            raise ValueError("attention is of the course's model: yours computes its own")
         self.dimensions  # noqa: B018  raises where they do not fit together
         return self
 
@@ -91,9 +87,10 @@ def build(params: TrainStepParams) -> Workload:
 
     from model.optimizer import OPTIMIZERS
     from tasks.harness.device import open_device
+    from tasks.harness.precision import set_precision
     from tasks.harness.workload import Workload
 
-    _set_precision(params)
+    set_precision(params)
     device = open_device(params.device)
     if params.memory_limit_gib is not None:
         device.limit_memory(params.memory_limit_gib)
@@ -107,9 +104,10 @@ def build(params: TrainStepParams) -> Workload:
         phases=PHASES[params.pass_],
         device=device,
         tokens=params.batch_size * params.context_length,
-        compiled=params.compile != "eager",
+        compiled=params.compile != "eager" or params.attention == "flex",
         flops=_flops(params),
-        facts=_read_back(params, model, device),
+        facts=_read_back(params, model),
+        square=_square(params),
     )
 
 
@@ -130,18 +128,23 @@ def _make_step(
     import torch
     from torch.nn import functional
 
+    from tasks.harness.compilation import begin_step
+    from tasks.harness.precision import autocast
+
     scaler = torch.amp.GradScaler(params.device, enabled=params.precision == "fp16")
-    precision = _autocast(params)
+    precision = autocast(params)
 
     def loss_of(tokens: Tensor) -> Tensor:
         with precision():
             return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
 
     def inference(phase: PhaseMarker) -> None:
+        begin_step(params)
         with phase("forward"), torch.no_grad(), precision():
             model(inputs)
 
     def training(phase: PhaseMarker) -> None:
+        begin_step(params)
         optimizer.zero_grad(set_to_none=True)
         with phase("forward"):
             loss = loss_of(inputs)
@@ -156,46 +159,24 @@ def _make_step(
     return inference if params.pass_ == "forward" else training
 
 
-def _set_precision(params: TrainStepParams) -> None:
-    """fp32 means fp32: TF32 is off unless the cell is `tf32`."""
-    import torch
-
-    from tasks.harness.device import Skip
-
-    if params.precision == "tf32" and params.device != "cuda":
-        raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
-    if params.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
-        raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
-    if "bf16" in params.precision and params.device == "cuda" and not torch.cuda.is_bf16_supported(False):
-        raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
-    torch.set_float32_matmul_precision("high" if params.precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = params.precision == "tf32"
-
-
-def _autocast(params: TrainStepParams) -> Callable[[], AbstractContextManager[Any]]:
-    import torch
-
-    low = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(params.precision)
-    if low is None:
-        return nullcontext
-    return lambda: torch.autocast(params.device, dtype=low)
-
-
 def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
     import torch
 
     from model.transformer import TransformerLM
+    from tasks.harness.attention import choose_attention
+    from tasks.harness.precision import stored_dtype
 
-    dtype = torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
+    dtype = stored_dtype(params)
     torch.set_default_dtype(dtype)  # built in it, not converted to it: that would hold both at once
-    with torch.device(device.torch_device):
-        dims = params.dimensions
+    dims, place = params.dimensions, device.torch_device
+    with torch.device(place):
         if dims is None:
             model = _own_factory(params)(**params.model_args)
         else:
-            model = TransformerLM(dims, params.context_length, params.vocab_size)
+            attend = choose_attention(params, params.context_length, True, dims.d_head, place, params.pass_ != "forward")
+            model = TransformerLM(dims, params.context_length, params.vocab_size, attend)
     torch.set_default_dtype(torch.float32)
-    return model.to(device.torch_device, dtype)
+    return model.to(place, dtype)
 
 
 def _own_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
@@ -208,20 +189,21 @@ def _own_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
 
 
 def _compile(model: nn.Module, params: TrainStepParams) -> None:
-    """In place, so that names of parameters stay. Our own model must compile whole: a graph break is an error."""
+    """In place, so that names of parameters stay."""
     from torch import nn
 
+    from tasks.harness.compilation import compile_options
     from tasks.harness.device import Skip
 
-    whole: dict[str, Any] = {"fullgraph": params.dimensions is not None, "dynamic": False}
+    options = compile_options(params, ours=params.dimensions is not None)
     if params.compile == "model":
-        model.compile(**whole)
+        model.compile(**options)
     elif params.compile == "blocks":
         lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
         if not lists:
             raise Skip("compile: blocks needs blocks in a torch.nn.ModuleList, and this model has none")
         for block in lists[0]:
-            block.compile(**whole)
+            block.compile(**options)
 
 
 def _random_tokens(params: TrainStepParams, device: Device) -> tuple[Tensor, Tensor]:
@@ -244,32 +226,24 @@ def _flops(params: TrainStepParams) -> dict[str, int] | None:
     return flops
 
 
-def _read_back(params: TrainStepParams, model: nn.Module, device: Device) -> dict[str, Any]:
+def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
+    dims, length = params.dimensions, params.context_length
+    return (params.batch_size * dims.num_heads, length, length) if dims else None
+
+
+def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
     """What precision is really set, as torch reports it, and what was built."""
-    import torch
+    from tasks.harness.precision import dtype_name, precision_facts
 
     dims = params.dimensions
     return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
-        "autocast_dtype": _autocast_dtype(params),
-        "nvidia_tf32_override": os.environ.get("NVIDIA_TF32_OVERRIDE"),
-        "parameter_dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        **precision_facts(params),
+        "parameter_dtype": dtype_name(next(model.parameters()).dtype),
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
+        "attention_asked": params.attention if dims else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parameters_expected": parameter_count(dims, params.vocab_size) if dims else None,
-        **device.facts(),
     }
-
-
-def _autocast_dtype(params: TrainStepParams) -> str | None:
-    """As torch reports it inside of the context in which the forward pass runs."""
-    import torch
-
-    with _autocast(params)():
-        enabled = torch.is_autocast_enabled(params.device)
-        return str(torch.get_autocast_dtype(params.device)).removeprefix("torch.") if enabled else None
 
 
 TASK = Task("train_step", 1, TrainStepParams, build, work)

@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator.attempt import execute
 from tasks.harness.records import Attempt, Outcome, Status
+from tests.model.test_attention import BOUND, errors_in_eps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MakeAttempt = Callable[..., Attempt]
@@ -96,3 +99,57 @@ def test_a_device_side_assertion_fails_its_cell_alone(make_attempt: MakeAttempt)
     assert bad.status is Status.FAILED
     assert "CUDA error" in bad.evidence["message"]  # which call trips over it first is the driver's affair
     assert execute(make_attempt(device="cuda")).status is Status.OK
+
+
+FUSED = ("efficient", "flash", "cudnn")
+IMPOSSIBLE = {("flash", torch.float32), ("cudnn", torch.float32)}
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("dtype", BOUND, ids=str)
+@pytest.mark.parametrize("name", [*IMPLEMENTATIONS, "flex"])
+def test_attention_agrees_with_float64(name: str, dtype: torch.dtype, causal: bool) -> None:
+    torch.set_float32_matmul_precision("highest")
+    gpu, shape = torch.device("cuda"), (2, 2, 256, 64)
+    attend = make_attention(name, shape[-2], causal, gpu)
+    if (name, dtype) in IMPOSSIBLE:
+        with pytest.raises(RuntimeError, match="No available kernel"), pytest.warns(UserWarning, match="kernel"):
+            errors_in_eps(attend, causal, dtype, shape, gpu)
+    else:
+        assert max(errors_in_eps(attend, causal, dtype, shape, gpu)) <= BOUND[dtype]
+
+
+@pytest.mark.parametrize("name", [*FUSED, "flex", "sdpa"])
+def test_the_backend_seen_is_the_one_asked(make_attempt: MakeAttempt, name: str) -> None:
+    settings = {"instruments": ("timing", "memory", "backend")}
+    params = {"attention": name, "precision": "bf16_pure", "measured_steps": 5, "causal": True}
+    outcome = execute(make_attempt(task="attention", settings=settings, device="cuda", **params))
+    assert outcome.status is Status.OK, outcome.evidence
+    assert outcome.facts["attention_seen"] in ([name] if name != "sdpa" else FUSED)
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_what_a_backend_cannot_do_is_skipped_with_its_reason(make_attempt: MakeAttempt, name: str) -> None:
+    outcome = execute(make_attempt(task="attention", device="cuda", attention=name, precision="fp32"))
+    assert outcome.status is Status.SKIPPED
+    assert "dtype" in outcome.evidence["reason"]
+
+
+def test_a_cold_cache_costs_time_outside_of_what_is_timed(make_attempt: MakeAttempt) -> None:
+    params = {"device": "cuda", "attention": "flash", "precision": "bf16_pure", "context_length": 4096, "measured_steps": 20}
+    times = {}
+    for cold in (False, True):
+        outcome = execute(make_attempt(task="attention", cold_l2=cold, **params))
+        assert outcome.status is Status.OK, outcome.evidence
+        times[cold] = {p: statistics.median(measured(outcome, "duration", "pipelined", p)) for p in ("forward", "step")}
+        parts = sum(statistics.median(measured(outcome, "duration", "pipelined", p)) for p in ("forward", "backward"))
+        assert times[cold]["step"] == pytest.approx(parts, rel=0.2)
+    assert times[True]["forward"] > times[False]["forward"] * 0.9
+
+
+def test_cuda_graphs_record_before_anything_is_timed(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(device="cuda", compile="model", compile_mode="reduce-overhead", settings={"timeout_s": 250.0}))
+    assert outcome.status is Status.OK, outcome.evidence
+    assert len(measured(outcome, "duration", "compile", "step")) == 3
+    assert outcome.facts["compile_skipped_cuda_graphs"] == 0
+    assert max(measured(outcome, "duration", "synced", "step")) < measured(outcome, "duration", "compile", "step")[0] / 5

@@ -36,6 +36,8 @@ class Device(Protocol):
 
     def peaks(self) -> Mapping[str, int | None]: ...
 
+    def held(self) -> Mapping[str, int | None]: ...
+
     def memory_evidence(self) -> Mapping[str, int | None]: ...
 
     def facts(self) -> Mapping[str, Any]: ...
@@ -64,6 +66,9 @@ class CudaDevice:
     def peaks(self) -> Mapping[str, int | None]:
         stats = torch.cuda.memory_stats()
         return {f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in ("allocated", "reserved", "requested")}
+
+    def held(self) -> Mapping[str, int | None]:
+        return {"held_allocated_bytes": torch.cuda.memory_allocated()}
 
     def memory_evidence(self) -> Mapping[str, int | None]:
         free, total = torch.cuda.mem_get_info()
@@ -113,6 +118,9 @@ class CpuDevice:
     def peaks(self) -> Mapping[str, int | None]:
         return {"peak_rss_bytes": _status_bytes("VmHWM")}
 
+    def held(self) -> Mapping[str, int | None]:
+        return {"held_rss_bytes": _status_bytes("VmRSS")}
+
     def memory_evidence(self) -> Mapping[str, int | None]:
         return {"allocated_bytes": _status_bytes("VmData"), "rss_bytes": _status_bytes("VmRSS")}
 
@@ -141,6 +149,9 @@ class MpsDevice:
             "allocated_after_bytes": torch.mps.current_allocated_memory(),
             "reserved_after_bytes": torch.mps.driver_allocated_memory(),
         }
+
+    def held(self) -> Mapping[str, int | None]:
+        return {"held_allocated_bytes": torch.mps.current_allocated_memory()}
 
     def memory_evidence(self) -> Mapping[str, int | None]:
         return {"allocated_bytes": torch.mps.current_allocated_memory()}

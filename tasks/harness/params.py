@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+AttentionName = Literal[
+    "naive", "torch_softmax", "weights_only", "recompute", "sdpa", "math", "efficient", "flash", "cudnn", "flex"
+]
+Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 Device = Literal["cuda", "cpu", "mps"]
 PositiveInt = Annotated[int, Field(ge=1)]
 
@@ -30,6 +34,38 @@ class Params(BaseModel):
     def non_default(self) -> dict[str, Any]:
         """What differs from the defaults: what a cell's identity is made of."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+class TimedParams(Params):
+    """Of tasks that repeat a step in some precision."""
+
+    precision: Precision = Field("fp32", description="bf16 and fp16 by autocast; bf16_pure: everything stored in it")
+    warmup_steps: Annotated[int, Field(ge=0)] = 5
+    measured_steps: PositiveInt = 10
+
+
+class CompiledParams(TimedParams):
+    """Of tasks that torch.compile can be applied to. A task narrows `compile` to what it knows."""
+
+    compile: str = "eager"
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="of torch.compile")
+    compile_cache: Literal["shared", "cold"] = Field(
+        "shared", description="cold: the cell compiles into a folder of its own, as if for the first time"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _eager_is_not_compiled_in_any_mode(cls, values: Any) -> Any:
+        """So that a grid of modes gives one eager cell and not one a mode."""
+        if isinstance(values, dict) and values.get("compile", "eager") == "eager":
+            return {name: value for name, value in values.items() if name not in ("compile_mode", "compile_cache")}
+        return values
+
+
+class AttendingParams(CompiledParams):
+    """Of tasks that attend."""
+
+    attention: AttentionName = Field("naive", description="how attention is computed: see model/attention.py")
 
 
 def default_values(params: type[Params]) -> dict[str, Any]:

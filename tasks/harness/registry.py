@@ -13,7 +13,7 @@ from tasks.harness.cell import Cell
 from tasks.harness.params import Params
 
 if TYPE_CHECKING:
-    from tasks.harness.workload import Workload
+    from tasks.harness.workload import Finding, Workload
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Task:
     name: str
     version: int
     params: type[Params]
-    build: Callable[[Any], Workload]
+    build: Callable[[Any], Workload | Finding]
     work: Callable[[Any], float]
 
 

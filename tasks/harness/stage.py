@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tasks.harness.params import Params
 from tasks.harness.progress import Progress
@@ -16,7 +17,8 @@ class Session:
     """One measuring process at work: what every stage may use.
 
     on_first_step: watchers that want to see the very first step, whichever stage runs it. They are told outside of
-    what is timed. shelf: what a stage leaves for a later stage of the same instrument.
+    what is timed. shelf: what a stage leaves for a later stage of the same instrument. facts: what a stage found out
+    that is no number; the row of the cell keeps it.
     """
 
     workload: Workload
@@ -24,6 +26,7 @@ class Session:
     progress: Progress
     on_first_step: list[Watcher] = field(default_factory=list)
     shelf: dict[str, list[Sample]] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
         """A parameter that counts something, such as `measured_steps`."""

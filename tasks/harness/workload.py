@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from tasks.harness.device import Device
 from tasks.harness.progress import Progress
+from tasks.harness.records import Sample
 
 PhaseMarker = Callable[[str], AbstractContextManager[None]]
 
@@ -26,7 +27,9 @@ class Workload:
     """`step(phase)` does one repetition and wraps each of its parts in `with phase(name):`.
 
     tokens: how many a step processes; flops: what each phase must compute, by its closed form, or None where there
-    is none; facts: what was read back after building (precision flags, dtypes, parameter count).
+    is none; facts: what was read back after building (precision flags, dtypes, parameter count). before_phase: done
+    before each phase and never timed: the time of a whole step is then the sum of its phases. square: the shape
+    (sequences, length, length) of a tensor of all pairs of positions, to tell those among what is saved.
     """
 
     step: Callable[[PhaseMarker], None]
@@ -36,6 +39,17 @@ class Workload:
     compiled: bool = False
     flops: Mapping[str, int] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    before_phase: Callable[[], object] | None = None
+    square: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a task that is no repetition comes to: numbers and facts, found once. No instrument watches it."""
+
+    samples: tuple[Sample, ...]
+    device: Device
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run_step(workload: Workload, progress: Progress, *watchers: Watcher) -> None:
@@ -44,6 +58,8 @@ def run_step(workload: Workload, progress: Progress, *watchers: Watcher) -> None
     @contextmanager
     def phase(name: str) -> Iterator[None]:
         progress.phase = name
+        if workload.before_phase is not None:
+            workload.before_phase()
         for watcher in reversed(watchers):
             watcher.enter(name)
         yield

@@ -1,10 +1,17 @@
-"""The peak of each phase, in the first step and in steady state: the first has no optimizer state yet.
+"""The peak of each phase and what is held at its end, in the first step and in steady state.
 
-On CUDA the allocator's own peaks (allocated, reserved, requested); on the CPU the peak resident set of the process,
-named so. Statistics move when the host allocates, so that nothing needs to be synchronised.
+The first step has no optimizer state yet. What is held after the build is the model and its inputs; after the forward
+pass, what it saved comes on top, and `saved` counts that tensor by tensor. On CUDA these are the allocator's own numbers
+(allocated, reserved, requested); on the CPU the resident set of the process, named so. Statistics move when the host
+allocates, so that nothing needs to be synchronised.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
 
 from tasks.harness.device import Device
 from tasks.harness.records import Sample
@@ -23,17 +30,20 @@ class PeakWatcher:
         self._device.reset_peaks()
 
     def leave(self, phase: str) -> None:
-        self.samples += [
-            Sample("memory", metric, "bytes", value, self._mode, phase) for metric, value in self._device.peaks().items()
-        ]
+        self.samples += _sizes({**self._device.peaks(), **self._device.held()}, self._mode, phase)
+
+
+def _sizes(sizes: Mapping[str, int | None], mode: str, phase: str = "") -> list[Sample]:
+    return [Sample("memory", metric, "bytes", value, mode, phase) for metric, value in sizes.items()]
 
 
 def watch_first_step(session: Session) -> list[Sample]:
-    """Asks to be told of the first step, whichever stage runs it."""
-    watcher = PeakWatcher(session.workload.device, "first")
+    """What the build left, and to be told of the first step, whichever stage runs it."""
+    device = session.workload.device
+    watcher = PeakWatcher(device, "first")
     session.on_first_step.append(watcher)
     session.shelf["memory"] = watcher.samples
-    return []
+    return _sizes(device.held(), "built")
 
 
 def take_first_step(session: Session) -> list[Sample]:
@@ -53,8 +63,41 @@ def steady_state(session: Session) -> list[Sample]:
     return [*take_first_step(session), *steady.samples]
 
 
+def saved_for_backward(session: Session) -> list[Sample]:
+    """What the forward pass of an eager step keeps for the backward pass, each storage once.
+
+    `saved_squares` are the tensors among it of all pairs of positions. Compiled code is left out: to look into it
+    would compile it again.
+    """
+    workload = session.workload
+    if workload.compiled or "backward" not in workload.phases:
+        return []
+    saved: dict[int, tuple[int, bool]] = {}  # by address: bytes, and whether it is a square
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if not isinstance(tensor, torch.nn.Parameter):
+            storage = tensor.untyped_storage()
+            saved.setdefault(storage.data_ptr(), (storage.nbytes(), _is_square(tensor, workload.square)))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        session.step()
+    squares = [nbytes for nbytes, square in saved.values() if square]
+    return [
+        Sample("memory", "saved_bytes", "bytes", sum(nbytes for nbytes, _ in saved.values()), "steady"),
+        Sample("memory", "saved_square_bytes", "bytes", sum(squares), "steady"),
+        Sample("memory", "saved_squares", "tensors", len(squares), "steady"),
+    ]
+
+
+def _is_square(tensor: torch.Tensor, square: tuple[int, int, int] | None) -> bool:
+    """Heads and batch may have been folded into one dimension, or one of them be missing."""
+    return square is not None and tuple(tensor.shape[-2:]) == square[1:] and tensor.numel() == math.prod(square)
+
+
 STAGES = (
     Stage("memory first step", 10, watch_first_step),
     Stage("memory of warm-up", 22, take_first_step),
     Stage("memory", 40, steady_state),
+    Stage("saved for backward", 45, saved_for_backward),
 )

@@ -16,11 +16,13 @@ from contextlib import contextmanager
 
 import torch
 
+from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 
 _STEP = "step"
+_STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
 
 
@@ -64,15 +66,22 @@ class EventTimer:
         self.mark(phase)
 
 
-def compile_first(session: Session) -> list[Sample]:
-    """The step that compiles, timed apart. Nothing to do in eager mode."""
-    if not session.workload.compiled:
-        return []
-    return _synced_step(session, "compile", 0)
+def compile_first(session: Session) -> Iterator[Sample]:
+    """The step that compiles, timed apart; with CUDA graphs also those that record them. None in eager mode."""
+    if session.workload.compiled:
+        graphs = uses_cuda_graphs(session.params)
+        yield from _synced_steps(session, "compile", _STEPS_TO_RECORD_GRAPHS if graphs else 1)
 
 
 def warm_up(session: Session) -> Iterator[Sample]:
     return _synced_steps(session, "warmup", session.count("warmup_steps"))
+
+
+def count_compilation(session: Session) -> list[Sample]:
+    """What torch.compile did by now, after every measured step: whatever compiled again among them shows."""
+    if session.workload.compiled:
+        session.facts |= compile_facts()
+    return []
 
 
 def time_synced(session: Session) -> Iterator[Sample]:
@@ -94,7 +103,10 @@ def time_pipelined(session: Session) -> list[Sample]:
         queued = time.perf_counter_ns()
         device.synchronize()
     drain = (time.perf_counter_ns() - queued) / _NS_PER_MS
-    return [*_pipelined_samples(timer), Sample("timing", "drain", "ms", drain, mode="pipelined")]
+    samples = list(_pipelined_samples(timer))
+    if session.workload.before_phase is not None:
+        samples = _steps_as_sums(samples)
+    return [*samples, Sample("timing", "drain", "ms", drain, mode="pipelined")]
 
 
 def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
@@ -106,9 +118,11 @@ def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
 def _synced_step(session: Session, mode: str, step: int) -> list[Sample]:
     """One step. Its own duration is whole: what lies between the phases, such as clearing gradients, included.
 
-    Only on the first step, which other watchers may look in on, is it the sum of the timed phases.
+    It is the sum of the phases on the first step, which other watchers may look in on, and where a workload does
+    something before each phase.
     """
-    device, watched = session.workload.device, bool(session.on_first_step)
+    device = session.workload.device
+    watched = bool(session.on_first_step) or session.workload.before_phase is not None
     timer, whole = SyncedTimer(device), SyncedTimer(device)
     whole.enter(_STEP)
     session.step(timer)
@@ -137,6 +151,16 @@ def _pipelined_samples(timer: EventTimer) -> Iterator[Sample]:
         steps[name] += 1
 
 
+def _steps_as_sums(samples: list[Sample]) -> list[Sample]:
+    """Durations of whole steps from those of their phases: what lies between is not theirs."""
+    phases = [sample for sample in samples if sample.phase != _STEP]
+    sums: Counter[int | None] = Counter()
+    for sample in phases:
+        if sample.metric == "duration":
+            sums[sample.step] += sample.value or 0.0  # type: ignore[assignment]
+    return [*phases, *(Sample("timing", "duration", "ms", ms, "pipelined", _STEP, step) for step, ms in sums.items())]
+
+
 @contextmanager
 def _undisturbed() -> Iterator[None]:
     """No garbage collection while the clock runs."""
@@ -155,4 +179,5 @@ STAGES = (
     Stage("warm-up", 21, warm_up),
     Stage("timing synced", 23, time_synced),
     Stage("timing pipelined", 24, time_pipelined),
+    Stage("compilation counted", 25, count_compilation),
 )

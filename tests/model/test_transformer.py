@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model.attention import naive_attention, softmax
+from model.attention import softmax
 from model.config import SIZES, Dimensions
 from model.layers import RMSNorm, RotaryEmbedding, SwiGLU
 from model.transformer import TransformerLM
@@ -98,12 +98,6 @@ def test_rms_norm_is_computed_in_fp32() -> None:
     y = RMSNorm(64)(x)
     assert y.dtype == torch.float16
     torch.testing.assert_close(y, torch.ones_like(y))
-
-
-def test_attention_without_mask_is_torchs() -> None:
-    q, k, v = torch.randn(3, 2, 5, 8, dtype=torch.float64)
-    expected = nn.functional.scaled_dot_product_attention(q, k, v)
-    torch.testing.assert_close(naive_attention(q, k, v), expected)
 
 
 def test_swiglu_saves_five_wide_tensors() -> None:

@@ -1,0 +1,57 @@
+"""Adding up a small number many times, in this precision and that: what the accumulator keeps and what it loses.
+
+The course's experiment (assignment 2, mixed_precision_accumulation): 0.01 added a thousand times, which should be 10.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from tasks.harness.params import Params, PositiveInt
+from tasks.harness.registry import Task
+
+if TYPE_CHECKING:
+    from tasks.harness.workload import Finding
+
+Number = Literal["fp64", "fp32", "fp16", "bf16"]
+
+
+class AccumulationParams(Params):
+    accumulator: Number = Field("fp32", description="dtype of the sum")
+    addend: Number = Field("fp32", description="dtype of what is added, each time")
+    upcast: bool = Field(False, description="the addend is cast to the accumulator's dtype by hand before it is added")
+    value: float = 0.01
+    count: PositiveInt = 1000
+    at_once: bool = Field(False, description="by torch's sum over one tensor, whose kernel has an accumulator of its own")
+
+
+def build(params: AccumulationParams) -> Finding:
+    """The sum, and its error against value times count."""
+    import torch
+
+    from tasks.harness.device import open_device
+    from tasks.harness.records import Sample
+    from tasks.harness.workload import Finding
+
+    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    device = open_device(params.device)
+    wide, narrow = dtypes[params.accumulator], dtypes[params.addend]
+    if params.at_once:
+        total = torch.full((params.count,), params.value, dtype=narrow, device=device.torch_device).sum().to(wide)
+    else:
+        total = torch.tensor(0, dtype=wide, device=device.torch_device)
+        for _ in range(params.count):
+            addend = torch.tensor(params.value, dtype=narrow, device=device.torch_device)
+            total += addend.to(wide) if params.upcast else addend
+    found, exact = float(total), params.value * params.count
+    samples = (Sample("finding", "sum", "1", found), Sample("finding", "error", "1", found - exact))
+    return Finding(samples, device)
+
+
+def work(params: AccumulationParams) -> float:
+    return float(params.count)
+
+
+TASK = Task("accumulation", 1, AccumulationParams, build, work)

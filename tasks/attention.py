@@ -1,0 +1,184 @@
+"""Attention alone, forward and backward, without heads: as the course benchmarks it.
+
+This module is read when planning, on machines that need no torch: what needs it is imported where it is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from model.accounting import attention_flops
+from tasks.harness.params import AttendingParams, PositiveInt
+from tasks.harness.registry import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import Tensor, nn
+
+    from tasks.harness.device import Device
+    from tasks.harness.workload import PhaseMarker, Workload
+
+Pass = Literal["forward", "forward_grad", "forward_backward"]
+
+PHASES: dict[Pass, tuple[str, ...]] = {
+    "forward": ("forward",),
+    "forward_grad": ("forward",),
+    "forward_backward": ("forward", "backward"),
+}
+_CACHES = 4  # as large as this many caches is what is written to empty one
+_AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
+
+
+class AttentionParams(AttendingParams):
+    d_head: PositiveInt = Field(64, description="width of query, key and value; the course calls it d_model here")
+    context_length: PositiveInt = 1024
+    batch_size: PositiveInt = 8
+    causal: bool = False
+    compile: Literal["eager", "model"] = "eager"
+    pass_: Pass = Field("forward_backward", alias="pass")
+    projections: bool = Field(False, description="with linear maps for query, key, value and output around it")
+    cold_l2: bool = Field(False, description="empty the GPU's L2 cache before each phase, outside of what is timed")
+    measured_steps: PositiveInt = 100
+
+    @model_validator(mode="after")
+    def _cold_where_there_is_a_cache(self) -> Self:
+        if self.cold_l2 and self.device != "cuda":
+            raise ValueError(f"cold_l2 is of a CUDA device, not of {self.device}")
+        return self
+
+
+def build(params: AttentionParams) -> Workload:
+    """Inputs on the device, attention chosen and compiled as asked. Raises Skip, or torch's out-of-memory."""
+    import torch
+
+    from tasks.harness.compilation import compile_options
+    from tasks.harness.device import open_device
+    from tasks.harness.precision import dtype_name, precision_facts, set_precision, stored_dtype
+    from tasks.harness.workload import Workload
+
+    set_precision(params)
+    device = open_device(params.device)
+    if params.memory_limit_gib is not None:
+        device.limit_memory(params.memory_limit_gib)
+    torch.manual_seed(params.seed)
+    inputs, attend, leaves = _prepare(params, device)
+    if params.compile == "model":
+        attend = torch.compile(attend, **compile_options(params, ours=True))
+    flops = attention_flops(params.batch_size, params.context_length, params.d_head, params.causal)
+    return Workload(
+        step=_make_step(params, attend, inputs, leaves),
+        phases=PHASES[params.pass_],
+        device=device,
+        tokens=params.batch_size * params.context_length,
+        compiled=params.compile != "eager" or params.attention == "flex",
+        flops=None if params.projections else _by_phase(params, flops),
+        facts={
+            **precision_facts(params),
+            "parameter_dtype": dtype_name(stored_dtype(params)),
+            "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
+            "attention_asked": params.attention,
+        },
+        before_phase=_flush(device) if params.cold_l2 else None,
+        square=(params.batch_size, params.context_length, params.context_length),
+    )
+
+
+def work(params: AttentionParams) -> float:
+    """For guessing its duration: FLOPs."""
+    flops = attention_flops(params.batch_size, params.context_length, params.d_head, params.causal)
+    return float(sum(_by_phase(params, flops).values()))
+
+
+def _by_phase(params: AttentionParams, forward: int) -> dict[str, int]:
+    return {phase: forward * (2 if phase == "backward" else 1) for phase in PHASES[params.pass_]}
+
+
+def _prepare(params: AttentionParams, device: Device) -> tuple[tuple[Tensor, ...], Callable[..., Tensor], list[Tensor]]:
+    """What goes into a step, what computes it, and the tensors that receive gradients."""
+    import torch
+
+    from tasks.harness.attention import choose_attention
+    from tasks.harness.precision import stored_dtype
+
+    place, dtype, gradients = device.torch_device, stored_dtype(params), params.pass_ != "forward"
+    attend = choose_attention(params, params.context_length, params.causal, params.d_head, place, gradients)
+    shape = (params.batch_size, params.context_length, params.d_head)
+    if not params.projections:
+        inputs = tuple(torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients) for _ in range(3))
+        return inputs, attend, list(inputs)
+    layer = _projected(params.d_head, attend).to(place, dtype)
+    x = torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients)
+    return (x,), layer, [x, *layer.parameters()]
+
+
+def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
+    from torch import nn
+
+    from model.layers import Linear
+
+    class Projected(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value, self.output = (Linear(width, width) for _ in range(4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            mixed: Tensor = self.output(attend(self.query(x), self.key(x), self.value(x)))
+            return mixed
+
+    return Projected()
+
+
+def _make_step(
+    params: AttentionParams, attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], leaves: list[Tensor]
+) -> Callable[[PhaseMarker], None]:
+    """The backward pass starts from a gradient made beforehand, which no timing includes."""
+    import torch
+
+    from tasks.harness.compilation import begin_step
+    from tasks.harness.precision import autocast
+
+    precision = autocast(params)
+    with precision():
+        dtype = _result_dtype(inputs)
+    gradient = torch.randn(inputs[0].shape, device=inputs[0].device).to(dtype)
+
+    def inference(phase: PhaseMarker) -> None:
+        begin_step(params)
+        with phase("forward"), torch.no_grad(), precision():
+            attend(*inputs)
+
+    def training(phase: PhaseMarker) -> None:
+        begin_step(params)
+        for leaf in leaves:
+            leaf.grad = None
+        with phase("forward"), precision():
+            result = attend(*inputs)
+        if params.pass_ == "forward_backward":
+            with phase("backward"):
+                result.backward(gradient)  # type: ignore[no-untyped-call]
+
+    return inference if params.pass_ == "forward" else training
+
+
+def _result_dtype(inputs: tuple[Tensor, ...]) -> torch.dtype:
+    """Of a matrix product here, under whatever autocast is on."""
+    import torch
+
+    sample = inputs[0].detach()[:1, :1]
+    return torch.matmul(sample, sample.mT).dtype
+
+
+def _flush(device: Device) -> Callable[[], object]:
+    """Writes more than the L2 cache holds."""
+    import torch
+
+    cache: Any = torch.cuda.get_device_properties(device.torch_device).L2_cache_size
+    buffer = torch.empty(max(_CACHES * cache, _AT_LEAST_FLUSHED_BYTES), dtype=torch.int8, device=device.torch_device)
+    return buffer.zero_
+
+
+TASK = Task("attention", 1, AttentionParams, build, work)

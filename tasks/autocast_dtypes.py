@@ -1,0 +1,76 @@
+"""Which dtype each part of a small model has under autocast. It differs from device to device, and between versions.
+
+The course's toy model (assignment 2, benchmarking_mixed_precision): linear, ReLU, LayerNorm, linear, cross-entropy.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from tasks.harness.params import Params
+from tasks.harness.registry import Task
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from tasks.harness.workload import Finding
+
+
+class AutocastDtypesParams(Params):
+    autocast: Literal["fp16", "bf16"] = "fp16"
+    norm: Literal["layer_norm", "rms_norm"] = Field("layer_norm", description="torch's own, between the linear maps")
+
+
+def build(params: AutocastDtypesParams) -> Finding:
+    """The facts `dtype_parameters`, `dtype_fc1`, `dtype_norm`, `dtype_logits`, `dtype_loss`, `dtype_gradients`."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    from tasks.harness.device import open_device
+    from tasks.harness.precision import dtype_name
+    from tasks.harness.records import Sample
+    from tasks.harness.workload import Finding
+
+    device = open_device(params.device)
+    torch.manual_seed(params.seed)
+    with torch.device(device.torch_device):
+        norm = nn.LayerNorm(10) if params.norm == "layer_norm" else nn.RMSNorm(10)
+        model = nn.Sequential(nn.Linear(20, 10, bias=False), nn.ReLU(), norm, nn.Linear(10, 5, bias=False))
+        x, y = torch.randn(8, 20), torch.randint(5, (8,))
+    seen = _watch_outputs(model)
+    with torch.autocast(params.device, torch.float16 if params.autocast == "fp16" else torch.bfloat16):
+        parameters = next(model.parameters()).dtype
+        loss = functional.cross_entropy(model(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradient = next(model.parameters()).grad
+    assert gradient is not None
+    fc1, relu, normed, logits = seen
+    dtypes = {
+        "parameters": parameters, "fc1": fc1, "relu": relu, "norm": normed, "logits": logits, "loss": loss.dtype,
+        "gradients": gradient.dtype,
+    }  # fmt: skip
+    samples = (Sample("finding", "loss", "nat", float(loss)),)
+    return Finding(samples, device, {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()})
+
+
+def _watch_outputs(model: nn.Sequential) -> list[torch.dtype]:
+    """Filled, in the order of the layers, when the model runs."""
+    seen: list[torch.dtype] = []
+
+    def note(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        seen.append(output.dtype)
+
+    for layer in model:
+        layer.register_forward_hook(note)
+    return seen
+
+
+def work(params: AutocastDtypesParams) -> float:
+    return 1.0
+
+
+TASK = Task("autocast_dtypes", 1, AutocastDtypesParams, build, work)

@@ -1,0 +1,57 @@
+"""torch.compile as the axes of a cell ask for it, and what it did as torch counted it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from tasks.harness.params import CompiledParams, Params
+
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+
+
+def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
+    """For torch.compile. What is ours must compile whole: a graph break is an error there, not a slower number."""
+    return {"fullgraph": ours, "dynamic": False, "mode": params.compile_mode}
+
+
+def uses_cuda_graphs(params: Params) -> bool:
+    if not isinstance(params, CompiledParams) or params.compile == "eager":
+        return False
+    return params.compile_mode in CUDA_GRAPH_MODES and params.device == "cuda"
+
+
+def begin_step(params: Params) -> None:
+    """Tells CUDA graphs that the results of the last step are no longer needed."""
+    if uses_cuda_graphs(params):
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+
+
+def compile_facts() -> dict[str, Any]:
+    """Graphs, breaks, recompilations with their reasons; cold or warm is read from the counters, not from the intention."""
+    from torch._dynamo.utils import counters, get_compilation_metrics
+
+    frames = get_compilation_metrics()
+    reasons = [frame.recompile_reason for frame in frames if frame.recompile_reason]
+    hits, misses = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
+    return {
+        "compile_graphs": counters["stats"]["unique_graphs"],
+        "compile_graph_breaks": sum(counters["graph_break"].values()),
+        "compile_break_reasons": "; ".join(counters["graph_break"]) or None,
+        "compile_recompiles": len(reasons),
+        "compile_recompile_reasons": "; ".join(map(str, reasons)) or None,
+        "compile_cache_hits": hits,
+        "compile_cache_misses": misses,
+        "compile_cache": _warmth(hits, misses),
+        "compile_skipped_cuda_graphs": counters["inductor"]["cudagraph_skips"],
+        "compile_threads": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or torch._inductor.config.compile_threads,
+    }
+
+
+def _warmth(hits: int, misses: int) -> str | None:
+    """Of the cache that the compiled code came from, if it keeps count at all."""
+    if not hits and not misses:
+        return None
+    return "cold" if not hits else "warm" if not misses else "mixed"

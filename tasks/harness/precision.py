@@ -1,0 +1,63 @@
+"""What a precision means, set in one place and read back from torch: fp32 means fp32, TF32 is off unless asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from tasks.harness.device import Skip
+from tasks.harness.params import TimedParams
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_precision(params: TimedParams) -> None:
+    """Raises Skip where the device does not have it."""
+    if params.precision == "tf32" and params.device != "cuda":
+        raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
+    if params.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+        raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
+    if "bf16" in params.precision and params.device == "cuda" and not torch.cuda.is_bf16_supported(False):
+        raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
+    torch.set_float32_matmul_precision("high" if params.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = params.precision == "tf32"
+
+
+def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[Any]]:
+    """Makes the context in which the forward pass runs."""
+    low = _AUTOCAST.get(params.precision)
+    if low is None:
+        return nullcontext
+    return lambda: torch.autocast(params.device, dtype=low)
+
+
+def stored_dtype(params: TimedParams) -> torch.dtype:
+    """Of parameters and inputs."""
+    return torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
+
+
+def matmul_dtype(params: TimedParams) -> torch.dtype:
+    """Of the inputs of matrix products."""
+    return _AUTOCAST.get(params.precision, stored_dtype(params))
+
+
+def precision_facts(params: TimedParams) -> dict[str, Any]:
+    """What is really set, as torch reports it, autocast from inside of its context."""
+    with autocast(params)():
+        enabled = torch.is_autocast_enabled(params.device)
+        autocast_dtype = dtype_name(torch.get_autocast_dtype(params.device)) if enabled else None
+    return {
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
+        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "autocast_dtype": autocast_dtype,
+        "nvidia_tf32_override": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,50 @@
+"""One large matrix product: the ceiling that a GPU reaches in practice, for each precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from tasks.harness.params import PositiveInt, TimedParams
+from tasks.harness.registry import Task
+
+if TYPE_CHECKING:
+    from tasks.harness.workload import PhaseMarker, Workload
+
+
+class MatmulParams(TimedParams):
+    matrix_size: PositiveInt = Field(8192, description="rows and columns of both factors")
+
+
+def build(params: MatmulParams) -> Workload:
+    """Two random factors in the dtype that matrix products of this precision have. Raises Skip."""
+    import torch
+
+    from tasks.harness.device import open_device
+    from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts, set_precision
+    from tasks.harness.workload import Workload
+
+    set_precision(params)
+    device = open_device(params.device)
+    if params.memory_limit_gib is not None:
+        device.limit_memory(params.memory_limit_gib)
+    torch.manual_seed(params.seed)
+    shape, dtype = (params.matrix_size, params.matrix_size), matmul_dtype(params)
+    left, right = (torch.randn(shape, device=device.torch_device).to(dtype) for _ in range(2))
+    product = torch.empty_like(left)
+
+    def step(phase: PhaseMarker) -> None:
+        with phase("forward"):
+            torch.matmul(left, right, out=product)
+
+    facts = {**precision_facts(params), "parameter_dtype": dtype_name(dtype)}
+    flops = {"forward": int(work(params))}
+    return Workload(step, ("forward",), device, tokens=params.matrix_size, flops=flops, facts=facts)
+
+
+def work(params: MatmulParams) -> float:
+    return 2.0 * params.matrix_size**3
+
+
+TASK = Task("matmul", 1, MatmulParams, build, work)

@@ -1,0 +1,107 @@
+"""What a normalisation loses in a narrow dtype: to overflow, to its accumulator, to an eps that is rounded away.
+
+The same rows are normalised three ways and held against float64: `narrow`, every operation in the dtype, the sums added
+up one by one in it; `wide`, as models do it, in fp32 and rounded once at the end; `library`, torch's own kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from tasks.harness.params import Params, PositiveInt
+from tasks.harness.records import Sample
+from tasks.harness.registry import Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tasks.harness.workload import Finding
+
+_ROWS = 64
+
+
+class NormSensitivityParams(Params):
+    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
+    dtype: Literal["fp32", "fp16", "bf16"] = "fp16"
+    width: PositiveInt = Field(1024, description="elements of a row")
+    scale: Annotated[float, Field(gt=0)] = Field(1.0, description="standard deviation of the elements")
+    mean: float = Field(0.0, description="of the elements, in standard deviations")
+    eps: Annotated[float, Field(ge=0)] = 1e-5
+
+
+def build(params: NormSensitivityParams) -> Finding:
+    """`KIND_error`: the largest error of an element over the root mean square of the exact result, of the rows that came
+    out finite; `KIND_nonfinite`: the share of elements that did not."""
+    import torch
+
+    from tasks.harness.device import open_device
+    from tasks.harness.workload import Finding
+
+    device = open_device(params.device)
+    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[params.dtype]
+    generator = torch.Generator().manual_seed(params.seed)
+    rows = torch.randn(_ROWS, params.width, generator=generator, dtype=torch.float64)
+    x = ((rows + params.mean) * params.scale).to(device.torch_device, dtype)
+    exact = _normalise(x.double(), params, _sum)
+    ways = {
+        "narrow": _normalise(x, params, _sum_one_by_one),
+        "wide": _normalise(x.float(), params, _sum).to(dtype),
+        "library": _by_torch(x, params),
+    }
+    return Finding(tuple(sample for way, y in ways.items() for sample in _judge(way, y, exact)), device)
+
+
+def _normalise(x: Tensor, params: NormSensitivityParams, total: Callable[[Tensor], Tensor]) -> Tensor:
+    """In the dtype of x, sums by `total`."""
+    import torch
+
+    if params.norm == "layer_norm":
+        x = x - total(x) / params.width
+    eps = torch.tensor(params.eps, dtype=x.dtype, device=x.device)
+    return x * torch.rsqrt(total(x * x) / params.width + eps)
+
+
+def _sum(x: Tensor) -> Tensor:
+    return x.sum(dim=-1, keepdim=True)
+
+
+def _sum_one_by_one(x: Tensor) -> Tensor:
+    """Rounded to the dtype after each addition, which torch's sum is not: its accumulator is fp32."""
+    import torch
+
+    total = torch.zeros_like(x[:, :1])
+    for column in range(x.shape[1]):
+        total += x[:, column : column + 1]
+    return total
+
+
+def _by_torch(x: Tensor, params: NormSensitivityParams) -> Tensor:
+    from torch.nn import functional
+
+    if params.norm == "layer_norm":
+        return functional.layer_norm(x, (params.width,), eps=params.eps)
+    return functional.rms_norm(x, (params.width,), eps=params.eps)
+
+
+def _judge(way: str, y: Tensor, exact: Tensor) -> list[Sample]:
+    finite = y.isfinite().all(dim=-1)
+    error = None
+    if finite.any():
+        unit = exact[finite].square().mean().sqrt()
+        error = float((y[finite].double() - exact[finite]).abs().max() / unit)
+    share = float((~y.isfinite()).double().mean())
+    note = "" if error is not None else "no row came out finite"
+    return [
+        Sample("finding", f"{way}_error", "1", error, note=note),
+        Sample("finding", f"{way}_nonfinite", "1", share),
+    ]
+
+
+def work(params: NormSensitivityParams) -> float:
+    return float(params.width)
+
+
+TASK = Task("norm_sensitivity", 1, NormSensitivityParams, build, work)
