@@ -142,9 +142,13 @@ def _no_autocast(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
+def _scaled(query: Tensor) -> Tensor:
+    """The scale goes to the query, which is small, and not to the square of scores."""
+    return query / math.sqrt(query.shape[-1])
+
+
 def _scores_in_place(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    scores = query @ key.transpose(-2, -1)
-    scores *= 1 / math.sqrt(query.shape[-1])
+    scores = _scaled(query) @ key.transpose(-2, -1)
     return scores.masked_fill_(~_mask(query), float("-inf")) if causal else scores
 
 
@@ -169,8 +173,7 @@ def _gradients(
     d_scores = grad @ value.transpose(-2, -1)
     d_scores -= (grad * output).sum(dim=-1, keepdim=True)
     d_scores *= weights
-    d_scores *= 1 / math.sqrt(query.shape[-1])
-    return d_scores @ key, d_scores.transpose(-2, -1) @ query, d_value
+    return _scaled(d_scores @ key), d_scores.transpose(-2, -1) @ _scaled(query), d_value
 
 
 class _WeightsOnly(torch.autograd.Function):

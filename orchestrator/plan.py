@@ -157,9 +157,7 @@ _ALIKE = ("device", "precision", "attention", "compile", "compile_mode", "compil
 @cache
 def _kind(cell: Cell) -> tuple[object, ...]:
     values = cell.params.values()
-    return cell.task, *(
-        values.get(name) for name in ("device", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
-    )
+    return cell.task, *(values.get(name) for name in _ALIKE)
 
 
 @cache

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Iterable
 
 import torch
 
@@ -42,5 +44,10 @@ def _probe(params: AttendingParams, causal: bool, d_head: int, device: torch.dev
         except RuntimeError as error:
             if not any(sign in str(error) for sign in _IMPOSSIBLE):
                 raise
-            reasons = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
-            raise Skip(f"attention: {params.attention} cannot do this here: {' '.join(reasons) or error}") from error
+            raise Skip(f"attention: {params.attention} cannot do this here: {_reasons(said) or error}") from error
+
+
+def _reasons(said: Iterable[warnings.WarningMessage]) -> str:
+    """What torch says of the backend that was asked for; of the others it says that they are switched off."""
+    texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
+    return " ".join(text for text in texts if not re.search("not used because:$|runtime disabled", text))

@@ -44,7 +44,7 @@ def compile_facts() -> dict[str, Any]:
         "compile_recompile_reasons": "; ".join(map(str, reasons)) or None,
         "compile_cache_hits": hits,
         "compile_cache_misses": misses,
-        "compile_cache": _warmth(hits, misses),
+        "compile_cache_seen": _warmth(hits, misses),
         "compile_skipped_cuda_graphs": counters["inductor"]["cudagraph_skips"],
         "compile_threads": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or torch._inductor.config.compile_threads,
     }
