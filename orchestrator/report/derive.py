@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator.report.gpus import peak_tflops
 from orchestrator.report.statistics import STATISTICS, summarise
 
 _KEY = ["cell", "attempt"]
@@ -60,7 +61,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     for group in GROUPS:
         columns = group(measured)
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
-    return _with_rates(_with_whole_step(wide)).apply(_nullable)
+    return _with_utilisation(_with_rates(_with_whole_step(wide))).apply(_nullable)
 
 
 def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
@@ -75,9 +76,15 @@ def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """What the step that compiled took, by phase: `compile_forward_ms`, …, `compile_step_ms`."""
-    first = _of(samples, "timing", "compile", "duration")
-    return first.assign(column="compile_" + first["phase"] + "_ms").pipe(_pivot)
+    """What the step that compiled took, by phase: `compile_forward_ms`, …, `compile_step_ms`.
+
+    `compile_total_ms` adds the steps that record CUDA graphs, where there are such.
+    """
+    compiling = _of(samples, "timing", "compile", "duration")
+    first = compiling[compiling["step"] == 0]
+    by_phase = first.assign(column="compile_" + first["phase"] + "_ms").pipe(_pivot)
+    whole = compiling[compiling["phase"] == "step"]
+    return by_phase.join(whole.groupby("cell")["value"].sum().rename("compile_total_ms")) if len(by_phase) else by_phase
 
 
 def drain(samples: pd.DataFrame) -> pd.DataFrame:
@@ -97,12 +104,24 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def peaks(samples: pd.DataFrame) -> pd.DataFrame:
-    """`peak_allocated_bytes`, … over the steady step; `forward_peak_…` by phase; `first_…` for the first step."""
+    """`peak_allocated_bytes`, … over the steady step; `forward_peak_…` by phase; `first_…` for the first step.
+
+    `forward_held_allocated_bytes` is what is held at the end of a phase, `built_held_…` after the build; `saved_bytes`,
+    `saved_squares` of what is kept for the backward pass.
+    """
     memory = samples[samples["instrument"] == "memory"]
-    prefix = memory["mode"].map({"first": "first_", "steady": ""})
-    whole = memory.assign(column=prefix + memory["metric"])
-    by_phase = memory.assign(column=prefix + memory["phase"] + "_" + memory["metric"])
+    prefix = memory["mode"].map({"first": "first_", "steady": "", "built": "built_"})
+    whole = memory[~(memory["metric"].str.startswith("held") & (memory["phase"] != ""))]
+    whole = whole.assign(column=prefix + whole["metric"])
+    parts = memory[memory["phase"] != ""]
+    by_phase = parts.assign(column=prefix + parts["phase"] + "_" + parts["metric"])
     return _pivot(pd.concat([whole, by_phase]), "max")
+
+
+def findings(samples: pd.DataFrame) -> pd.DataFrame:
+    """What a task found once, such as `sum`, under its own name."""
+    found = samples[samples["instrument"] == "finding"]
+    return _pivot(found.assign(column=found["metric"]))
 
 
 def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
@@ -129,6 +148,7 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     host_lead,
     peaks,
     telemetry,
+    findings,
 )
 
 
@@ -211,4 +231,25 @@ def _with_rates(wide: pd.DataFrame) -> pd.DataFrame:
     for rate, amount, scale in (("tokens_per_s", "tokens", 1e3), ("achieved_tflops", "flops", 1e-9)):
         if {"step_ms_median", amount} <= set(wide):
             wide[rate] = wide[amount] / wide["step_ms_median"] * scale
+    return wide
+
+
+def _with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
+    """How much of the possible was reached: model FLOPs over the peak of the precision, and over a measured ceiling.
+
+    `mfu` is null for a GPU without a known peak, `of_ceiling` in a run that measured no matrix product in that precision
+    on that GPU. FLOPs are those of the model's closed form: what is computed again does not count.
+    """
+    if not {"achieved_tflops", "precision"} <= set(wide):
+        return wide
+    gpus = wide["gpu"] if "gpu" in wide else pd.Series(None, index=wide.index, dtype=object)
+    peaks = [peak_tflops(gpu, precision) for gpu, precision in zip(gpus, wide["precision"], strict=True)]
+    wide["peak_tflops"] = pd.array(peaks, dtype="Float64")
+    wide["mfu"] = wide["achieved_tflops"] / wide["peak_tflops"]
+    family = wide["precision"].replace({"bf16_pure": "bf16"})
+    place = pd.Series(list(zip(gpus.fillna(""), wide["device"], family, strict=True)), index=wide.index)
+    products = wide[(wide["task"] == "matmul") & wide["achieved_tflops"].notna()]
+    ceilings = products["achieved_tflops"].groupby(place[products.index]).max()
+    wide["ceiling_tflops"] = place.map(ceilings)
+    wide["of_ceiling"] = wide["achieved_tflops"] / wide["ceiling_tflops"]
     return wide
