@@ -36,7 +36,7 @@ _PEAK_OF = {"fp16": "bf16", "bf16_pure": "bf16"}  # the same units at the same r
 def peak_tflops(device: str | None, precision: str | None) -> float | None:
     """Dense peak of matrix products in this precision. None for a GPU or a precision that no source is known for."""
     peaks: dict[str, Any] = next((peak for peak in _data()["peak"] if peak["device"] == device), {})
-    found = peaks.get(_PEAK_OF.get(str(precision), precision))
+    found = peaks.get(_PEAK_OF.get(str(precision), str(precision)))
     return None if found is None else float(found)
 
 
