@@ -10,16 +10,31 @@ from typing import Any, Protocol
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.values import NOTHING, Row, Value, absent, known
+from orchestrator.report.values import NOTHING, Row, Value, known
 
 Header = list[str]
 Rows = list[list[str]]
 
-ALWAYS_SHOWN = ("size", "context_length")
+ALWAYS_SHOWN = ("size", "d_head", "context_length")
 ORDERED: dict[str, list[Any]] = {
     "size": ["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"],
     "precision": ["fp32", "tf32", "bf16", "fp16", "bf16_pure"],
     "compile": ["eager", "blocks", "model"],
+    "compile_mode": ["default", "reduce-overhead", "max-autotune"],
+    "attention": [
+        "naive",
+        "torch_softmax",
+        "weights_only",
+        "recompute",
+        "math",
+        "efficient",
+        "flash",
+        "cudnn",
+        "flex",
+        "sdpa",
+    ],
+    "accumulator": ["fp64", "fp32", "fp16", "bf16"],
+    "addend": ["fp64", "fp32", "fp16", "bf16"],
     "pass": ["forward", "forward_grad", "forward_backward", "train_step"],
     "optimizer": ["course", "foreach", "fused"],
 }
@@ -90,26 +105,30 @@ class ByPhase:
         return [*axes, "phase", *(title for title, _ in self.columns)], rows
 
 
+Comparison = Callable[[Row, Row], str]  # a row held against its baseline
+
+
 @dataclass(frozen=True)
 class Across:
-    """One row a combination of the other axes, one group of columns a value of `axis`, ratios to its baseline.
+    """One row a combination of the other axes, one group of columns a value of `axes`, compared with its baseline.
 
-    columns: what is shown for each value. speed_up: the column whose ratio baseline / value is appended, if any.
-    extra: shown for each value but the baseline.
+    axes: several are taken together: each combination that occurs is a value, the first of them the baseline. columns:
+    what is shown for each value; against: what compares it with the baseline, shown for all but that; extra: shown for
+    all but the baseline.
     """
 
-    axis: str
+    axes: tuple[str, ...]
     columns: tuple[tuple[str, Value], ...]
-    speed_up: str | None = None
+    against: tuple[tuple[str, Comparison], ...] = ()
     extra: tuple[tuple[str, Value], ...] = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes = key_axes(results, without=(self.axis,))
-        values = ordered_values(self.axis, results.cells[self.axis])
+        axes = key_axes(results, without=self.axes)
+        values = self._values(results.cells)
         header = [*axes, *(title for value in values for title in self._titles(value, values[0]))]
         rows: Rows = []
         for _, group in _groups(sort_cells(results.cells, axes), axes):
-            by_value = {row[self.axis]: row for row in each(group)}
+            by_value = {self._value(row): row for row in each(group)}
             if len(by_value) < 2:
                 continue
             baseline = by_value.get(values[0])
@@ -117,24 +136,49 @@ class Across:
             rows.append([*axis_texts(next(iter(by_value.values())), axes), *texts])
         return header, rows
 
-    def _titles(self, value: Any, baseline: Any) -> Iterator[str]:
-        for title, _ in self.columns:
+    def _value(self, row: Row) -> str:
+        return " ".join(str(row[axis]) for axis in self.axes)
+
+    def _values(self, cells: pd.DataFrame) -> list[str]:
+        return list(dict.fromkeys(self._value(row) for row in each(sort_cells(cells, list(self.axes)))))
+
+    def _titles(self, value: str, baseline: str) -> Iterator[str]:
+        compared = () if value == baseline else (*self.against, *self.extra)
+        for title, _ in (*self.columns, *compared):
             yield f"{value} {title}".strip()
-        if value != baseline:
-            if self.speed_up:
-                yield f"{value} speed-up"
-            for title, _ in self.extra:
-                yield f"{value} {title}"
 
     def _texts(self, row: Row | None, baseline: Row | None, is_baseline: bool) -> Iterator[str]:
         for _, show in self.columns:
             yield show(row) if row else NOTHING
         if is_baseline:
             return
-        if self.speed_up:
-            yield _speed_up(row, baseline, self.speed_up)
+        for _, compare in self.against:
+            yield compare(row, baseline) if row and baseline else NOTHING
         for _, show in self.extra:
             yield show(row) if row else NOTHING
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """One row a cell, those that differ in `axes` alone below each other, each compared with the first of them."""
+
+    axes: tuple[str, ...]
+    columns: tuple[tuple[str, Value], ...]
+    against: tuple[tuple[str, Comparison], ...] = ()
+
+    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+        others = key_axes(results, without=self.axes)
+        rungs = [axis for axis in self.axes if results.cells[axis].nunique(dropna=False) > 1]
+        rows: Rows = []
+        for _, group in _groups(sort_cells(results.cells, [*others, *self.axes]), others):
+            members = list(each(group))
+            if len(members) < 2:
+                continue
+            for row in members:
+                compared = [compare(row, members[0]) for _, compare in self.against]
+                rows.append([*axis_texts(row, [*others, *rungs]), *(show(row) for _, show in self.columns), *compared])
+        titles = [title for title, _ in (*self.columns, *self.against)]
+        return [*others, *rungs, *titles], rows
 
 
 @dataclass(frozen=True)
@@ -161,6 +205,7 @@ class Growth:
 
     along: str
     columns: tuple[tuple[str, str, Value], ...]  # title, column, how to print it
+    extra: tuple[tuple[str, Value], ...] = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results, without=(self.along,))
@@ -171,24 +216,17 @@ class Growth:
                 continue
             for row in each(group):
                 texts = [t for _, column, show in self.columns for t in (show(row), self._exponent(row, previous, column))]
+                texts += [show(row) for _, show in self.extra]
                 rows.append([*axis_texts(row, axes), str(row[self.along]), *texts])
                 previous = row
         titles = [title for name, _, _ in self.columns for title in (name, f"exponent of {name}")]
-        return [*axes, self.along, *titles], rows
+        return [*axes, self.along, *titles, *(title for title, _ in self.extra)], rows
 
     def _exponent(self, row: Row, previous: Row | None, column: str) -> str:
         if previous is None or not (known(row, column) and known(previous, column)):
             return NOTHING
         growth = math.log(row[column] / previous[column])
         return f"{growth / math.log(row[self.along] / previous[self.along]):.2f}"
-
-
-def _speed_up(row: Row | None, baseline: Row | None, column: str) -> str:
-    if not row or not baseline:
-        return NOTHING
-    if not known(row, column) or not known(baseline, column):
-        return absent(row) if not known(row, column) else NOTHING
-    return f"{baseline[column] / row[column]:.2f}×"
 
 
 def _groups(cells: pd.DataFrame, axes: list[str]) -> Iterator[tuple[Any, pd.DataFrame]]:

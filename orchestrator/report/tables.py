@@ -9,13 +9,14 @@ import pandas as pd
 
 from orchestrator.report.frames import Results
 from orchestrator.report.gpus import smallest_fitting
-from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Layout, Listing, Matrix, Rows
+from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Ladder, Layout, Listing, Matrix, Rows
 from orchestrator.report.values import (
     GIB,
     NOTHING,
     Row,
     Value,
     absent,
+    break_even,
     gib,
     known,
     mean_sd,
@@ -25,6 +26,7 @@ from orchestrator.report.values import (
     plain,
     ratio,
     relative_sd,
+    speed_up,
 )
 
 
@@ -68,6 +70,26 @@ def _varies(name: str, axis: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return choose
 
 
+def _both(
+    first: Callable[[pd.DataFrame], pd.DataFrame], second: Callable[[pd.DataFrame], pd.DataFrame]
+) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    return lambda cells: second(first(cells))
+
+
+def _with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> Callable[[pd.DataFrame], pd.DataFrame]:
+    """The training cells of which `axis` varies; the baseline, which knows no `modes`, stands beside each of them."""
+
+    def choose(cells: pd.DataFrame) -> pd.DataFrame:
+        own = _varies("train_step", axis)(cells)
+        modes_seen = own.loc[own[axis] != baseline, list(modes)].drop_duplicates() if len(own) else own
+        if modes_seen.empty:
+            return own
+        baselines = own[own[axis] == baseline].drop(columns=list(modes)).merge(modes_seen, how="cross")
+        return pd.concat([baselines, own[own[axis] != baseline]], ignore_index=True)
+
+    return choose
+
+
 def _having(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
     return lambda cells: cells[cells[column].notna()] if column in cells else cells.iloc[:0]
 
@@ -82,6 +104,11 @@ def _needs(row: Row) -> str:
     if known(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
     return absent(row)
+
+
+def _per_pair(row: Row) -> str:
+    column = "peak_allocated_bytes"
+    return f"{row[column] / row['context_length'] ** 2:.1f}" if known(row, column) else absent(row, column)
 
 
 def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
@@ -143,7 +170,7 @@ TABLES: tuple[Table, ...] = (
         "Warm-up",
         "The whole step measured after so many warm-up steps: what is not warm shows in the spread.",
         Across(
-            "warmup_steps",
+            ("warmup_steps",),
             (("warm-up: mean ± sd", mean_sd("step_synced_ms")), ("std/mean", relative_sd("step_synced_ms"))),
         ),
         _varies("train_step", "warmup_steps"),
@@ -153,26 +180,154 @@ TABLES: tuple[Table, ...] = (
         "Precision",
         "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory.",
         Across(
-            "precision",
+            ("precision",),
             (("ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
-            speed_up="step_ms_median",
+            (("speed-up", speed_up("step_ms_median")),),
         ),
         _varies("train_step", "precision"),
     ),
     Table(
+        "utilisation",
+        "How much of the possible",
+        "TFLOP/s of the model's own FLOPs; MFU is their share of the GPU's dense peak in that precision, where a source "
+        "gives it; the ceiling is what one large matrix product reached in the same run.",
+        Listing(
+            (
+                ("step ms", ms("step_ms_median")),
+                ("TFLOP/s", number("achieved_tflops", ".1f")),
+                ("peak TFLOP/s", number("peak_tflops", ".1f")),
+                ("MFU", number("mfu", ".1%")),
+                ("of ceiling", number("of_ceiling", ".1%")),
+                ("tf32 allowed", plain("matmul_allow_tf32")),
+                ("autocast", plain("autocast_dtype")),
+                ("stored", plain("parameter_dtype")),
+            )
+        ),
+        _both(_task("train_step"), _having("achieved_tflops")),
+    ),
+    Table(
+        "ceiling",
+        "The ceiling of matrix products",
+        "One large product of random matrices, repeated; its best precision is what this GPU reaches under its power cap.",
+        Listing(
+            (
+                ("ms", median_interval("step_ms")),
+                ("TFLOP/s", number("achieved_tflops", ".1f")),
+                ("peak TFLOP/s", number("peak_tflops", ".1f")),
+                ("of peak", number("mfu", ".1%")),
+            )
+        ),
+        _task("matmul"),
+    ),
+    Table(
         "compile",
         "Eager against compiled",
-        "Median of the whole step in milliseconds, the speed-up over eager, and the seconds that the first step took.",
+        "Median of the whole step in milliseconds, peak memory in GiB, the speed-up over eager, the seconds that the first "
+        "step took with its compilation, and after how many steps that has paid.",
         Across(
-            "compile",
-            (("ms", ms("step_ms_median")),),
-            speed_up="step_ms_median",
-            extra=(
-                ("first step s", number("compile_step_ms", ".1f", 1e-3)),
-                ("cache misses", number("compile_cache_misses", ".0f")),
-            ),
+            ("compile",),
+            (("ms", ms("step_ms_median")), ("GiB", gib("peak_allocated_bytes"))),
+            (("speed-up", speed_up("step_ms_median")), ("breaks even after", break_even)),
+            (("first step s", number("compile_step_ms", ".1f", 1e-3)),),
+        ),
+        _with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
+    ),
+    Table(
+        "compilation",
+        "What compiling did",
+        "Seconds of the first forward and backward pass; whether the compiled code came from a warm cache; graphs, breaks "
+        "and recompilations as torch counted them.",
+        Listing(
+            (
+                ("first forward s", number("compile_forward_ms", ".1f", 1e-3)),
+                ("first backward s", number("compile_backward_ms", ".1f", 1e-3)),
+                ("until ready s", number("compile_total_ms", ".1f", 1e-3)),
+                ("cache", plain("compile_cache_seen")),
+                ("graphs", plain("compile_graphs")),
+                ("breaks", plain("compile_graph_breaks")),
+                ("recompiled", plain("compile_recompiles")),
+                ("why", plain("compile_recompile_reasons")),
+                ("CUDA graphs skipped", plain("compile_skipped_cuda_graphs")),
+                ("step ms", ms("step_ms_median")),
+            )
+        ),
+        _having("compile_graphs"),
+    ),
+    Table(
+        "jit",
+        "Eager against JIT, with memory",
+        "One row a way to run it: median step in milliseconds, peak memory in GiB.",
+        Ladder(
+            ("compile", "compile_mode", "compile_cache"),
+            (("step ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
+            (("speed-up", speed_up("step_ms_median")),),
         ),
         _varies("train_step", "compile"),
+    ),
+    Table(
+        "attention",
+        "Attention",
+        "Milliseconds, mean ± sample standard deviation, of the passes waited for; GiB held when the backward pass begins, "
+        "and at most.",
+        Listing(
+            (
+                ("forward", mean_sd("forward_ms")),
+                ("backward", mean_sd("backward_ms")),
+                ("both", mean_sd("step_ms")),
+                ("inputs GiB", gib("built_held_allocated_bytes")),
+                ("before backward GiB", gib("forward_held_allocated_bytes")),
+                ("after backward GiB", gib("backward_held_allocated_bytes")),
+                ("peak GiB", gib("peak_allocated_bytes")),
+            )
+        ),
+        _task("attention"),
+    ),
+    Table(
+        "attention-compile",
+        "Attention, eager against compiled",
+        "Median milliseconds of the forward and of the backward pass.",
+        Across(
+            ("compile", "precision"),
+            (("forward", ms("forward_ms_median")), ("backward", ms("backward_ms_median"))),
+            (("speed-up", speed_up("step_ms_median")),),
+        ),
+        _varies("attention", "compile"),
+    ),
+    Table(
+        "attention-ladder",
+        "The ladder of attention",
+        "Each rung against the first. Squares are the tensors of length × length that wait for the backward pass, counted "
+        "in eager mode; GiB are what is held when it begins, and at most.",
+        Ladder(
+            ("attention",),
+            (
+                ("forward ms", ms("forward_ms_median")),
+                ("backward ms", ms("backward_ms_median")),
+                ("squares saved", number("saved_squares", ".0f")),
+                ("saved GiB", gib("saved_bytes")),
+                ("before backward GiB", gib("forward_held_allocated_bytes")),
+                ("peak GiB", gib("peak_allocated_bytes")),
+                ("backend seen", plain("attention_seen")),
+            ),
+            (("speed-up", speed_up("step_ms_median")),),
+        ),
+        _varies("attention", "attention"),
+    ),
+    Table(
+        "attention-axis",
+        "The Transformer by its attention",
+        "Median of the whole step in milliseconds, peak memory in GiB, and the backend that its kernels belong to.",
+        Ladder(
+            ("attention",),
+            (
+                ("step ms", ms("step_ms_median")),
+                ("squares saved", number("saved_squares", ".0f")),
+                ("peak GiB", gib("peak_allocated_bytes")),
+                ("backend seen", plain("attention_seen")),
+            ),
+            (("speed-up", speed_up("step_ms_median")),),
+        ),
+        _varies("train_step", "attention"),
     ),
     Table(
         "modes",
@@ -233,6 +388,69 @@ TABLES: tuple[Table, ...] = (
             ),
         ),
         _varies("train_step", "context_length"),
+    ),
+    Table(
+        "attention-scaling",
+        "Attention: scaling with length",
+        "An exponent of 1 is linear in the length, 2 is quadratic; each is from the row above. Bytes per pair of positions "
+        "stay the same where memory is quadratic.",
+        Growth(
+            "context_length",
+            (
+                ("forward ms", "forward_ms_median", ms("forward_ms_median")),
+                ("backward ms", "backward_ms_median", ms("backward_ms_median")),
+                ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
+            ),
+            (("peak bytes / length²", _per_pair),),
+        ),
+        _varies("attention", "context_length"),
+    ),
+    Table(
+        "accumulation",
+        "Adding up in narrow dtypes",
+        "The sum that was found, and how far it is off. `upcast`: cast by hand before it is added; `at once`: torch's sum.",
+        Listing((("sum", number("sum", ".9f")), ("error", number("error", "+.9f")))),
+        _task("accumulation"),
+    ),
+    Table(
+        "autocast-dtypes",
+        "What autocast makes of each part",
+        "The dtypes of a small model, on the device named: CPU and CUDA do not treat the norm alike.",
+        Listing(
+            (
+                ("device", plain("device")),
+                *(
+                    (title, plain(f"dtype_{part}"))
+                    for part, title in (
+                        ("parameters", "parameters"),
+                        ("fc1", "first linear"),
+                        ("relu", "ReLU"),
+                        ("norm", "norm"),
+                        ("logits", "logits"),
+                        ("loss", "loss"),
+                        ("gradients", "gradients"),
+                    )
+                ),
+            )
+        ),
+        _task("autocast_dtypes"),
+    ),
+    Table(
+        "norms",
+        "What a norm loses in a narrow dtype",
+        "The largest error over the root mean square of the exact result, and the share of elements that are no number: all "
+        "in the dtype, in fp32 and rounded once, and by torch's own kernel.",
+        Listing(
+            tuple(
+                column
+                for way in ("narrow", "wide", "library")
+                for column in (
+                    (f"{way} error", number(f"{way}_error", ".2e")),
+                    (f"{way} not finite", number(f"{way}_nonfinite", ".0%")),
+                )
+            )
+        ),
+        _task("norm_sensitivity"),
     ),
     Table(
         "failures",

@@ -78,6 +78,27 @@ def relative_sd(stem: str) -> Value:
     return where_known(f"{stem}_sd", lambda row: f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}")
 
 
+def speed_up(column: str) -> Callable[[Row, Row], str]:
+    """How many times faster a row is than its baseline."""
+
+    def compare(row: Row, baseline: Row) -> str:
+        if not known(row, column):
+            return absent(row)
+        return f"{baseline[column] / row[column]:.2f}×" if known(baseline, column) else NOTHING
+
+    return compare
+
+
+def break_even(row: Row, baseline: Row) -> str:
+    """After how many steps compiling has paid: what it cost, over what each step gains."""
+    needed = ("compile_total_ms", "step_ms_median")
+    if not (all(known(row, column) for column in needed) and known(baseline, "step_ms_median")):
+        return absent(row, "step_ms_median")
+    gain = baseline["step_ms_median"] - row["step_ms_median"]
+    cost = row["compile_total_ms"] - row["step_ms_median"]
+    return f"{cost / gain:,.0f}" if gain > 0 else "never"
+
+
 def ratio(numerator: str, denominator: str) -> Value:
     def value(row: Row) -> str:
         if not (known(row, numerator) and known(row, denominator)):
