@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.store import Run
 
 PENDING = "pending"
+_MARGIN = 1.25  # cells of one kind differ in how well they use the device
 RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
 _NOT_ITS_FAULT = frozenset({Status.LOST})
 
@@ -109,10 +110,11 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
 class Estimator:
     """How long a cell will take, from how long others took.
 
-    A cell that was measured before takes as long again. Another takes the start-up time plus its work at the slowest
-    pace seen among cells of the same kind (same task, device, precision, attention and compilation), or, with one alike finished,
-    all of whose time is taken for work, in proportion. With none alike, it is taken for the longest of all: better to
-    start a cell too few than one that is cut off. Before anything is finished nothing is known.
+    A cell that was measured before takes as long again. Another takes the start-up time, which is the shortest seen among
+    cells of the same kind (same task, device, precision, attention and compilation), plus its work at their pace, by
+    least squares, so that the long ones count and the scatter of short ones does not, and a margin. With one alike
+    finished, all of its time is taken for work. With none alike, it is taken for the longest of all: better to start a
+    cell too few than one that is cut off. Before anything is finished nothing is known.
     """
 
     def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past]) -> None:
@@ -147,8 +149,12 @@ class Estimator:
 
     @staticmethod
     def _fit(alike: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        start_up = min(wall for _, wall in alike) if len(alike) > 1 else 0.0
-        return start_up, max((wall - start_up) / work for work, wall in alike)
+        if len(alike) == 1:
+            work, wall = alike[0]
+            return 0.0, wall / work
+        start_up = min(wall for _, wall in alike)
+        pace = sum((wall - start_up) * work for work, wall in alike) / sum(work**2 for work, _ in alike)
+        return start_up, pace * _MARGIN
 
 
 _ALIKE = ("device", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")

@@ -53,7 +53,7 @@ def build(params: AutocastDtypesParams) -> Finding:
         "parameters": parameters, "fc1": fc1, "relu": relu, "norm": normed, "logits": logits, "loss": loss.dtype,
         "gradients": gradient.dtype,
     }  # fmt: skip
-    samples = (Sample("finding", "loss", "nat", float(loss)),)
+    samples = (Sample("finding", "loss", "nat", float(loss.detach())),)
     return Finding(samples, device, {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()})
 
 

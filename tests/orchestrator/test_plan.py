@@ -88,3 +88,15 @@ def test_estimates() -> None:
     estimator.learn(long, S.OK, 25.0)
     assert estimator.seconds(longer) > 25.0 * 1.9
     assert estimator.total_seconds([short, long, other]) == 5 + 25 + 25
+
+
+def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
+    """Start-up varies by seconds: taken for the pace of a tiny cell it would foresee hours."""
+    lengths = (16, 32, 64, 512)
+    cells = [cell(context_length=length) for length in lengths]
+    walls = dict(zip(lengths, (6.0, 9.0, 7.5, 12.0), strict=True))
+    history = {c.id: Past((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
+    estimate = Estimator(cells, history).seconds(cell(context_length=1024))
+    truth = 6.0 + (12.0 - 6.0) * work(cell(context_length=1024)) / work(cells[-1])
+    assert estimate is not None
+    assert truth < estimate < truth * 1.5

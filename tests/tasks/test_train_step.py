@@ -121,7 +121,7 @@ def test_the_first_step_is_watched_whichever_it_is() -> None:
         params = TrainStepParams.model_validate({**TINY, "warmup_steps": warmup})
         session = Session(build(params), params, Progress())
         samples = [s for stage in stages_of(["timing", "memory", "telemetry"]) for s in stage.run(session)]
-        first = [s.phase for s in samples if s.mode == "first"]
+        first = [s.phase for s in samples if (s.mode, s.metric) == ("first", "peak_rss_bytes")]
         assert first == ["forward", "backward", "optimizer"]
         assert [s.step for s in samples if (s.mode, s.phase) == ("synced", "step")] == [0, 1]
         assert len([s for s in samples if (s.mode, s.phase) == ("warmup", "step")]) == warmup
@@ -131,7 +131,34 @@ def test_memory_alone_measures_the_first_step_too() -> None:
     params = TrainStepParams.model_validate(TINY)
     session = Session(build(params), params, Progress())
     samples = [s for stage in stages_of(["memory"]) for s in stage.run(session)]
-    assert [s.mode for s in samples] == ["first"] * 3 + ["steady"] * 3
+    for metric in ("peak_rss_bytes", "held_rss_bytes"):
+        modes = [s.mode for s in samples if s.metric == metric and s.phase]
+        assert modes == ["first"] * 3 + ["steady"] * 3
+    assert [s.mode for s in samples if s.metric == "held_rss_bytes" and not s.phase] == ["built"]
+    assert {s.metric: s.value for s in samples}["saved_squares"] == 2 * 2  # two layers, two each
+
+
+@pytest.mark.parametrize(("attention", "squares"), [("torch_softmax", 2), ("recompute", 0), ("flash", 0)])
+def test_attention_is_an_axis_of_the_transformer(attention: str, squares: int) -> None:
+    """The same weights give the same loss, whatever computes the attention; what is saved differs."""
+    losses = []
+    for name in ("naive", attention):
+        params = TrainStepParams.model_validate({**TINY, "attention": name})
+        workload = build(params)
+        with pytest.MonkeyPatch.context() as patch:
+            real = torch.nn.functional.cross_entropy
+            patch.setattr(torch.nn.functional, "cross_entropy", lambda *a: losses.append(real(*a)) or losses[-1])  # noqa: B023
+            workload.step(lambda phase: nullcontext())
+    assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
+    session = Session(workload, params, Progress())
+    samples = [s for stage in stages_of(["memory"]) for s in stage.run(session)]
+    assert {s.metric: s.value for s in samples}["saved_squares"] == squares
+
+
+def test_a_model_of_ones_own_has_its_own_attention() -> None:
+    own = {**TINY, "size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 9, "embedding_dim": 4}}
+    with pytest.raises(ValidationError, match="yours computes its own"):
+        TrainStepParams.model_validate({**own, "attention": "flash"})
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.gpus import known_gpus, smallest_fitting
+from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.render import lay_out, to_markdown
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
@@ -147,6 +147,112 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
     assert [name for name in rows if name.endswith("ms")] == ["fp32 ms", "tf32 ms", "bf16 ms"]
     assert list(rows.loc["0", ["tf32 speed-up", "bf16 speed-up"]]) == ["2.00×", "2.50×"]
     assert list(rows.loc["1", ["tf32 speed-up", "bf16 ms", "bf16 speed-up"]]) == ["–", "OOM", "OOM"]
+
+
+def outcome_of(task: str, facts: dict[str, Any], samples: Iterable[Sample], **params: Any) -> Outcome:
+    attempt = Attempt(make_cell(task, {"device": "cpu", **params}), 1, "/nowhere", Settings())
+    return Outcome(attempt, Status.OK, "", "", {}, {"gpu": "NVIDIA H200", **facts}, tuple(samples), 1.7e9, 2.5)
+
+
+def steps(ms: float, mode: str = "synced") -> list[Sample]:
+    return [Sample("timing", "duration", "ms", ms, mode, phase, 0) for phase in ("forward", "step")]
+
+
+def test_utilisation_is_of_the_peak_of_that_precision_and_of_the_runs_ceiling(results_of: Callable[..., Results]) -> None:
+    flops = {"flops": {"forward": 10**12}}
+    results = (
+        results_of(
+            *(outcome_of("matmul", flops, steps(ms), precision=p) for p, ms in (("fp32", 20.0), ("bf16", 2.0))),
+            *(
+                outcome_of("train_step", flops, steps(40.0), size="tiny", precision=p)
+                for p in ("fp32", "tf32", "bf16", "bf16_pure")
+            ),
+            outcome_of("train_step", {**flops, "gpu": "A GPU of next year"}, steps(40.0), size="tiny", seed=1),
+        )
+        .cells.set_index(["task", "seed", "precision"])
+        .sort_index()
+    )
+    reached = 1e12 / 40e-3 / 1e12  # TFLOP/s
+    row = results.loc["train_step", 0]
+    assert row["mfu"].to_dict() == pytest.approx(
+        {"fp32": reached / 67.0, "tf32": reached / 494.5, "bf16": reached / 989.0, "bf16_pure": reached / 989.0}
+    )
+    assert row.loc["fp32", "of_ceiling"] == pytest.approx(0.5)
+    assert row.loc["bf16", "of_ceiling"] == row.loc["bf16_pure", "of_ceiling"] == pytest.approx(0.05)
+    assert pd.isna(row.loc["tf32", "of_ceiling"])
+    unknown = results.loc["train_step", 1].iloc[0]
+    assert pd.isna(unknown["mfu"])
+    assert pd.isna(unknown["of_ceiling"])
+
+
+def test_compilation_breaks_even_after_its_cost_over_its_gain(results_of: Callable[..., Results]) -> None:
+    facts = {"compile_graphs": 1, "compile_graph_breaks": 0, "compile_cache_seen": "cold"}
+    graphs = [Sample("timing", "duration", "ms", 1000.0, "compile", phase, n) for n in (1, 2) for phase in ("forward", "step")]
+    results = results_of(
+        outcome_of("train_step", {}, steps(100.0), size="tiny"),
+        outcome_of("train_step", facts, [*steps(60.0), *steps(8060.0, "compile")], size="tiny", compile="blocks"),
+        outcome_of(
+            "train_step", facts, [*steps(50.0), *steps(8050.0, "compile"), *graphs],
+            size="tiny", compile="blocks", compile_mode="reduce-overhead",
+        ),
+        outcome_of("train_step", facts, [*steps(101.0), *steps(9000.0, "compile")], size="tiny", compile="model"),
+    )  # fmt: skip
+    rows = table(results, "compile").set_index("compile_mode")
+    assert list(rows.loc["default", ["eager ms", "blocks breaks even after", "model breaks even after"]]) == [
+        "100.0",
+        "200",
+        "never",
+    ]
+    assert rows.loc["reduce-overhead", "blocks breaks even after"] == "200"  # (8050 + 2 × 1000 - 50) / 50
+    assert list(table(results, "compilation")["until ready s"]) == ["8.1", "10.1", "9.0"]
+
+
+def test_the_wide_table_of_attention(results_of: Callable[..., Results]) -> None:
+    ways = [("eager", "fp32", 10.0), ("model", "fp32", 5.0), ("model", "tf32", 4.0)]
+    results = results_of(
+        *(outcome_of("attention", {}, steps(ms * n / 256), context_length=n, compile=c, precision=p)
+          for c, p, ms in ways for n in (256, 512))
+    )  # fmt: skip
+    rows = table(results, "attention-compile").set_index("context_length")
+    assert list(rows.loc["512", ["eager fp32 forward", "model fp32 forward", "model tf32 forward"]]) == [
+        "20.00",
+        "10.00",
+        "8.000",
+    ]
+    assert list(rows.loc["256", ["model fp32 speed-up", "model tf32 speed-up"]]) == ["2.00×", "2.50×"]
+    growth = table(results, "attention-scaling")
+    assert list(growth["exponent of forward ms"]) == ["–", "1.00"] * 3
+
+
+def test_the_ladder_holds_each_rung_against_the_first(results_of: Callable[..., Results]) -> None:
+    def rung(name: str, ms: float, squares: int, seen: str | None, **params: Any) -> Outcome:
+        saved = Sample("memory", "saved_squares", "tensors", squares, "steady")
+        held = Sample("memory", "held_allocated_bytes", "bytes", squares * GIB, "steady", "forward")
+        return outcome_of("attention", {"attention_seen": seen}, [*steps(ms), saved, held], attention=name, **params)
+
+    results = results_of(rung("flash", 2.0, 0, "flash"), rung("naive", 20.0, 2, None), rung("torch_softmax", 10.0, 1, "unfused"))
+    rows = table(results, "attention-ladder")
+    assert list(rows["attention"]) == ["naive", "torch_softmax", "flash"]
+    assert list(rows["speed-up"]) == ["1.00×", "2.00×", "10.00×"]
+    assert list(rows["squares saved"]) == ["2", "1", "0"]
+    assert list(rows["before backward GiB"]) == ["2.00", "1.00", "0.00"]
+    assert list(rows["backend seen"]) == ["–", "unfused", "flash"]
+
+
+def test_what_was_found_has_a_table_with_all_its_digits(results_of: Callable[..., Results]) -> None:
+    found = [Sample("finding", "sum", "1", 10.000133514404297), Sample("finding", "error", "1", 0.000133514404297)]
+    results = results_of(outcome_of("accumulation", {}, found), outcome_of("accumulation", {}, found, addend="fp16"))
+    rows = table(results, "accumulation")
+    assert list(rows["sum"]) == ["10.000133514"] * 2
+    assert list(rows["addend"]) == ["fp32", "fp16"]
+
+
+def test_peaks_are_known_or_not_there() -> None:
+    assert peak_tflops("NVIDIA H200", "fp32") == 67.0
+    assert peak_tflops("NVIDIA H200", "fp16") == peak_tflops("NVIDIA H200", "bf16") == 989.0
+    assert peak_tflops("NVIDIA H100 NVL", "fp32") is None
+    assert peak_tflops("NVIDIA H200 NVL", "bf16") is None
+    assert peak_tflops(None, "bf16") is None
 
 
 def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:

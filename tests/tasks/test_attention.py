@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.attempt import execute
+from tasks.attention import PHASES, AttentionParams, build
+from tasks.harness.device import Skip
+from tasks.harness.progress import Progress
+from tasks.harness.records import Attempt, Sample, Status
+from tasks.harness.registry import make_cell
+from tasks.harness.stage import Session
+from tasks.instruments import stages_of
+from tasks.instruments.backend import classify
+
+SMALL: dict[str, Any] = {
+    "device": "cpu", "d_head": 8, "context_length": 32, "batch_size": 3, "warmup_steps": 1, "measured_steps": 2,
+}  # fmt: skip
+
+
+def session_of(**params: Any) -> Session:
+    made = AttentionParams.model_validate({**SMALL, **params})
+    return Session(build(made), made, Progress())
+
+
+def samples_of(session: Session, *instruments: str) -> dict[tuple[str, str, str], list[Sample]]:
+    found: dict[tuple[str, str, str], list[Sample]] = {}
+    for stage in stages_of(instruments):
+        for sample in stage.run(session):
+            found.setdefault((sample.mode, sample.phase, sample.metric), []).append(sample)
+    return found
+
+
+@pytest.mark.parametrize("pass_", PHASES)
+@pytest.mark.parametrize("causal", [False, True])
+def test_each_pass_has_its_phases_and_flops(pass_: Any, causal: bool) -> None:
+    workload = session_of(causal=causal, **{"pass": pass_}).workload
+    seen: list[str] = []
+
+    def phase(name: str) -> AbstractContextManager[None]:
+        seen.append(name)
+        return nullcontext()
+
+    workload.step(phase)
+    assert tuple(seen) == workload.phases == PHASES[pass_]
+    pairs = 32 * 33 // 2 if causal else 32 * 32
+    forward = 2 * 2 * 3 * pairs * 8  # two products, a multiply and an add each
+    assert workload.flops == {"forward": forward, **({"backward": 2 * forward} if "backward" in seen else {})}
+
+
+@pytest.mark.parametrize(
+    ("name", "squares"), [("naive", 2), ("torch_softmax", 1), ("weights_only", 1), ("recompute", 0), ("math", 1), ("flash", 0)]
+)
+def test_what_is_saved_is_counted(name: str, squares: int) -> None:
+    found = samples_of(session_of(attention=name, causal=True), "memory")
+    assert found["steady", "", "saved_squares"][0].value == squares
+    assert found["steady", "", "saved_square_bytes"][0].value == squares * 3 * 32 * 32 * 4
+    assert (found["steady", "", "saved_bytes"][0].value or 0) > squares * 3 * 32 * 32 * 4
+
+
+def test_nothing_is_saved_without_a_backward_pass() -> None:
+    assert ("steady", "", "saved_bytes") not in samples_of(session_of(**{"pass": "forward"}), "memory")
+
+
+@pytest.mark.parametrize(("name", "said"), [("efficient", "No viable backend"), ("cudnn", "No viable"), ("flex", "backward")])
+def test_what_the_cpu_cannot_do_is_skipped(name: str, said: str) -> None:
+    with pytest.raises(Skip, match=f"attention: {name} .*{said}"):
+        session_of(attention=name)
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"), [("flash", "flash"), ("sdpa", "flash"), ("math", "unfused"), ("recompute", "unfused")]
+)
+def test_the_backend_that_ran_is_seen(asked: str, seen: str) -> None:
+    session = session_of(attention=asked)
+    assert samples_of(session, "backend") == {}
+    assert session.facts["attention_seen"] == seen
+    assert session.workload.facts["attention_asked"] == asked
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", "flash"),
+        ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<>", "flash"),
+        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)", "efficient"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64", "cudnn"),
+        ("triton_tem_fused_flex_attention_0", "flex"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", "unfused"),
+        ("void at::native::(anonymous namespace)::softmax_warp_forward<float>", "unfused"),
+    ],
+)
+def test_kernels_tell_their_backend(name: str, backend: str) -> None:
+    """The first five as they stand in traces of an H200."""
+    assert classify(["vectorized_elementwise_kernel", name])[0] == backend
+
+
+def test_projections_are_part_of_the_step() -> None:
+    session = session_of(projections=True)
+    assert session.workload.flops is None
+    samples = samples_of(session, "timing")
+    assert len(samples["synced", "backward", "duration"]) == 2
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16_pure"])
+@pytest.mark.parametrize("name", ["naive", "weights_only", "flash"])
+def test_narrow_precisions_step(precision: str, name: str) -> None:
+    workload = session_of(precision=precision, attention=name, causal=True).workload
+    workload.step(lambda phase: nullcontext())
+    assert workload.facts["autocast_dtype"] == ("bfloat16" if precision == "bf16" else None)
+    assert workload.facts["parameter_dtype"] == ("float32" if precision == "bf16" else "bfloat16")
+
+
+def test_what_comes_before_a_phase_is_not_in_its_time() -> None:
+    """The sum of the phases is the step: what empties a cache is nobody's time."""
+    session = session_of()
+    session.workload = replace(session.workload, before_phase=lambda: time.sleep(0.2))
+    samples = samples_of(session, "timing")
+    for step in range(2):
+        whole, *parts = (samples["synced", phase, "duration"][step].value or 0.0 for phase in ("step", "forward", "backward"))
+        assert whole == pytest.approx(sum(parts))
+        assert whole < 200
+
+
+def test_parameters_that_cannot_be() -> None:
+    with pytest.raises(ValidationError, match="cold_l2 is of a CUDA device"):
+        AttentionParams.model_validate({**SMALL, "cold_l2": True})
+    with pytest.raises(ValidationError, match="Input should be"):
+        AttentionParams.model_validate({**SMALL, "compile": "blocks"})
+
+
+def test_eager_knows_no_mode_and_no_cache() -> None:
+    plain, other = make_cell("attention", SMALL), make_cell("attention", {**SMALL, "compile_mode": "max-autotune"})
+    assert plain.id == other.id
+    compiled = [make_cell("attention", {**SMALL, "compile": "model", "compile_mode": m}) for m in ("default", "max-autotune")]
+    assert compiled[0].id != compiled[1].id
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
+def test_a_cold_cache_is_the_cells_own_and_goes_with_it(make_attempt: Callable[..., Attempt]) -> None:
+    settings = {"timeout_s": 150.0, "instruments": ("timing", "backend")}
+    for number in (1, 2):
+        attempt = make_attempt(
+            number,
+            task="attention",
+            settings=settings,
+            **{**SMALL, "compile": "model", "compile_cache": "cold", "pass": "forward"},
+        )
+        outcome = execute(attempt)
+        assert outcome.status is Status.OK, outcome.evidence
+        assert outcome.facts["compile_cache_seen"] == "cold"
+        assert outcome.facts["compile_recompiles"] == 0
+        assert not (attempt.path / "cache").exists()

@@ -1,0 +1,87 @@
+"""The tasks that find something out once: the write-ups' values, and what narrow dtypes do to a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.attempt import execute
+from tasks import accumulation, autocast_dtypes, norm_sensitivity
+from tasks.harness.records import Attempt, Status
+from tasks.harness.workload import Finding
+
+
+def values(finding: Finding) -> dict[str, float | None]:
+    return {sample.metric: sample.value for sample in finding.samples}
+
+
+@pytest.mark.parametrize(
+    ("params", "printed"),
+    [
+        ({}, "10.000133514"),
+        ({"accumulator": "fp16", "addend": "fp16"}, "9.953125000"),
+        ({"addend": "fp16"}, "10.002136230"),
+        ({"addend": "fp16", "upcast": True}, "10.002136230"),
+        ({"accumulator": "bf16", "addend": "bf16"}, "4.000000000"),
+        ({"addend": "bf16"}, "10.009765625"),
+        ({"value": 0.001, "count": 10_000}, "10.000411034"),
+        ({"accumulator": "fp16", "addend": "fp16", "value": 0.001, "count": 10_000}, "4.000000000"),
+        ({"accumulator": "bf16", "addend": "bf16", "value": 0.001, "count": 10_000}, "0.500000000"),
+    ],
+)
+def test_accumulation_gives_the_published_values(params: dict[str, Any], printed: str) -> None:
+    finding = accumulation.build(accumulation.AccumulationParams.model_validate({"device": "cpu", **params}))
+    found = values(finding)
+    assert f"{found['sum']:.9f}" == printed
+    assert found["error"] == pytest.approx((found["sum"] or 0.0) - 10.0)
+
+
+@pytest.mark.parametrize(("autocast", "low"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_autocast_on_the_cpu_leaves_the_norm_narrow(autocast: str, low: str) -> None:
+    params = autocast_dtypes.AutocastDtypesParams.model_validate({"device": "cpu", "autocast": autocast})
+    facts = autocast_dtypes.build(params).facts
+    assert facts == {
+        "dtype_parameters": "float32", "dtype_fc1": low, "dtype_relu": low, "dtype_norm": low, "dtype_logits": low,
+        "dtype_loss": "float32", "dtype_gradients": "float32",
+    }  # fmt: skip
+
+
+def sensitivity(**params: Any) -> dict[str, float]:
+    made = norm_sensitivity.NormSensitivityParams.model_validate({"device": "cpu", **params})
+    return {name: float("nan") if value is None else value for name, value in values(norm_sensitivity.build(made)).items()}
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_a_narrow_norm_overflows_where_its_squares_do(norm: str) -> None:
+    ordinary, large = sensitivity(norm=norm, scale=1.0), sensitivity(norm=norm, scale=1000.0)
+    assert large["narrow_error"] > 1 > 0.1 > ordinary["narrow_error"]
+    assert large["wide_error"] < 0.003
+    assert sensitivity(norm=norm, scale=1000.0, dtype="bf16")["narrow_error"] < 1
+
+
+@pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
+def test_a_narrow_accumulator_loses_more_the_longer_the_row(norm: str) -> None:
+    errors = [sensitivity(norm=norm, dtype="bf16", width=width)["narrow_error"] for width in (64, 512, 4096)]
+    assert errors == sorted(errors)
+    assert errors[-1] > 1
+    assert sensitivity(norm=norm, dtype="bf16", width=4096)["library_error"] < 0.02
+
+
+def test_an_eps_below_the_smallest_number_divides_by_zero() -> None:
+    lost = sensitivity(scale=1e-4, eps=1e-8)
+    assert lost["narrow_nonfinite"] == 1.0
+    assert lost["narrow_error"] != lost["narrow_error"]
+    assert sensitivity(scale=1e-4, eps=1e-8, dtype="bf16")["narrow_nonfinite"] == 0.0
+
+
+def test_in_fp32_nothing_is_lost() -> None:
+    assert all(sensitivity(dtype="fp32", width=512)[f"{way}_error"] < 1e-4 for way in ("narrow", "wide", "library"))
+
+
+def test_a_finding_is_a_row_like_any_other(make_attempt: Callable[..., Attempt]) -> None:
+    outcome = execute(make_attempt(task="accumulation", addend="bf16"))
+    assert outcome.status is Status.OK, outcome.evidence
+    assert [(sample.instrument, sample.metric) for sample in outcome.samples] == [("finding", "sum"), ("finding", "error")]
+    assert outcome.facts["fingerprint"]["torch"] == outcome.facts["torch"]

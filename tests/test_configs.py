@@ -1,0 +1,63 @@
+"""Every sweep in configs/, made small, runs to its end on a machine without a GPU, and its tables come out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STEPS = ["device=cpu", "warmup_steps=1", "measured_steps=2"]
+TRAINING = [*STEPS, "size=tiny", "context_length=8", "batch_size=1"]
+Sweep = Callable[..., subprocess.CompletedProcess[str]]
+
+# config → what makes it small (--set), what picks of it (--where), how its cells end, and the tables it is made for
+SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
+    "attention": (
+        [*STEPS, "batch_size=2", "d_head=8", "context_length=16,32", "compile=eager", "attention=naive,flash,cudnn"],
+        ["causal=true", "precision=fp32"],
+        {"ok": 4, "skipped": 2},
+        {"attention", "attention-ladder", "attention-scaling", "failures"},
+    ),
+    "attention-long": (
+        [*STEPS, "d_head=8", "context_length=16", "precision=bf16_pure"], [], {"ok": 2}, {"attention", "attention-ladder"},
+    ),
+    "compile": (
+        [*TRAINING, "pass=forward", "compile=eager,blocks"],
+        ["precision=fp32", "compile_mode=default"],
+        {"ok": 2},
+        {"compile", "compilation", "jit", "utilisation"},
+    ),
+    "precision": (
+        [*TRAINING, "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
+        [],
+        {"ok": 4},
+        {"precision", "utilisation", "ceiling"},
+    ),
+    "numerics": (
+        [],
+        ["accumulator=fp32", "addend=bf16"],
+        {"ok": 2},
+        {"accumulation"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_a_small_version_runs(name: str, sweep: Sweep, tmp_path: Path) -> None:
+    if name == "compile" and not shutil.which("g++"):
+        pytest.skip("torch.compile on the CPU needs a C++ compiler")
+    sets, wheres, statuses, tables = SMALL[name]
+    options = [word for one in sets for word in ("--set", one)] + [word for one in wheres for word in ("--where", one)]
+    done = sweep("run", ROOT / "configs" / f"{name}.yaml", *options, "--out", "out", "--scheduler", "serial")
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = pd.read_parquet(tmp_path / "out" / "cells.parquet")
+    assert cells["status"].value_counts().to_dict() == statuses
+    printed = sweep("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
+    assert printed.returncode == 0
+    assert printed.stdout.count("\n## ") + printed.stdout.startswith("## ") == len(tables)
