@@ -60,7 +60,10 @@ def test_its_example_of_a_sweep_is_one() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_every_command_in_it_runs(tmp_path: Path) -> None:
-    """On a machine without a GPU. What needs one is planned instead, or narrowed to the CPU and to a cell of seconds."""
+    """On a machine without a GPU. What needs one is planned instead, or narrowed to the CPU and to a cell of seconds.
+
+    The sweeps beside full.yaml run in small versions in test_configs.py.
+    """
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     tiny = "--set device=cpu --set size=tiny --set context_length=16 --set precision=fp32 --set compile=eager --set pass=forward"
     for command in dict.fromkeys(COMMANDS):
@@ -68,6 +71,8 @@ def test_every_command_in_it_runs(tmp_path: Path) -> None:
             command = command.replace("sweep run", "sweep plan").replace("--address auto", "")
         elif command.startswith("sweep run configs/full.yaml"):
             command = re.sub(r" --(set|where) ('[^']*'|\S+)", "", command) + f" {tiny}"
+        elif command.startswith("sweep run configs/"):
+            command = command.replace("sweep run", "sweep plan")
         shell = command.replace("sweep ", f"{sys.executable} -m orchestrator ", 1).replace("python -c", f"{sys.executable} -c", 1)
         cell = next((tmp_path / "results" / "full" / "artifacts").glob("*"), Path("none")).name
         done = subprocess.run(
