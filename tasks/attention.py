@@ -57,15 +57,11 @@ def build(params: AttentionParams) -> Workload:
     import torch
 
     from tasks.harness.compilation import compile_options
-    from tasks.harness.device import open_device
-    from tasks.harness.precision import dtype_name, precision_facts, set_precision, stored_dtype
+    from tasks.harness.precision import dtype_name, precision_facts, stored_dtype
+    from tasks.harness.setup import set_up
     from tasks.harness.workload import Workload
 
-    set_precision(params)
-    device = open_device(params.device)
-    if params.memory_limit_gib is not None:
-        device.limit_memory(params.memory_limit_gib)
-    torch.manual_seed(params.seed)
+    device = set_up(params)
     inputs, attend, leaves = _prepare(params, device)
     if params.compile == "model":
         attend = torch.compile(attend, **compile_options(params, ours=True))

@@ -21,15 +21,11 @@ def build(params: MatmulParams) -> Workload:
     """Two random factors in the dtype that matrix products of this precision have. Raises Skip."""
     import torch
 
-    from tasks.harness.device import open_device
-    from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts, set_precision
+    from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts
+    from tasks.harness.setup import set_up
     from tasks.harness.workload import Workload
 
-    set_precision(params)
-    device = open_device(params.device)
-    if params.memory_limit_gib is not None:
-        device.limit_memory(params.memory_limit_gib)
-    torch.manual_seed(params.seed)
+    device = set_up(params)
     shape, dtype = (params.matrix_size, params.matrix_size), matmul_dtype(params)
     left, right = (torch.randn(shape, device=device.torch_device).to(dtype) for _ in range(2))
     product = torch.empty_like(left)

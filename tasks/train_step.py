@@ -83,18 +83,12 @@ class TrainStepParams(AttendingParams):
 
 def build(params: TrainStepParams) -> Workload:
     """Model, optimizer and inputs on the device, ready to step. Raises Skip, or torch's out-of-memory."""
-    import torch
 
     from model.optimizer import OPTIMIZERS
-    from tasks.harness.device import open_device
-    from tasks.harness.precision import set_precision
+    from tasks.harness.setup import set_up
     from tasks.harness.workload import Workload
 
-    set_precision(params)
-    device = open_device(params.device)
-    if params.memory_limit_gib is not None:
-        device.limit_memory(params.memory_limit_gib)
-    torch.manual_seed(params.seed)
+    device = set_up(params)
     model = _build_model(params, device)
     _compile(model, params)
     inputs, targets = _random_tokens(params, device)

@@ -58,6 +58,10 @@ def test_a_small_version_runs(name: str, sweep: Sweep, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     cells = pd.read_parquet(tmp_path / "out" / "cells.parquet")
     assert cells["status"].value_counts().to_dict() == statuses
+    if name == "compile":
+        compiled = cells[cells["compile"] == "blocks"].iloc[0]
+        assert (compiled["compile_cache"], compiled["compile_cache_seen"], compiled["compile_recompiles"]) == ("cold", "cold", 0)
+        assert not list((tmp_path / "out").rglob("fxgraph"))  # its own cache went with it
     printed = sweep("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
     assert printed.returncode == 0
     assert printed.stdout.count("\n## ") + printed.stdout.startswith("## ") == len(tables)

@@ -91,7 +91,7 @@ def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome], how: s
 
 def test_grandchildren_end_with_it(misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert misbehave("with_grandchild", settings={"timeout_s": 6.0}).status is Status.TIMEOUT
+    assert misbehave("with_grandchild", settings={"timeout_s": 10.0}).status is Status.TIMEOUT
     assert not _alive(int((tmp_path / "grandchild.pid").read_text()))
 
 

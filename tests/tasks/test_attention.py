@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,11 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.attempt import execute
 from tasks.attention import PHASES, AttentionParams, build
 from tasks.harness.device import Skip
 from tasks.harness.progress import Progress
-from tasks.harness.records import Attempt, Sample, Status
+from tasks.harness.records import Sample
 from tasks.harness.registry import make_cell
 from tasks.harness.stage import Session
 from tasks.instruments import stages_of
@@ -141,21 +138,3 @@ def test_eager_knows_no_mode_and_no_cache() -> None:
     assert plain.id == other.id
     compiled = [make_cell("attention", {**SMALL, "compile": "model", "compile_mode": m}) for m in ("default", "max-autotune")]
     assert compiled[0].id != compiled[1].id
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
-def test_a_cold_cache_is_the_cells_own_and_goes_with_it(make_attempt: Callable[..., Attempt]) -> None:
-    settings = {"timeout_s": 150.0, "instruments": ("timing", "backend")}
-    for number in (1, 2):
-        attempt = make_attempt(
-            number,
-            task="attention",
-            settings=settings,
-            **{**SMALL, "compile": "model", "compile_cache": "cold", "pass": "forward"},
-        )
-        outcome = execute(attempt)
-        assert outcome.status is Status.OK, outcome.evidence
-        assert outcome.facts["compile_cache_seen"] == "cold"
-        assert outcome.facts["compile_recompiles"] == 0
-        assert not (attempt.path / "cache").exists()
