@@ -67,26 +67,34 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     attempt.path.mkdir(parents=True, exist_ok=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     started_at = time.time()
-    ended = _watch(attempt, {**os.environ, **child_environment(attempt), **attempt.settings.env})
+    ended = _watch(attempt, {**os.environ, **child_environment(attempt)})
     if _is_cold(attempt):
-        shutil.rmtree(_compile_cache(attempt), ignore_errors=True)
+        shutil.rmtree(_own_cache(attempt), ignore_errors=True)
     return conclude(attempt, ended, started_at)
 
 
 def child_environment(attempt: Attempt) -> dict[str, str]:
-    """What must be set before torch is imported."""
+    """What must be set before torch is imported. The config's own variables win, but where a cell wants a cold cache."""
     packages = str(Path(__file__).resolve().parent.parent)
     variables = {
         "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
         "KINETO_LOG_LEVEL": "99",
-        "TORCHINDUCTOR_CACHE_DIR": str(_compile_cache(attempt)),
+        "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parent.parent.parent / "cache" / "inductor"),
     }
-    return variables | (CPU_ALLOCATOR if attempt.cell.params.device == "cpu" else {})
+    on_cpu = CPU_ALLOCATOR if attempt.cell.params.device == "cpu" else {}
+    return {**variables, **on_cpu, **attempt.settings.env, **(_cold_caches(attempt) if _is_cold(attempt) else {})}
 
 
-def _compile_cache(attempt: Attempt) -> Path:
-    """One for all cells of a run, or one for this attempt alone, which is removed behind it."""
-    return attempt.path / "cache" if _is_cold(attempt) else attempt.path.parent.parent.parent / "cache" / "inductor"
+def _own_cache(attempt: Attempt) -> Path:
+    """Of a cell that compiles as if for the first time: for this attempt alone, and removed behind it."""
+    return attempt.path / "cache"
+
+
+def _cold_caches(attempt: Attempt) -> dict[str, str]:
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(_own_cache(attempt) / "inductor"),
+        "TRITON_CACHE_DIR": str(_own_cache(attempt) / "triton"),
+    }
 
 
 def _is_cold(attempt: Attempt) -> bool:
@@ -95,7 +103,7 @@ def _is_cold(attempt: Attempt) -> bool:
 
 def by_hand(attempt: Attempt) -> str:
     """The command that measures the same cell again, in the open."""
-    variables = {**child_environment(attempt), **attempt.settings.env}
+    variables = child_environment(attempt)
     return shlex.join(
         ["env", *(f"{name}={value}" for name, value in variables.items()), *PROGRAM, str(attempt.path / ATTEMPT_FILE)]
     )

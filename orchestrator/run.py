@@ -26,7 +26,9 @@ from orchestrator.progress import Display
 from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
 from tasks.harness.cell import Cell
+from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Settings, Status
+from tasks.harness.registry import all_tasks
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
@@ -252,6 +254,7 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
         "config": request.config.model_dump(mode="json"),
         "selection": {"set": dict(request.selection.set), "where": dict(request.selection.where)},
         "fingerprints": fingerprints,
+        "defaults": {grid.task: default_values(all_tasks()[grid.task].params) for grid in request.config.grids},
         "invocations": [*before.get("invocations", []), invocation],
     }
 

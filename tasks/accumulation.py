@@ -5,9 +5,9 @@ The course's experiment (assignment 2, mixed_precision_accumulation): 0.01 added
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.harness.params import Params, PositiveInt
 from tasks.harness.registry import Task
@@ -25,6 +25,12 @@ class AccumulationParams(Params):
     value: float = 0.01
     count: PositiveInt = 1000
     at_once: bool = Field(False, description="by torch's sum over one tensor, whose kernel has an accumulator of its own")
+
+    @model_validator(mode="after")
+    def _one_way_to_add(self) -> Self:
+        if self.upcast and self.at_once:
+            raise ValueError("upcast is of adding one by one: it cannot go with at_once")
+        return self
 
 
 def build(params: AccumulationParams) -> Finding:

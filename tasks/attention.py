@@ -16,7 +16,6 @@ from tasks.harness.registry import Task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
     from torch import Tensor, nn
 
     from tasks.harness.device import Device
@@ -80,13 +79,20 @@ def build(params: AttentionParams) -> Workload:
             "attention_asked": params.attention,
         },
         before_phase=_flush(device) if params.cold_l2 else None,
-        square=(params.batch_size, params.context_length, params.context_length),
+        square=_square(params),
+        resident=(*inputs, *leaves),
     )
 
 
 def work(params: AttentionParams) -> float:
     """For guessing its duration: a pass over the square of scores costs as much as some columns of a product."""
     return float(params.batch_size * params.context_length**2 * (params.d_head + _COLUMNS_A_PASS))
+
+
+def _square(params: AttentionParams) -> tuple[int, int, int] | None:
+    """None where query, key and value are as wide as long: shapes then tell nothing."""
+    length = params.context_length
+    return None if length == params.d_head else (params.batch_size, length, length)
 
 
 def _by_phase(params: AttentionParams, forward: int) -> dict[str, int]:
@@ -102,7 +108,8 @@ def _prepare(params: AttentionParams, device: Device) -> tuple[tuple[Tensor, ...
 
     place, dtype, gradients = device.torch_device, stored_dtype(params), params.pass_ != "forward"
     attend = choose_attention(params, params.context_length, params.causal, params.d_head, place, gradients)
-    shape = (params.batch_size, params.context_length, params.d_head)
+    heads = (1,) if params.attention == "flex" else ()  # which is not lowered without, in a graph with more around it
+    shape = (params.batch_size, *heads, params.context_length, params.d_head)
     if not params.projections:
         inputs = tuple(torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients) for _ in range(3))
         return inputs, attend, list(inputs)
@@ -135,12 +142,10 @@ def _make_step(
     import torch
 
     from tasks.harness.compilation import begin_step
-    from tasks.harness.precision import autocast
+    from tasks.harness.precision import autocast, matmul_dtype
 
     precision = autocast(params)
-    with precision():
-        dtype = _result_dtype(inputs)
-    gradient = torch.randn(inputs[0].shape, device=inputs[0].device).to(dtype)
+    gradient = torch.randn(inputs[0].shape, device=inputs[0].device).to(matmul_dtype(params))
 
     def inference(phase: PhaseMarker) -> None:
         begin_step(params)
@@ -158,14 +163,6 @@ def _make_step(
                 result.backward(gradient)  # type: ignore[no-untyped-call]
 
     return inference if params.pass_ == "forward" else training
-
-
-def _result_dtype(inputs: tuple[Tensor, ...]) -> torch.dtype:
-    """Of a matrix product here, under whatever autocast is on."""
-    import torch
-
-    sample = inputs[0].detach()[:1, :1]
-    return torch.matmul(sample, sample.mT).dtype
 
 
 def _flush(device: Device) -> Callable[[], object]:

@@ -36,7 +36,7 @@ def build(params: MatmulParams) -> Workload:
 
     facts = {**precision_facts(params), "parameter_dtype": dtype_name(dtype)}
     flops = {"forward": int(work(params))}
-    return Workload(step, ("forward",), device, tokens=params.matrix_size, flops=flops, facts=facts)
+    return Workload(step, ("forward",), device, tokens=None, flops=flops, facts=facts)
 
 
 def work(params: MatmulParams) -> float:

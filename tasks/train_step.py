@@ -102,6 +102,7 @@ def build(params: TrainStepParams) -> Workload:
         flops=_flops(params),
         facts=_read_back(params, model),
         square=_square(params),
+        resident=(inputs, targets, *model.parameters(), *model.buffers()),
     )
 
 
@@ -161,16 +162,16 @@ def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
     from tasks.harness.precision import stored_dtype
 
     dtype = stored_dtype(params)
-    torch.set_default_dtype(dtype)  # built in it, not converted to it: that would hold both at once
     dims, place = params.dimensions, device.torch_device
-    with torch.device(place):
-        if dims is None:
-            model = _own_factory(params)(**params.model_args)
-        else:
+    torch.set_default_dtype(dtype)  # built in it, not converted to it: that would hold both at once
+    try:
+        with torch.device(place):
+            if dims is None:
+                return _own_factory(params)(**params.model_args).to(place, dtype)
             attend = choose_attention(params, params.context_length, True, dims.d_head, place, params.pass_ != "forward")
-            model = TransformerLM(dims, params.context_length, params.vocab_size, attend)
-    torch.set_default_dtype(torch.float32)
-    return model.to(place, dtype)
+            return TransformerLM(dims, params.context_length, params.vocab_size, attend).to(place, dtype)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def _own_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
@@ -221,8 +222,11 @@ def _flops(params: TrainStepParams) -> dict[str, int] | None:
 
 
 def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
+    """None also where a head, or with one head any width, is as long as the context: shapes then tell nothing."""
     dims, length = params.dimensions, params.context_length
-    return (params.batch_size * dims.num_heads, length, length) if dims else None
+    if dims is None or length in (dims.d_head, *((dims.d_model, dims.d_ff) if dims.num_heads == 1 else ())):
+        return None
+    return params.batch_size * dims.num_heads, length, length
 
 
 def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:

@@ -23,6 +23,12 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"ok": 4, "skipped": 2},
         {"attention", "attention-ladder", "attention-scaling", "failures"},
     ),
+    "attention compiled": (
+        [*STEPS, "batch_size=2", "d_head=8", "context_length=16", "compile=eager,model", "attention=naive"],
+        ["causal=true", "precision=fp32", "projections=false"],
+        {"ok": 2},
+        {"attention-compile", "compilation"},
+    ),
     "attention-long": (
         [*STEPS, "d_head=8", "context_length=16", "precision=bf16_pure"], [], {"ok": 2}, {"attention", "attention-ladder"},
     ),
@@ -39,10 +45,11 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"precision", "utilisation", "ceiling"},
     ),
     "numerics": (
-        [],
-        ["accumulator=fp32", "addend=bf16"],
-        {"ok": 2},
-        {"accumulation"},
+        ["accumulator=fp32", "addend=fp16", "upcast=false", "at_once=false", "autocast=bf16", "norm=rms_norm", "dtype=fp16",
+         "scale=1.0", "width=64", "eps=0.01"],
+        ["seed=0"],
+        {"ok": 4},
+        {"accumulation", "autocast-dtypes", "norms"},
     ),
 }  # fmt: skip
 
@@ -50,11 +57,11 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_version_runs(name: str, sweep: Sweep, tmp_path: Path) -> None:
-    if name == "compile" and not shutil.which("g++"):
+    if "compile" in name and not shutil.which("g++"):
         pytest.skip("torch.compile on the CPU needs a C++ compiler")
     sets, wheres, statuses, tables = SMALL[name]
     options = [word for one in sets for word in ("--set", one)] + [word for one in wheres for word in ("--where", one)]
-    done = sweep("run", ROOT / "configs" / f"{name}.yaml", *options, "--out", "out", "--scheduler", "serial")
+    done = sweep("run", ROOT / "configs" / f"{name.split()[0]}.yaml", *options, "--out", "out", "--scheduler", "serial")
     assert done.returncode == 0, done.stdout + done.stderr
     cells = pd.read_parquet(tmp_path / "out" / "cells.parquet")
     assert cells["status"].value_counts().to_dict() == statuses

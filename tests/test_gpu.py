@@ -11,6 +11,7 @@ import torch
 
 from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator.attempt import execute
+from tasks.attention import AttentionParams, build
 from tasks.harness.records import Attempt, Outcome, Status
 from tests.model.test_attention import BOUND, errors_in_eps
 
@@ -146,6 +147,15 @@ def test_a_cold_cache_costs_time_outside_of_what_is_timed(make_attempt: MakeAtte
         parts = sum(statistics.median(measured(outcome, "duration", "pipelined", p)) for p in ("forward", "backward"))
         assert times[cold]["step"] == pytest.approx(parts, rel=0.2)
     assert times[True]["forward"] > times[False]["forward"] * 0.9
+
+
+def test_what_empties_the_cache_is_larger_than_it() -> None:
+    flush = build(AttentionParams(cold_l2=True)).before_phase
+    assert flush is not None
+    written = flush()
+    assert isinstance(written, torch.Tensor)
+    assert written.is_cuda
+    assert written.nbytes >= 2 * torch.cuda.get_device_properties(written.device).L2_cache_size
 
 
 def test_cuda_graphs_record_before_anything_is_timed(make_attempt: MakeAttempt) -> None:

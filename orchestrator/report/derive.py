@@ -78,13 +78,15 @@ def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """What the step that compiled took, by phase: `compile_forward_ms`, …, `compile_step_ms`.
 
-    `compile_total_ms` adds the steps that record CUDA graphs, where there are such.
+    `compile_total_ms` adds the steps that record CUDA graphs, where there are such; `compile_steps` says how many in all.
     """
     compiling = _of(samples, "timing", "compile", "duration")
     first = compiling[compiling["step"] == 0]
     by_phase = first.assign(column="compile_" + first["phase"] + "_ms").pipe(_pivot)
     whole = compiling[compiling["phase"] == "step"]
-    return by_phase.join(whole.groupby("cell")["value"].sum().rename("compile_total_ms")) if len(by_phase) else by_phase
+    if by_phase.empty:
+        return by_phase
+    return by_phase.join(whole.groupby("cell")["value"].agg(compile_total_ms="sum", compile_steps="size"))
 
 
 def drain(samples: pd.DataFrame) -> pd.DataFrame:
@@ -223,6 +225,8 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
         synced, pipelined = (wide.get(f"step_{mode}_ms_{statistic}") for mode in ("synced", "pipelined"))
         if synced is not None:
             wide[f"step_ms_{statistic}"] = synced if pipelined is None else pipelined.fillna(synced)
+    if {"compile_total_ms", "step_ms_median"} <= set(wide):
+        wide["compile_cost_ms"] = wide["compile_total_ms"] - wide["compile_steps"] * wide["step_ms_median"]
     return wide
 
 

@@ -25,9 +25,17 @@ class Results:
 
 
 def load_results(run: Run) -> Results:
-    """Reads the parts, never a file that is itself derived: after a kill, the parts are what is true."""
-    attempts = run.read("attempts")
+    """Reads the parts, never a file that is itself derived: after a kill, the parts are what is true.
+
+    A row that was written before a parameter existed has that one's default, as its cell's identity has.
+    """
+    attempts, manifest = run.read("attempts"), run.read_manifest()
+    defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
+    attempts["params"] = [
+        json.dumps({**defaults.get(task, {}), **json.loads(params)})
+        for task, params in zip(attempts["task"], attempts["params"], strict=True)
+    ]
     names: dict[str, None] = {}
     for params in attempts["params"]:
         names |= dict.fromkeys(json.loads(params))
-    return Results(derive_cells(attempts, run.read("samples")), tuple(names), run.read_manifest())
+    return Results(derive_cells(attempts, run.read("samples")), tuple(names), manifest)

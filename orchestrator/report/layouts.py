@@ -47,9 +47,15 @@ class Layout(Protocol):
 def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
     cells = results.cells
-    varying = [axis for axis in results.axes if cells[axis].nunique(dropna=False) > 1]
+    varying = [axis for axis in results.axes if _varies_within_a_task(cells, axis)]
     shown = [axis for axis in ALWAYS_SHOWN if axis in results.axes and cells[axis].notna().any()]
     return [axis for axis in dict.fromkeys([*shown, *varying]) if axis not in without]
+
+
+def _varies_within_a_task(cells: pd.DataFrame, axis: str) -> bool:
+    """A task that does not have an axis does not make it vary."""
+    values = cells[axis].groupby(cells["task"]).nunique(dropna=False) if "task" in cells else cells[[axis]].nunique(dropna=False)
+    return bool((values > 1).any())
 
 
 def ordered_values(axis: str, values: Any) -> list[Any]:
@@ -160,22 +166,28 @@ class Across:
 
 @dataclass(frozen=True)
 class Ladder:
-    """One row a cell, those that differ in `axes` alone below each other, each compared with the first of them."""
+    """One row a cell, those that differ in `axes` alone below each other, each compared with the baseline among them.
+
+    baseline: the value of the first axis that the others are compared with; without it nothing is compared.
+    """
 
     axes: tuple[str, ...]
+    baseline: str
     columns: tuple[tuple[str, Value], ...]
     against: tuple[tuple[str, Comparison], ...] = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         others = key_axes(results, without=self.axes)
-        rungs = [axis for axis in self.axes if results.cells[axis].nunique(dropna=False) > 1]
+        present = [axis for axis in self.axes if axis in results.cells]
+        rungs = [axis for axis in present if results.cells[axis].nunique(dropna=False) > 1]
         rows: Rows = []
-        for _, group in _groups(sort_cells(results.cells, [*others, *self.axes]), others):
+        for _, group in _groups(sort_cells(results.cells, [*others, *present]), others):
             members = list(each(group))
             if len(members) < 2:
                 continue
+            baseline = next((row for row in members if row[self.axes[0]] == self.baseline), None)
             for row in members:
-                compared = [compare(row, members[0]) for _, compare in self.against]
+                compared = [compare(row, baseline) if baseline else NOTHING for _, compare in self.against]
                 rows.append([*axis_texts(row, [*others, *rungs]), *(show(row) for _, show in self.columns), *compared])
         titles = [title for title, _ in (*self.columns, *self.against)]
         return [*others, *rungs, *titles], rows

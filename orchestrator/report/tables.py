@@ -81,10 +81,11 @@ def _with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> Callable
 
     def choose(cells: pd.DataFrame) -> pd.DataFrame:
         own = _varies("train_step", axis)(cells)
-        modes_seen = own.loc[own[axis] != baseline, list(modes)].drop_duplicates() if len(own) else own
-        if modes_seen.empty:
+        known_modes = [mode for mode in modes if mode in own]
+        modes_seen = own.loc[own[axis] != baseline, known_modes].drop_duplicates() if len(own) else own
+        if modes_seen.empty or not known_modes:
             return own
-        baselines = own[own[axis] == baseline].drop(columns=list(modes)).merge(modes_seen, how="cross")
+        baselines = own[own[axis] == baseline].drop(columns=known_modes).merge(modes_seen, how="cross")
         return pd.concat([baselines, own[own[axis] != baseline]], ignore_index=True)
 
     return choose
@@ -108,7 +109,9 @@ def _needs(row: Row) -> str:
 
 def _per_pair(row: Row) -> str:
     column = "peak_allocated_bytes"
-    return f"{row[column] / row['context_length'] ** 2:.1f}" if known(row, column) else absent(row, column)
+    if not known(row, column):
+        return absent(row, column)
+    return f"{row[column] / row['batch_size'] / row['context_length'] ** 2:.1f}"
 
 
 def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
@@ -223,12 +226,12 @@ TABLES: tuple[Table, ...] = (
         "compile",
         "Eager against compiled",
         "Median of the whole step in milliseconds, peak memory in GiB, the speed-up over eager, the seconds that the first "
-        "step took with its compilation, and after how many steps that has paid.",
+        "step took with its compilation, and after how many steps that has paid, if the cache was cold.",
         Across(
             ("compile",),
             (("ms", ms("step_ms_median")), ("GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")), ("breaks even after", break_even)),
-            (("first step s", number("compile_step_ms", ".1f", 1e-3)),),
+            (("first step s", number("compile_step_ms", ".1f", 1e-3)), ("cache", plain("compile_cache_seen"))),
         ),
         _with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
     ),
@@ -256,9 +259,10 @@ TABLES: tuple[Table, ...] = (
     Table(
         "jit",
         "Eager against JIT, with memory",
-        "One row a way to run it: median step in milliseconds, peak memory in GiB.",
+        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager.",
         Ladder(
             ("compile", "compile_mode", "compile_cache"),
+            "eager",
             (("step ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
@@ -267,14 +271,14 @@ TABLES: tuple[Table, ...] = (
     Table(
         "attention",
         "Attention",
-        "Milliseconds, mean ± sample standard deviation, of the passes waited for; GiB held when the backward pass begins, "
-        "and at most.",
+        "Milliseconds, mean ± sample standard deviation: each pass waited for, both together as they run on. GiB that the "
+        "inputs and weights take, that are held when the backward pass begins, and at most.",
         Listing(
             (
                 ("forward", mean_sd("forward_ms")),
                 ("backward", mean_sd("backward_ms")),
                 ("both", mean_sd("step_ms")),
-                ("inputs GiB", gib("built_held_allocated_bytes")),
+                ("built GiB", gib("built_held_allocated_bytes")),
                 ("before backward GiB", gib("forward_held_allocated_bytes")),
                 ("after backward GiB", gib("backward_held_allocated_bytes")),
                 ("peak GiB", gib("peak_allocated_bytes")),
@@ -285,10 +289,11 @@ TABLES: tuple[Table, ...] = (
     Table(
         "attention-compile",
         "Attention, eager against compiled",
-        "Median milliseconds of the forward and of the backward pass.",
+        "Median milliseconds of the forward and of the backward pass, each waited for, and of both together, which run on; the "
+        "speed-up is of both.",
         Across(
             ("compile", "precision"),
-            (("forward", ms("forward_ms_median")), ("backward", ms("backward_ms_median"))),
+            (("forward", ms("forward_ms_median")), ("backward", ms("backward_ms_median")), ("both", ms("step_ms_median"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
         _varies("attention", "compile"),
@@ -296,13 +301,16 @@ TABLES: tuple[Table, ...] = (
     Table(
         "attention-ladder",
         "The ladder of attention",
-        "Each rung against the first. Squares are the tensors of length × length that wait for the backward pass, counted "
-        "in eager mode; GiB are what is held when it begins, and at most.",
+        "Forward and backward are waited for, both together run on as in training; the speed-up is of both, over naive. "
+        "Squares are the tensors of length × length that wait for the backward pass, counted in eager mode; GiB are what the "
+        "forward pass saved, what is held when the backward pass begins, and at most.",
         Ladder(
             ("attention",),
+            "naive",
             (
                 ("forward ms", ms("forward_ms_median")),
                 ("backward ms", ms("backward_ms_median")),
+                ("both ms", ms("step_ms_median")),
                 ("squares saved", number("saved_squares", ".0f")),
                 ("saved GiB", gib("saved_bytes")),
                 ("before backward GiB", gib("forward_held_allocated_bytes")),
@@ -316,9 +324,11 @@ TABLES: tuple[Table, ...] = (
     Table(
         "attention-axis",
         "The Transformer by its attention",
-        "Median of the whole step in milliseconds, peak memory in GiB, and the backend that its kernels belong to.",
+        "Median of the whole step in milliseconds, peak memory in GiB, the backend that its kernels belong to, "
+        "and the speed-up over naive.",
         Ladder(
             ("attention",),
+            "naive",
             (
                 ("step ms", ms("step_ms_median")),
                 ("squares saved", number("saved_squares", ".0f")),
@@ -392,8 +402,8 @@ TABLES: tuple[Table, ...] = (
     Table(
         "attention-scaling",
         "Attention: scaling with length",
-        "An exponent of 1 is linear in the length, 2 is quadratic; each is from the row above. Bytes per pair of positions "
-        "stay the same where memory is quadratic.",
+        "An exponent of 1 is linear in the length, 2 is quadratic; each is from the row above. Bytes per pair of positions, "
+        "of one sequence, stay the same where memory is quadratic.",
         Growth(
             "context_length",
             (
@@ -401,14 +411,15 @@ TABLES: tuple[Table, ...] = (
                 ("backward ms", "backward_ms_median", ms("backward_ms_median")),
                 ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
             ),
-            (("peak bytes / length²", _per_pair),),
+            (("peak bytes / pair", _per_pair),),
         ),
         _varies("attention", "context_length"),
     ),
     Table(
         "accumulation",
         "Adding up in narrow dtypes",
-        "The sum that was found, and how far it is off. `upcast`: cast by hand before it is added; `at once`: torch's sum.",
+        "The sum that was found, and how far it is off. `upcast`: cast by hand before it is added; `at_once`: torch's "
+        "sum, which accumulates in fp32 whatever the dtype of its result.",
         Listing((("sum", number("sum", ".9f")), ("error", number("error", "+.9f")))),
         _task("accumulation"),
     ),
@@ -418,14 +429,14 @@ TABLES: tuple[Table, ...] = (
         "The dtypes of a small model, on the device named: CPU and CUDA do not treat the norm alike.",
         Listing(
             (
-                ("device", plain("device")),
+                ("on", plain("device")),
                 *(
                     (title, plain(f"dtype_{part}"))
                     for part, title in (
                         ("parameters", "parameters"),
                         ("fc1", "first linear"),
                         ("relu", "ReLU"),
-                        ("norm", "norm"),
+                        ("norm", "norm's result"),
                         ("logits", "logits"),
                         ("loss", "loss"),
                         ("gradients", "gradients"),

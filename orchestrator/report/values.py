@@ -90,13 +90,13 @@ def speed_up(column: str) -> Callable[[Row, Row], str]:
 
 
 def break_even(row: Row, baseline: Row) -> str:
-    """After how many steps compiling has paid: what it cost, over what each step gains."""
-    needed = ("compile_total_ms", "step_ms_median")
-    if not (all(known(row, column) for column in needed) and known(baseline, "step_ms_median")):
+    """After how many steps compiling has paid: what it cost from a cold cache, over what each step gains."""
+    if not (known(row, "compile_cost_ms") and known(baseline, "step_ms_median")):
         return absent(row, "step_ms_median")
+    if not known(row, "compile_cache_seen") or row["compile_cache_seen"] != "cold":
+        return NOTHING
     gain = baseline["step_ms_median"] - row["step_ms_median"]
-    cost = row["compile_total_ms"] - row["step_ms_median"]
-    return f"{cost / gain:,.0f}" if gain > 0 else "never"
+    return f"{row['compile_cost_ms'] / gain:,.0f}" if gain > 0 else "never"
 
 
 def ratio(numerator: str, denominator: str) -> Value:

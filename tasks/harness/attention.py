@@ -15,7 +15,7 @@ from tasks.harness.precision import autocast, stored_dtype
 
 _PLAIN = ("naive", "torch_softmax", "weights_only", "recompute")
 _PROBE_LENGTH = 128
-_IMPOSSIBLE = ("No available kernel", "No viable backend")
+_IMPOSSIBLE = ("No available kernel", "No viable backend", "cuDNN Frontend error", "No execution plans", "No valid engine")
 
 
 def choose_attention(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -44,21 +44,26 @@ class TimedParams(Params):
     measured_steps: PositiveInt = 10
 
 
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+CompileCache = Literal["shared", "cold"]
+_OF_COMPILED = {"compile_mode": get_args(CompileMode), "compile_cache": get_args(CompileCache)}
+
+
 class CompiledParams(TimedParams):
     """Of tasks that torch.compile can be applied to. A task narrows `compile` to what it knows."""
 
     compile: str = "eager"
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune"] = Field("default", description="of torch.compile")
-    compile_cache: Literal["shared", "cold"] = Field(
+    compile_mode: CompileMode = Field("default", description="of torch.compile")
+    compile_cache: CompileCache = Field(
         "shared", description="cold: the cell compiles into a folder of its own, as if for the first time"
     )
 
     @model_validator(mode="before")
     @classmethod
     def _eager_is_not_compiled_in_any_mode(cls, values: Any) -> Any:
-        """So that a grid of modes gives one eager cell and not one a mode."""
-        if isinstance(values, dict) and values.get("compile", "eager") == "eager":
-            return {name: value for name, value in values.items() if name not in ("compile_mode", "compile_cache")}
+        """So that a grid of modes gives one eager cell and not one a mode. A word that is no mode stays, to be refused."""
+        if isinstance(values, dict) and values.get("compile", "eager") == "eager" and values.get("attention") != "flex":
+            return {name: value for name, value in values.items() if value not in _OF_COMPILED.get(name, ())}
         return values
 
 

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from tasks.harness.device import Device
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
@@ -29,18 +31,20 @@ class Workload:
     tokens: how many a step processes; flops: what each phase must compute, by its closed form, or None where there
     is none; facts: what was read back after building (precision flags, dtypes, parameter count). before_phase: done
     before each phase and never timed: the time of a whole step is then the sum of its phases. square: the shape
-    (sequences, length, length) of a tensor of all pairs of positions, to tell those among what is saved.
+    (sequences, length, length) of a tensor of all pairs of positions, to tell those among what is saved; None where
+    other tensors have that shape too. resident: what is there before a step and stays, such as parameters and inputs.
     """
 
     step: Callable[[PhaseMarker], None]
     phases: tuple[str, ...]
     device: Device
-    tokens: int
+    tokens: int | None
     compiled: bool = False
     flops: Mapping[str, int] | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
     before_phase: Callable[[], object] | None = None
     square: tuple[int, int, int] | None = None
+    resident: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)

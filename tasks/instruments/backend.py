@@ -7,7 +7,7 @@ profiled for it, after everything else, since a process is slower once it has pr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -16,9 +16,9 @@ from tasks.harness.stage import Session, Stage
 
 _BACKENDS = {  # in this order: the names of cuDNN's and Flex's kernels hold "flash" and "attention" as well
     "cudnn": r"cudnn.*(sdpa|flash|mha|fort)",
-    "flex": r"flex_attention|triton_tem_fused",
+    "flex": r"flex_attention",
     "efficient": r"fmha_|efficient_attention",
-    "flash": r"flash_fwd|flash_bwd|flash_attention_for_cpu|_flash_attention|FlashAttn",
+    "flash": r"flash_fwd|flash_bwd|flash_attention_for_cpu|_flash_attention|FlashAtt",
 }
 _SHOWN = 4
 
@@ -32,20 +32,21 @@ def see_backend(session: Session) -> list[Sample]:
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
         session.step()
         session.workload.device.synchronize()
-    seen, names = classify(event.name for event in profiled.events())
-    session.facts |= {"attention_seen": seen, "attention_kernels": "; ".join(names[:_SHOWN]) or None}
-    return []
+    names = [event.name for event in profiled.events()]
+    seen, telling = classify(names)
+    session.facts |= {"attention_seen": seen, "attention_kernels": "; ".join((telling or list(dict.fromkeys(names)))[:_SHOWN])}
+    return [Sample("backend", "events", "events", len(names))]
 
 
-def classify(names: Iterable[str]) -> tuple[str, list[str]]:
-    """The backends that the names belong to, `unfused` if to none, and those names."""
+def classify(names: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The backends that the names belong to, `none known` if to none, null if nothing was seen; and the names that tell."""
     backends: dict[str, None] = {}
     telling: dict[str, None] = {}
     for name in names:
         backend = next((backend for backend, sign in _BACKENDS.items() if re.search(sign, name)), None)
         if backend is not None:
             backends[backend] = telling[name] = None
-    return "+".join(backends) or "unfused", list(telling)
+    return "+".join(backends) or ("none known" if names else None), list(telling)
 
 
 STAGES = (Stage("attention backend", 90, see_backend),)

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
+from tasks.harness.compilation import uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
@@ -60,31 +62,45 @@ def steady_state(session: Session) -> list[Sample]:
     for _ in range(_STEADY_STEPS):
         steady = PeakWatcher(session.workload.device, "steady")
         session.step(steady)
-    return [*take_first_step(session), *steady.samples]
+    samples = steady.samples
+    if uses_cuda_graphs(session.params):
+        samples = [_unknown_to_the_allocator(sample) for sample in samples]
+    return [*take_first_step(session), *samples]
+
+
+def _unknown_to_the_allocator(sample: Sample) -> Sample:
+    """A graph that is replayed asks the allocator for nothing: of its memory only what is reserved is known."""
+    if "reserved" in sample.metric:
+        return sample
+    return replace(sample, value=None, note="a CUDA graph has its memory in a pool of its own: see what is reserved")
 
 
 def saved_for_backward(session: Session) -> list[Sample]:
-    """What the forward pass of an eager step keeps for the backward pass, each storage once.
+    """What the forward pass of an eager step keeps for the backward pass beyond what is there anyway, each storage once.
 
     `saved_squares` are the tensors among it of all pairs of positions. Compiled code is left out: to look into it
     would compile it again.
     """
     workload = session.workload
-    if workload.compiled or "backward" not in workload.phases:
+    if workload.compiled or workload.facts.get("grad_mode") == "no_grad":
         return []
+    resident = {tensor.untyped_storage().data_ptr() for tensor in workload.resident}
     saved: dict[int, tuple[int, bool]] = {}  # by address: bytes, and whether it is a square
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        if not isinstance(tensor, torch.nn.Parameter):
-            storage = tensor.untyped_storage()
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in resident:
             saved.setdefault(storage.data_ptr(), (storage.nbytes(), _is_square(tensor, workload.square)))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         session.step()
+    total = Sample("memory", "saved_bytes", "bytes", sum(nbytes for nbytes, _ in saved.values()), "steady")
+    if workload.square is None:
+        return [total]
     squares = [nbytes for nbytes, square in saved.values() if square]
     return [
-        Sample("memory", "saved_bytes", "bytes", sum(nbytes for nbytes, _ in saved.values()), "steady"),
+        total,
         Sample("memory", "saved_square_bytes", "bytes", sum(squares), "steady"),
         Sample("memory", "saved_squares", "tensors", len(squares), "steady"),
     ]
@@ -92,7 +108,9 @@ def saved_for_backward(session: Session) -> list[Sample]:
 
 def _is_square(tensor: torch.Tensor, square: tuple[int, int, int] | None) -> bool:
     """Heads and batch may have been folded into one dimension, or one of them be missing."""
-    return square is not None and tuple(tensor.shape[-2:]) == square[1:] and tensor.numel() == math.prod(square)
+    if square is None or not tensor.is_floating_point():  # a mask has one byte where these have numbers
+        return False
+    return tuple(tensor.shape[-2:]) == square[1:] and tensor.numel() == math.prod(square)
 
 
 STAGES = (

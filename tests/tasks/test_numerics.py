@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from orchestrator.attempt import execute
 from tasks import accumulation, autocast_dtypes, norm_sensitivity
@@ -36,6 +37,13 @@ def test_accumulation_gives_the_published_values(params: dict[str, Any], printed
     found = values(finding)
     assert f"{found['sum']:.9f}" == printed
     assert found["error"] == pytest.approx((found["sum"] or 0.0) - 10.0)
+
+
+def test_torchs_own_sum_accumulates_wide() -> None:
+    params = {"device": "cpu", "accumulator": "bf16", "addend": "bf16", "at_once": True}
+    assert values(accumulation.build(accumulation.AccumulationParams.model_validate(params)))["sum"] == 10.0
+    with pytest.raises(ValidationError, match="cannot go with at_once"):
+        accumulation.AccumulationParams.model_validate({**params, "upcast": True})
 
 
 @pytest.mark.parametrize(("autocast", "low"), [("fp16", "float16"), ("bf16", "bfloat16")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +14,15 @@ import pandas as pd
 import pytest
 
 from orchestrator.errors import ConfigError
+from orchestrator.report import gpus
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.render import lay_out, to_markdown
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
+from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
-from tasks.harness.registry import make_cell
+from tasks.harness.registry import all_tasks, make_cell
 
 GIB = 1024**3
 
@@ -203,8 +207,48 @@ def test_compilation_breaks_even_after_its_cost_over_its_gain(results_of: Callab
         "200",
         "never",
     ]
-    assert rows.loc["reduce-overhead", "blocks breaks even after"] == "200"  # (8050 + 2 × 1000 - 50) / 50
+    assert rows.loc["reduce-overhead", "blocks breaks even after"] == "198"  # (8050 + 2 × 1000 - 3 × 50) / 50
     assert list(table(results, "compilation")["until ready s"]) == ["8.1", "10.1", "9.0"]
+
+
+def test_a_warm_cache_says_nothing_of_when_compiling_pays(results_of: Callable[..., Results]) -> None:
+    facts = {"compile_graphs": 1, "compile_cache_seen": "warm"}
+    results = results_of(
+        outcome_of("train_step", {}, steps(100.0), size="tiny"),
+        outcome_of("train_step", facts, [*steps(60.0), *steps(800.0, "compile")], size="tiny", compile="blocks"),
+    )
+    rows = table(results, "compile")
+    assert list(rows["blocks cache"]) == ["warm"]
+    assert "blocks breaks even after" not in rows
+
+
+def test_rows_from_before_an_axis_have_its_default(results_of: Callable[..., Results], tmp_path: Path) -> None:
+    """They stand beside new ones, and where no run says what the default is they can still be shown."""
+    old, new = outcome([20.0], precision="fp32"), outcome([10.0], precision="bf16")
+    results_of(old, outcome([15.0], compile="blocks"), new)
+    run = Run(tmp_path / "run")
+    parts = [pd.read_parquet(part) for part in (run.folder / "attempts").glob("*.parquet")]
+    before = {"attention", "compile_mode", "compile_cache"}
+
+    def without(params: str) -> str:
+        return json.dumps({name: value for name, value in json.loads(params).items() if name not in before})
+
+    class OldRun(Run):
+        def read(self, table: str, columns: list[str] | None = None) -> pd.DataFrame:
+            frame = super().read(table, columns)
+            if table == "attempts":
+                fp32 = frame["params"].map(lambda params: json.loads(params)["precision"] == "fp32")
+                frame.loc[fp32, "params"] = frame.loc[fp32, "params"].map(without)
+            return frame
+
+    assert len(parts) == 3
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "test", "defaults": {"train_step": default_values(all_tasks()["train_step"].params)}})
+    rows = table(load_results(OldRun(run.folder)), "precision")
+    assert list(rows["bf16 speed-up"]) == ["2.00×"]
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "test"})
+    assert lay_out(load_results(OldRun(run.folder)))
 
 
 def test_the_wide_table_of_attention(results_of: Callable[..., Results]) -> None:
@@ -232,6 +276,9 @@ def test_the_ladder_holds_each_rung_against_the_first(results_of: Callable[..., 
 
     results = results_of(rung("flash", 2.0, 0, "flash"), rung("naive", 20.0, 2, None), rung("torch_softmax", 10.0, 1, "unfused"))
     rows = table(results, "attention-ladder")
+    without_naive = results_of(rung("flash", 2.0, 0, "flash", d_head=128), rung("math", 20.0, 1, "none known", d_head=128))
+    alone = table(without_naive, "attention-ladder").set_index("d_head")
+    assert list(alone.loc["128", "speed-up"]) == ["–", "–"]
     assert list(rows["attention"]) == ["naive", "torch_softmax", "flash"]
     assert list(rows["speed-up"]) == ["1.00×", "2.00×", "10.00×"]
     assert list(rows["squares saved"]) == ["2", "1", "0"]
@@ -253,6 +300,11 @@ def test_peaks_are_known_or_not_there() -> None:
     assert peak_tflops("NVIDIA H100 NVL", "fp32") is None
     assert peak_tflops("NVIDIA H200 NVL", "bf16") is None
     assert peak_tflops(None, "bf16") is None
+
+
+def test_every_peak_has_its_source() -> None:
+    data = tomllib.loads((Path(gpus.__file__).parent / "gpus.toml").read_text())
+    assert all(peak["source"] for peak in data["peak"])
 
 
 def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:
