@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import pandas as pd
-
 from orchestrator.report.frames import Results
-from orchestrator.report.gpus import smallest_fitting
 from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Ladder, Layout, Listing, Matrix, Rows
+from orchestrator.report.selections import Selection, both, having, of_task, varying, with_baseline
 from orchestrator.report.values import (
-    GIB,
     NOTHING,
-    Row,
     Value,
-    absent,
     break_even,
     gib,
-    known,
     mean_sd,
     median_interval,
     ms,
+    needs,
     number,
+    per_pair,
     plain,
     ratio,
     relative_sd,
     speed_up,
+    where_it_ended,
+    why_it_ended,
 )
 
 
@@ -41,7 +38,7 @@ class Table:
     title: str
     read: str
     layout: Layout
-    cells: Callable[[pd.DataFrame], pd.DataFrame] = lambda cells: cells
+    cells: Selection = lambda cells: cells
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         chosen = self.cells(results.cells)
@@ -56,76 +53,9 @@ def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
-def _task(name: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    return lambda cells: cells[cells["task"] == name] if "task" in cells else cells
-
-
-def _varies(name: str, axis: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The cells of a task, if at least two values of an axis are among them."""
-
-    def choose(cells: pd.DataFrame) -> pd.DataFrame:
-        own = _task(name)(cells)
-        return own if axis in own and own[axis].nunique() > 1 else own.iloc[:0]
-
-    return choose
-
-
-def _both(
-    first: Callable[[pd.DataFrame], pd.DataFrame], second: Callable[[pd.DataFrame], pd.DataFrame]
-) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    return lambda cells: second(first(cells))
-
-
-def _with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    """The training cells of which `axis` varies; the baseline, which knows no `modes`, stands beside each of them."""
-
-    def choose(cells: pd.DataFrame) -> pd.DataFrame:
-        own = _varies("train_step", axis)(cells)
-        known_modes = [mode for mode in modes if mode in own]
-        modes_seen = own.loc[own[axis] != baseline, known_modes].drop_duplicates() if len(own) else own
-        if modes_seen.empty or not known_modes:
-            return own
-        baselines = own[own[axis] == baseline].drop(columns=known_modes).merge(modes_seen, how="cross")
-        return pd.concat([baselines, own[own[axis] != baseline]], ignore_index=True)
-
-    return choose
-
-
-def _having(column: str) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    return lambda cells: cells[cells[column].notna()] if column in cells else cells.iloc[:0]
-
-
-def _needs(row: Row) -> str:
-    """What a cell needs: its peak and the smallest GPU that has it, or that it ran out of memory."""
-    if row["status"] == "oom":
-        asked = f" (asked {row['asked_bytes'] / GIB:.2f} GiB more)" if known(row, "asked_bytes") else ""
-        return f"OOM{asked}"
-    if known(row, "peak_reserved_bytes"):
-        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest_fitting(row['peak_reserved_bytes'])}"
-    if known(row, "peak_rss_bytes"):
-        return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
-    return absent(row)
-
-
-def _per_pair(row: Row) -> str:
-    column = "peak_allocated_bytes"
-    if not known(row, column):
-        return absent(row, column)
-    return f"{row[column] / row['batch_size'] / row['context_length'] ** 2:.1f}"
-
-
 def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
     phases = tuple((phase, gib(f"{phase}_peak_{kind}_bytes")) for phase in ("forward", "backward", "optimizer"))
     return (("first step", gib(f"first_peak_{kind}_bytes")), *phases)
-
-
-def _where(row: Row) -> str:
-    return " / ".join(str(row[name]) for name in ("stage", "phase") if known(row, name) and row[name]) or "–"
-
-
-def _why(row: Row) -> str:
-    said = next((str(row[name]) for name in ("reason", "message") if known(row, name)), "")
-    return said.splitlines()[0][:160] if said else "–"
 
 
 TABLES: tuple[Table, ...] = (
@@ -144,7 +74,7 @@ TABLES: tuple[Table, ...] = (
                 ("tokens/s", number("tokens_per_s", ",.0f")),
             )
         ),
-        _task("train_step"),
+        of_task("train_step"),
     ),
     Table(
         "phases",
@@ -166,7 +96,7 @@ TABLES: tuple[Table, ...] = (
                 ("std/mean", lambda phase: relative_sd(f"{phase}_ms")),
             ),
         ),
-        _task("train_step"),
+        of_task("train_step"),
     ),
     Table(
         "warmup",
@@ -176,7 +106,7 @@ TABLES: tuple[Table, ...] = (
             ("warmup_steps",),
             (("warm-up: mean ± sd", mean_sd("step_synced_ms")), ("std/mean", relative_sd("step_synced_ms"))),
         ),
-        _varies("train_step", "warmup_steps"),
+        varying("train_step", "warmup_steps"),
     ),
     Table(
         "precision",
@@ -187,7 +117,7 @@ TABLES: tuple[Table, ...] = (
             (("ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
-        _varies("train_step", "precision"),
+        varying("train_step", "precision"),
     ),
     Table(
         "utilisation",
@@ -206,7 +136,7 @@ TABLES: tuple[Table, ...] = (
                 ("stored", plain("parameter_dtype")),
             )
         ),
-        _both(_task("train_step"), _having("achieved_tflops")),
+        both(of_task("train_step"), having("achieved_tflops")),
     ),
     Table(
         "ceiling",
@@ -220,7 +150,7 @@ TABLES: tuple[Table, ...] = (
                 ("of peak", number("mfu", ".1%")),
             )
         ),
-        _task("matmul"),
+        of_task("matmul"),
     ),
     Table(
         "compile",
@@ -233,7 +163,7 @@ TABLES: tuple[Table, ...] = (
             (("speed-up", speed_up("step_ms_median")), ("breaks even after", break_even)),
             (("first step s", number("compile_step_ms", ".1f", 1e-3)), ("cache", plain("compile_cache_seen"))),
         ),
-        _with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
+        with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
     ),
     Table(
         "compilation",
@@ -254,7 +184,7 @@ TABLES: tuple[Table, ...] = (
                 ("step ms", ms("step_ms_median")),
             )
         ),
-        _having("compile_graphs"),
+        having("compile_graphs"),
     ),
     Table(
         "jit",
@@ -266,7 +196,7 @@ TABLES: tuple[Table, ...] = (
             (("step ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
-        _varies("train_step", "compile"),
+        varying("train_step", "compile"),
     ),
     Table(
         "attention",
@@ -284,7 +214,7 @@ TABLES: tuple[Table, ...] = (
                 ("peak GiB", gib("peak_allocated_bytes")),
             )
         ),
-        _task("attention"),
+        of_task("attention"),
     ),
     Table(
         "attention-compile",
@@ -296,7 +226,7 @@ TABLES: tuple[Table, ...] = (
             (("forward", ms("forward_ms_median")), ("backward", ms("backward_ms_median")), ("both", ms("step_ms_median"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
-        _varies("attention", "compile"),
+        varying("attention", "compile"),
     ),
     Table(
         "attention-ladder",
@@ -319,7 +249,7 @@ TABLES: tuple[Table, ...] = (
             ),
             (("speed-up", speed_up("step_ms_median")),),
         ),
-        _varies("attention", "attention"),
+        varying("attention", "attention"),
     ),
     Table(
         "attention-axis",
@@ -337,7 +267,7 @@ TABLES: tuple[Table, ...] = (
             ),
             (("speed-up", speed_up("step_ms_median")),),
         ),
-        _varies("train_step", "attention"),
+        varying("train_step", "attention"),
     ),
     Table(
         "modes",
@@ -352,7 +282,7 @@ TABLES: tuple[Table, ...] = (
                 ("drain ms", ms("drain_ms")),
             )
         ),
-        _having("step_pipelined_ms_median"),
+        having("step_pipelined_ms_median"),
     ),
     Table(
         "memory",
@@ -377,14 +307,14 @@ TABLES: tuple[Table, ...] = (
                 ("peak resident", gib("peak_rss_bytes")),
             )
         ),
-        _having("peak_rss_bytes"),
+        having("peak_rss_bytes"),
     ),
     Table(
         "oom-map",
         "Where it runs out of memory",
         "Peak memory reserved and the smallest GPU that has it, its CUDA context included; or OOM, with the allocation refused.",
-        Matrix(_needs),
-        _task("train_step"),
+        Matrix(needs),
+        of_task("train_step"),
     ),
     Table(
         "scaling",
@@ -397,7 +327,7 @@ TABLES: tuple[Table, ...] = (
                 ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
             ),
         ),
-        _varies("train_step", "context_length"),
+        varying("train_step", "context_length"),
     ),
     Table(
         "attention-scaling",
@@ -411,9 +341,9 @@ TABLES: tuple[Table, ...] = (
                 ("backward ms", "backward_ms_median", ms("backward_ms_median")),
                 ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
             ),
-            (("peak bytes / pair", _per_pair),),
+            (("peak bytes / pair", per_pair),),
         ),
-        _varies("attention", "context_length"),
+        varying("attention", "context_length"),
     ),
     Table(
         "accumulation",
@@ -421,7 +351,7 @@ TABLES: tuple[Table, ...] = (
         "The sum that was found, and how far it is off. `upcast`: cast by hand before it is added; `at_once`: torch's "
         "sum, which accumulates in fp32 whatever the dtype of its result.",
         Listing((("sum", number("sum", ".9f")), ("error", number("error", "+.9f")))),
-        _task("accumulation"),
+        of_task("accumulation"),
     ),
     Table(
         "autocast-dtypes",
@@ -444,7 +374,7 @@ TABLES: tuple[Table, ...] = (
                 ),
             )
         ),
-        _task("autocast_dtypes"),
+        of_task("autocast_dtypes"),
     ),
     Table(
         "norms",
@@ -461,13 +391,13 @@ TABLES: tuple[Table, ...] = (
                 )
             )
         ),
-        _task("norm_sensitivity"),
+        of_task("norm_sensitivity"),
     ),
     Table(
         "failures",
         "What did not end well",
         "`sweep show` prints all the evidence of a cell.",
-        Listing((("cell", plain("cell")), ("status", plain("status")), ("where", _where), ("why", _why))),
+        Listing((("cell", plain("cell")), ("status", plain("status")), ("where", where_it_ended), ("why", why_it_ended))),
         lambda cells: cells[cells["status"] != "ok"],
     ),
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.report.gpus import smallest_fitting
+
 Row = Any  # a row of `cells`, as pandas gives it: a Series, or a namedtuple's dict
 Value = Callable[[Row], str]
 
@@ -106,3 +108,31 @@ def ratio(numerator: str, denominator: str) -> Value:
         return f"{row[numerator] / row[denominator]:.2f}"
 
     return value
+
+
+def per_pair(row: Row) -> str:
+    column = "peak_allocated_bytes"
+    if not known(row, column):
+        return absent(row, column)
+    return f"{row[column] / row['batch_size'] / row['context_length'] ** 2:.1f}"
+
+
+def needs(row: Row) -> str:
+    """What a cell needs: its peak and the smallest GPU that has it, or that it ran out of memory."""
+    if row["status"] == "oom":
+        asked = f" (asked {row['asked_bytes'] / GIB:.2f} GiB more)" if known(row, "asked_bytes") else ""
+        return f"OOM{asked}"
+    if known(row, "peak_reserved_bytes"):
+        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest_fitting(row['peak_reserved_bytes'])}"
+    if known(row, "peak_rss_bytes"):
+        return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
+    return absent(row)
+
+
+def where_it_ended(row: Row) -> str:
+    return " / ".join(str(row[name]) for name in ("stage", "phase") if known(row, name) and row[name]) or "–"
+
+
+def why_it_ended(row: Row) -> str:
+    said = next((str(row[name]) for name in ("reason", "message") if known(row, name)), "")
+    return said.splitlines()[0][:160] if said else "–"
