@@ -15,6 +15,7 @@ from orchestrator.report.values import NOTHING, Row, Value, known
 Header = list[str]
 Rows = list[list[str]]
 
+PHASE = "phase"  # the title of the column
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
 ORDERED: dict[str, list[Any]] = {
     "size": ["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"],
@@ -108,7 +109,7 @@ class ByPhase:
             phases = [phase for phase in self.phases if known(row, f"{phase[0]}_ms_median")]
             for phase, name in phases or [(NOTHING, NOTHING)]:
                 rows.append([*axis_texts(row, axes), name, *(value(phase)(row) for _, value in self.columns)])
-        return [*axes, "phase", *(title for title, _ in self.columns)], rows
+        return [*axes, PHASE, *(title for title, _ in self.columns)], rows
 
 
 Comparison = Callable[[Row, Row], str]  # a row held against its baseline

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.report.frames import Results
-from orchestrator.report.layouts import Across, ByPhase, Growth, Header, Ladder, Layout, Listing, Matrix, Rows
+from orchestrator.report.layouts import PHASE, Across, ByPhase, Growth, Header, Ladder, Layout, Listing, Matrix, Rows
 from orchestrator.report.selections import Selection, both, having, of_task, varying, with_baseline
 from orchestrator.report.values import (
     NOTHING,
@@ -44,7 +44,9 @@ class Table:
         chosen = self.cells(results.cells)
         if chosen.empty:
             return [], []
-        return _without_empty(*self.layout.lay_out(Results(chosen, results.axes, results.manifest)))
+        header, rows = _without_empty(*self.layout.lay_out(Results(chosen, results.axes, results.manifest)))
+        says_something = set(header) - {*results.axes, PHASE}
+        return (header, rows) if says_something else ([], [])
 
 
 def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:

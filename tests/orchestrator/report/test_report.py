@@ -334,6 +334,14 @@ def test_runs_without_a_success_have_a_report(results_of: Callable[..., Results]
     assert ("failures" in {page.table.name for page in lay_out(results)}) == bool(statuses)
 
 
+def test_a_table_of_axes_alone_is_left_out(results_of: Callable[..., Results]) -> None:
+    """As where only memory was measured."""
+    memory = [Sample("memory", "peak_rss_bytes", "bytes", GIB, "steady", "forward")]
+    names = {page.table.name for page in lay_out(results_of(outcome_of("attention", {}, memory, d_head=8)))}
+    assert "memory-cpu" in names
+    assert "attention" not in names
+
+
 def test_unknown_table(results_of: Callable[..., Results]) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'timings'"):
         lay_out(results_of(), ["timing"])
