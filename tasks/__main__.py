@@ -107,9 +107,9 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
 
 
 def _describe(attempt: Attempt, error: BaseException) -> Ending:
-    from tasks.harness.device import Skip, asked_bytes, device_refused, host_refused
+    from tasks.harness.device import Skip, asked_bytes, backend_refused, device_refused, host_refused
 
-    if isinstance(error, Skip):
+    if isinstance(error, Skip) or backend_refused(error):
         return Ending(Status.SKIPPED, {"reason": str(error)})
     evidence: dict[str, Any] = {
         "exception": type(error).__qualname__,

@@ -9,13 +9,12 @@ from collections.abc import Iterable
 import torch
 
 from model.attention import IMPLEMENTATIONS, Attention, make_attention
-from tasks.harness.device import Skip
+from tasks.harness.device import Skip, backend_refused
 from tasks.harness.params import AttendingParams
 from tasks.harness.precision import autocast, stored_dtype
 
 _PLAIN = ("naive", "torch_softmax", "weights_only", "recompute")
 _PROBE_LENGTH = 128
-_IMPOSSIBLE = ("No available kernel", "No viable backend", "cuDNN Frontend error", "No execution plans", "No valid engine")
 
 
 def choose_attention(
@@ -42,7 +41,7 @@ def _probe(params: AttendingParams, causal: bool, d_head: int, device: torch.dev
             if gradients:
                 result.sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            if not any(sign in str(error) for sign in _IMPOSSIBLE):
+            if not backend_refused(error):
                 raise
             raise Skip(f"attention: {params.attention} cannot do this here: {_reasons(said) or error}") from error
 

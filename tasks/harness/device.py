@@ -175,6 +175,14 @@ _DEVICE_REFUSED = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_
 _HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # torch's CPU allocator, C++, the kernel
 
 
+_BACKEND_REFUSED = r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
+
+
+def backend_refused(error: BaseException) -> bool:
+    """Whether torch or cuDNN has no kernel for what was asked, on this hardware, in this shape and dtype."""
+    return isinstance(error, RuntimeError) and re.search(_BACKEND_REFUSED, str(error)) is not None
+
+
 def device_refused(error: BaseException) -> bool:
     """Whether torch or a CUDA library was refused memory of the device."""
     if isinstance(error, torch.OutOfMemoryError):

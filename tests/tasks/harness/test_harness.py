@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tasks.harness.device import asked_bytes, device_refused, host_refused
+from tasks.harness.device import asked_bytes, backend_refused, device_refused, host_refused
 from tasks.harness.environment import fingerprint, probe
 from tasks.harness.journal import Journal
 from tasks.harness.progress import Progress, read_phase
@@ -15,6 +15,19 @@ from tasks.harness.records import Attempt, Ending, Sample, Settings, Status, rea
 from tasks.harness.registry import all_tasks, make_cell
 
 MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [
+        (RuntimeError("No available kernel. Aborting execution."), True),
+        (RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."), True),
+        (RuntimeError("CUDA out of memory"), False),
+        (ValueError("No available kernel"), False),
+    ],
+)
+def test_a_backend_that_has_no_kernel(error: BaseException, refused: bool) -> None:
+    assert backend_refused(error) is refused
 
 
 @pytest.mark.parametrize(
