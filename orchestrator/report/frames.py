@@ -31,11 +31,10 @@ def load_results(run: Run) -> Results:
     """
     attempts, manifest = run.read("attempts"), run.read_manifest()
     defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
-    attempts["params"] = [
-        json.dumps({**defaults.get(task, {}), **json.loads(params)})
+    rows = [
+        {**defaults.get(task, {}), **json.loads(params)}
         for task, params in zip(attempts["task"], attempts["params"], strict=True)
     ]
-    names: dict[str, None] = {}
-    for params in attempts["params"]:
-        names |= dict.fromkeys(json.loads(params))
+    attempts["params"] = [json.dumps(params) for params in rows]
+    names = dict.fromkeys(name for params in rows for name in params)
     return Results(derive_cells(attempts, run.read("samples")), tuple(names), manifest)

@@ -122,12 +122,12 @@ def _synced_step(session: Session, mode: str, step: int) -> list[Sample]:
     something before each phase.
     """
     device = session.workload.device
-    watched = bool(session.on_first_step) or session.workload.before_phase is not None
+    interrupted = bool(session.on_first_step) or session.workload.before_phase is not None
     timer, whole = SyncedTimer(device), SyncedTimer(device)
     whole.enter(_STEP)
     session.step(timer)
     whole.leave(_STEP)
-    total = sum(ms for _, ms in timer.phases) if watched else whole.phases[0][1]
+    total = sum(ms for _, ms in timer.phases) if interrupted else whole.phases[0][1]
     return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]]
 
 
