@@ -73,7 +73,7 @@ def plan(config: Path, everything: bool, **chosen: Any) -> None:
     expected = Estimator(request.expansion.cells, planned.history).total_seconds(planned.to_run)
     if request.expansion.duplicates:
         click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
-    for line in describe_plan(planned, request.expansion.labels, expected, everything):
+    for line in describe_plan(planned, request.expansion.label, expected, everything):
         click.echo(line)
 
 
@@ -100,7 +100,7 @@ def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **cho
     console = Console()
     means = Means(
         open_scheduler=lambda: RayScheduler(address, cpu_cells) if scheduler == "ray" else SerialScheduler(),
-        open_display=lambda total, left: make_display(total, request.expansion.labels, console, left),
+        open_display=lambda total, left: make_display(total, request.expansion.label, console, left),
         time_limit_s=limit,
         mixed=chosen["mixed"],
     )

@@ -36,14 +36,16 @@ class Expansion:
     cells: tuple[Cell, ...]
     duplicates: int = 0
 
+    def label(self, cell: Cell) -> str:
+        """The task and what tells the cell from the others of its task."""
+        return cell.describe(self._varying[cell.task])
+
     @cached_property
-    def labels(self) -> Mapping[str, str]:
-        """By cell id: the task and what tells the cell from the others of its task."""
+    def _varying(self) -> Mapping[str, list[str]]:
         by_task: dict[str, list[Cell]] = {}
         for cell in self.cells:
             by_task.setdefault(cell.task, []).append(cell)
-        axes = {task: varying_axes(cells) for task, cells in by_task.items()}
-        return {cell.id: cell.describe(axes[cell.task]) for cell in self.cells}
+        return {task: varying_axes(cells) for task, cells in by_task.items()}
 
 
 def parse_selection(sets: Iterable[str], wheres: Iterable[str]) -> Selection:

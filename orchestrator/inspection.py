@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from typing import Any
 
 from orchestrator.attempt import by_hand
@@ -13,12 +14,13 @@ from orchestrator.plan import Choice, Plan
 from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
 from orchestrator.run import Request, last_command, plan_request
 from orchestrator.store import Run
+from tasks.harness.cell import Cell
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Attempt
 
 _SHOWN = 20
 
 
-def describe_plan(plan: Plan, labels: Mapping[str, str], expected_s: float | None, everything: bool) -> Iterator[str]:
+def describe_plan(plan: Plan, label: Callable[[Cell], str], expected_s: float | None, everything: bool) -> Iterator[str]:
     """The cells, how many are done, what will run, and why."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
     yield f"{len(plan.decisions)} cells: {statuses}"
@@ -27,7 +29,7 @@ def describe_plan(plan: Plan, labels: Mapping[str, str], expected_s: float | Non
     chosen = sorted(plan.decisions, key=lambda decision: not decision.run)
     for decision in chosen if everything else chosen[:_SHOWN]:
         mark = "run " if decision.run else "keep"
-        yield f"  {mark} {decision.cell.id} {labels[decision.cell.id]}  ({decision.reason})"
+        yield f"  {mark} {decision.cell.id} {label(decision.cell)}  ({decision.reason})"
     if not everything and len(chosen) > _SHOWN:
         yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"
 
@@ -41,7 +43,7 @@ def describe_status(request: Request) -> Iterator[str]:
     to_run = plan.to_run
     yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells"
     for cell in to_run[:_SHOWN]:
-        yield f"  {cell.id} {request.expansion.labels[cell.id]}"
+        yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > _SHOWN:
         yield f"  … and {len(to_run) - _SHOWN} more"
 
@@ -67,14 +69,13 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
 
 
 def _failures(request: Request) -> Iterator[str]:
-    rows = request.run.read("attempts", ["cell", "attempt", "status", "stage", "phase", "evidence"])
-    labels = request.expansion.labels
-    last = rows[rows["cell"].isin(list(labels))].sort_values("attempt").groupby("cell").tail(1)
-    bad = last[~last["status"].isin(["ok", "skipped"])]
-    for row in bad.head(_SHOWN).to_dict("records"):
-        where = where_it_ended(row["stage"], row["phase"])
-        said = why_it_ended(json.loads(row["evidence"]))[:160]
-        yield f"  {row['status']} {row['cell']} {labels[row['cell']]} in {where or 'start'}: {said}"
+    columns = ["cell", "attempt", "status", "stage", "phase", "evidence"]
+    last = {row[0]: row[2:] for row in sorted(request.run.rows("attempts", columns), key=itemgetter(1))}
+    ended = [(cell, *last[cell.id]) for cell in request.expansion.cells if cell.id in last]
+    bad = [end for end in ended if end[1] not in ("ok", "skipped")]
+    for cell, status, stage, phase, evidence in bad[:_SHOWN]:
+        said = why_it_ended(json.loads(evidence))[:160]
+        yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where_it_ended(stage, phase) or 'start'}: {said}"
     if len(bad) > _SHOWN:
         yield f"  … and {len(bad) - _SHOWN} more that did not end well"
 

@@ -75,9 +75,8 @@ def read_history(run: Run) -> dict[str, Past]:
     """What a run's folder knows of each cell."""
     if not run.exists:
         return {}
-    frame = run.read("attempts", ["cell", "attempt", "status", "wall_s"]).sort_values(["cell", "attempt"])
     history: dict[str, Past] = {}
-    for cell, number, status, wall in frame.itertuples(index=False, name=None):
+    for cell, number, status, wall in sorted(run.rows("attempts", ["cell", "attempt", "status", "wall_s"])):
         past = history.get(cell, Past())
         history[cell] = Past((*past.statuses, Status(status)), (*past.walls_s, wall), number)
     return history

@@ -14,12 +14,13 @@ from rich.markup import escape
 from rich.text import Text
 
 from orchestrator.schedulers import Started
+from tasks.harness.cell import Cell
 from tasks.harness.records import Outcome, Status
 
 _STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
 
 Remaining = Callable[[], float | None]
-Labels = Mapping[str, str]  # what a cell is called, by its id
+Label = Callable[[Cell], str]  # what a cell is called
 
 
 class Display(Protocol):
@@ -33,18 +34,18 @@ class Display(Protocol):
 class PlainDisplay:
     """One line as each cell begins and ends: for logs."""
 
-    def __init__(self, total: int, labels: Labels, console: Console) -> None:
+    def __init__(self, total: int, label: Label, console: Console) -> None:
         self._total = total
-        self._labels = labels
+        self._label = label
         self._done = 0
         self._console = console
 
     def started(self, started: Started) -> None:
-        self._print(f"start   {self._labels[started.attempt.cell.id]}{_place(started)}")
+        self._print(f"start   {self._label(started.attempt.cell)}{_place(started)}")
 
     def finished(self, outcome: Outcome) -> None:
         self._done += 1
-        self._print(f"[{self._done}/{self._total}] {_result_line(outcome, self._labels)}")
+        self._print(f"[{self._done}/{self._total}] {_result_line(outcome, self._label)}")
 
     def close(self) -> None:
         pass
@@ -56,9 +57,9 @@ class PlainDisplay:
 class LiveDisplay:
     """A line for each cell that ended, and below them what runs where, how many are left, and for how long."""
 
-    def __init__(self, total: int, labels: Labels, console: Console, remaining: Remaining) -> None:
+    def __init__(self, total: int, label: Label, console: Console, remaining: Remaining) -> None:
         self._total = total
-        self._labels = labels
+        self._label = label
         self._console = console
         self._remaining = remaining
         self._began = time.time()
@@ -74,7 +75,7 @@ class LiveDisplay:
         self._running.pop(outcome.attempt.cell.id, None)
         self._ended[outcome.status] += 1
         style = _STYLES.get(outcome.status, "red")
-        self._console.print(f"[{style}]{escape(_result_line(outcome, self._labels))}[/]", highlight=False)
+        self._console.print(f"[{style}]{escape(_result_line(outcome, self._label))}[/]", highlight=False)
 
     def close(self) -> None:
         self._live.stop()
@@ -89,14 +90,14 @@ class LiveDisplay:
             f"  after {format_seconds(time.time() - self._began)}{to_go}"
         ]
         for started in list(self._running.values()):  # the display has a thread of its own
-            label = self._labels[started.attempt.cell.id]
+            label = self._label(started.attempt.cell)
             lines.append(f"  {format_seconds(time.time() - started.time)} {label}{_place(started)}")
         return Text("\n".join(lines))
 
 
-def make_display(total: int, labels: Labels, console: Console, remaining: Remaining) -> Display:
+def make_display(total: int, label: Label, console: Console, remaining: Remaining) -> Display:
     live = console.is_terminal
-    return LiveDisplay(total, labels, console, remaining) if live else PlainDisplay(total, labels, console)
+    return LiveDisplay(total, label, console, remaining) if live else PlainDisplay(total, label, console)
 
 
 def format_seconds(seconds: float) -> str:
@@ -121,7 +122,7 @@ def _place(started: Started) -> str:
     return f"  on GPU {started.gpu} of {started.host}" if started.gpu else ""
 
 
-def _result_line(outcome: Outcome, labels: Labels) -> str:
+def _result_line(outcome: Outcome, label: Label) -> str:
     whole = [s for s in outcome.samples if (s.phase, s.metric) == ("step", "duration") and s.value is not None]
     by_mode = {mode: [s.value for s in whole if s.mode == mode and s.value] for mode in ("pipelined", "synced")}
     steps = by_mode["pipelined"] or by_mode["synced"]
@@ -129,4 +130,4 @@ def _result_line(outcome: Outcome, labels: Labels) -> str:
     where = f" in {where_it_ended(outcome.stage, outcome.phase)}" if outcome.stage else ""
     why = why_it_ended(outcome.evidence)
     said = f": {why[:120]}" if why and outcome.status is not Status.OK else ""
-    return f"{outcome.status:<8} {labels[outcome.attempt.cell.id]}{measured}  {outcome.wall_s:.1f} s{where}{said}"
+    return f"{outcome.status:<8} {label(outcome.attempt.cell)}{measured}  {outcome.wall_s:.1f} s{where}{said}"

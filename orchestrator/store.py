@@ -108,11 +108,13 @@ class Run:
 
     def read(self, table: str, columns: list[str] | None = None) -> pd.DataFrame:
         """One of the tables as a frame, all parts with their schemas unified; missing columns are null."""
-        schema = _SCHEMAS[table]
-        empty = schema.empty_table().select(columns or schema.names)
-        parts = _read_parts(self.folder / table, columns)
-        frame: pd.DataFrame = pa.concat_tables([empty, *parts], promote_options="permissive").to_pandas()
+        frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
+
+    def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
+        """The same row by row, for what should not wait until pandas is imported."""
+        whole = self._read_table(table, columns)
+        return zip(*(whole.column(name).to_pylist() for name in columns), strict=True)
 
     def write_report(self, texts: Mapping[str, str]) -> None:
         """One Markdown file a table. Raises RunUnwritable: a run may be somebody else's, to read only."""
@@ -142,6 +144,11 @@ class Run:
                 attempt = Attempt.from_json(file.read_text())
                 if attempt.cell.id == cell:  # else its task has changed since: those numbers are of another cell
                     yield attempt
+
+    def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
+        schema = _SCHEMAS[table]
+        empty = pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
+        return pa.concat_tables([empty, *_read_parts(self.folder / table, columns)], promote_options="permissive")
 
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:

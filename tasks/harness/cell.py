@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from tasks.harness.params import Params
 
@@ -42,8 +43,10 @@ class Cell:
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:
     """The axes in which some of the cells differ."""
-    seen: dict[str, set[str]] = {}
+    first: dict[str, Any] = {}
+    varying: dict[str, None] = {}
     for cell in cells:
         for name, value in cell.params.values().items():
-            seen.setdefault(name, set()).add(repr(value))
-    return [name for name, values in seen.items() if len(values) > 1]
+            if first.setdefault(name, value) != value:
+                varying[name] = None
+    return [name for name in first if name in varying]

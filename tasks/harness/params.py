@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -29,6 +30,10 @@ class Params(BaseModel):
 
     def values(self) -> dict[str, Any]:
         """Every parameter under its name in the config, as JSON can hold it."""
+        return dict(self._values)
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
         return self.model_dump(mode="json", by_alias=True)
 
     def non_default(self) -> dict[str, Any]:
