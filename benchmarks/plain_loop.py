@@ -191,7 +191,7 @@ def by_sweep(cell: Cell) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         with journal.open("w") as stream:
-            _measure(Attempt(cell, 1, folder, Settings(instruments=("timing",))), stream, by_hand=True)
+            _measure(Attempt(cell, 1, folder, Settings(instruments=("timing",))), stream, "fork", by_hand=True)
         account = read_journal(journal)
     if account.ending is None or account.ending.status != "ok":
         raise RuntimeError(f"{cell.describe()}: {account.ending}")

@@ -7,17 +7,16 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from orchestrator.child import PROGRAM, STARTER, Child, ParentLost
 from tasks.harness.progress import read_phase
 from tasks.harness.records import (
     ATTEMPT_FILE,
@@ -30,8 +29,6 @@ from tasks.harness.records import (
     Status,
     read_journal,
 )
-
-PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 
 _TICK_S = 0.2
 _LOG_TAIL_BYTES = 4000
@@ -66,11 +63,17 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     attempt = replace(attempt, settings=settings)
     attempt.path.mkdir(parents=True, exist_ok=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
+    variables = child_environment(attempt)
+    STARTER.prepare(attempt, variables)
     started_at = time.time()
-    ended = _watch(attempt, {**os.environ, **child_environment(attempt)})
-    if _is_cold(attempt):
-        shutil.rmtree(_own_cache(attempt), ignore_errors=True)
-    return conclude(attempt, ended, started_at)
+    try:
+        return conclude(attempt, _watch(attempt, variables), started_at)
+    except ParentLost as error:
+        STARTER.close()
+        return recover(attempt) or lost(attempt, f"the process it was forked from went away: {error}", started_at)
+    finally:
+        if _is_cold(attempt):
+            shutil.rmtree(_own_cache(attempt), ignore_errors=True)
 
 
 def child_environment(attempt: Attempt) -> dict[str, str]:
@@ -145,56 +148,39 @@ def lost(attempt: Attempt, reason: str, started_at: float) -> Outcome:
     return Outcome(attempt, Status.LOST, "", "", evidence, {}, (), started_at, time.time() - started_at)
 
 
-def _watch(attempt: Attempt, environment: Mapping[str, str]) -> Exit:
+def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
+    """Raises ParentLost."""
     settings, began, kills = attempt.settings, time.monotonic(), _kernel_oom_kills()
-    child, lifeline = _launch(attempt, environment)
     timed_out, over = False, None
-    try:
-        while child.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_TICK_S)
+    with _child_of(attempt, variables) as child:
+        while not child.ended(_TICK_S):
             timed_out = time.monotonic() - began > settings.timeout_s
             over = _over_memory(child.pid, settings.host_memory_gib)
-            if child.poll() is None and (timed_out or over):
+            if timed_out or over:
                 break
         else:
             timed_out, over = False, None
-    finally:
-        _end_group(child)
-        os.close(lifeline)
     wall = time.monotonic() - began
-    return Exit(child.returncode, wall, timed_out, over, _kernel_oom_kills() - kills)
+    return Exit(child.exit_code(), wall, timed_out, over, _kernel_oom_kills() - kills)
 
 
-def _launch(attempt: Attempt, environment: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], int]:
-    """The child, in a process group of its own, and our end of its lifeline: when that closes, the child ends."""
+@contextmanager
+def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]:
+    """The child, at the end of a lifeline: when we let that go, or die, it ends, and with it whatever it started."""
     theirs, ours = os.pipe()
-    command = [*PROGRAM, str(attempt.path / ATTEMPT_FILE)]
-    command += ["--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(theirs)]
-    with (attempt.path / LOG_FILE).open("ab") as log:
+    try:
         try:
-            child = subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs],
-                start_new_session=True,
-            )
-        except BaseException:
-            os.close(ours)
-            raise
+            child = STARTER.start(attempt, variables, theirs)
         finally:
             os.close(theirs)
-    return child, ours
-
-
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of the child's process group: itself, and whatever it started."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+        try:
+            yield child
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.exit_code()
+    finally:
+        os.close(ours)
 
 
 def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:

@@ -83,6 +83,12 @@ def plan(config: Path, everything: bool, **chosen: Any) -> None:
 @click.option("--scheduler", type=click.Choice(["ray", "serial"]), default="ray", help="serial: one by one, without Ray.")
 @click.option("--cpu-cells", type=click.IntRange(1), default=1, help="CPU cells at a time; they share the cores.  [1]")
 @click.option("--time-limit", help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left.")
+@click.option(
+    "--start-method",
+    type=click.Choice(["fork", "spawn"]),
+    default="fork",
+    help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
+)
 @click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
 def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
@@ -103,6 +109,7 @@ def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **cho
         open_display=lambda total, left: make_display(total, request.expansion.label, console, left),
         time_limit_s=limit,
         mixed=chosen["mixed"],
+        start_method=chosen["start_method"],
     )
     summary = run_sweep(request, _choice(chosen), means)
     _conclude(summary, request)

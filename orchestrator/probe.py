@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.attempt import PROGRAM
+from orchestrator.child import PROGRAM
 from orchestrator.errors import EnvironmentError
 
 _TIMEOUT_S = 120

@@ -27,7 +27,7 @@ from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
 from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
-from tasks.harness.records import Attempt, Outcome, Settings, Status
+from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
@@ -84,12 +84,16 @@ def plan_request(request: Request, choice: Choice) -> Plan:
 
 @dataclass(frozen=True)
 class Means:
-    """How a run goes about it. mixed: whether results of another fingerprint may join those of the folder."""
+    """How a run goes about it.
+
+    mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
+    """
 
     open_scheduler: Callable[[], Scheduler]
     open_display: Callable[[int, Callable[[], float | None]], Display]
     time_limit_s: float | None = None
     mixed: bool = False
+    start_method: StartMethod = "fork"
 
 
 def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
@@ -100,7 +104,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
         plan = plan_request(request, choice)
-        queue = Queue(request, plan, deadline)
+        queue = Queue(request, plan, deadline, means.start_method)
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, commit, arm)
@@ -113,7 +117,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
 class Queue:
     """The attempts of a plan, each made when it is taken; those that would not end in time are passed over."""
 
-    def __init__(self, request: Request, plan: Plan, deadline: float | None) -> None:
+    def __init__(self, request: Request, plan: Plan, deadline: float | None, start_method: StartMethod) -> None:
         self._request = request
         self._deadline = deadline
         self._history = plan.history
@@ -121,7 +125,7 @@ class Queue:
         self._waiting = sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda")
         self._estimator = Estimator(request.expansion.cells, plan.history)
         self._running: dict[str, Cell] = {}
-        self._settings = make_settings(request)
+        self._settings = make_settings(request, start_method)
         self.late = 0
         self.total = len(self._waiting)
         self.has_results = bool(plan.history)
@@ -154,7 +158,7 @@ class Queue:
         return time.monotonic() + estimate < self._deadline
 
 
-def make_settings(request: Request) -> Settings:
+def make_settings(request: Request, start_method: StartMethod) -> Settings:
     config = request.config
     return Settings(
         timeout_s=config.limits.timeout_s,
@@ -162,6 +166,7 @@ def make_settings(request: Request) -> Settings:
         env=dict(config.env),
         host_memory_gib=config.limits.host_memory_gib,
         import_paths=tuple(dict.fromkeys(str(path) for path in (Path.cwd(), request.config_path.parent.absolute()))),
+        start_method=start_method,
     )
 
 

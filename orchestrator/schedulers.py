@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import psutil
 
 from orchestrator.attempt import execute, lost
+from orchestrator.child import STARTER
 from orchestrator.errors import EnvironmentError
 from orchestrator.probe import probe_here
 from tasks.harness.records import Attempt, Outcome
@@ -82,7 +83,7 @@ class SerialScheduler:
             yield execute_or_lose(attempt, _cores())
 
     def close(self) -> None:
-        pass
+        STARTER.close()
 
 
 class RayScheduler:

@@ -9,14 +9,16 @@ import argparse
 import faulthandler
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tasks.harness.lifeline import die_with_parent
-from tasks.harness.records import PHASE_FILE, Attempt, Ending, Status
+from tasks.harness.records import PHASE_FILE, Attempt, Ending, StartMethod, Status
 
 _STACK_BEFORE_TIMEOUT = 0.9
 
@@ -30,10 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from tasks.harness.environment import probe
 
         print(json.dumps(probe()))
-        return
-    attempt = Attempt.from_json(Path(options.attempt).read_text())
-    with Path(options.journal or "/dev/stdout").open("a", encoding="utf-8") as stream:
-        _measure(attempt, stream, by_hand=options.journal is None)
+    elif options.serve is not None:
+        from tasks.harness.parent import serve
+
+        serve(socket.socket(fileno=options.serve), options.device, partial(measure, start_method="fork"))
+    else:
+        measure(options.attempt, options.journal, start_method="spawn")
+
+
+def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:
+    """Measures one cell in this process, and ends it. start_method: how the process began, for the record."""
+    attempt = Attempt.from_json(Path(attempt_file).read_text())
+    with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
+        _measure(attempt, stream, start_method, by_hand=journal_file is None)
     # The journal is on disk: a clean exit would cost half a second and could only go wrong.
     sys.stdout.flush()
     os._exit(0)
@@ -44,19 +55,22 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("attempt", nargs="?", help="attempt.json of a results folder")
     parser.add_argument("--journal", help="append the journal to this file instead of printing it")
     parser.add_argument("--lifeline", type=int, help="file descriptor whose end-of-file ends this process")
+    parser.add_argument("--serve", type=int, help="file descriptor of a socket on which to be asked for forked children")
+    parser.add_argument("--device", help="with --serve: what the children will compute on")
     parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
     options = parser.parse_args(arguments)
-    if not options.probe and options.attempt is None:
+    if not options.probe and options.serve is None and options.attempt is None:
         parser.error("name an attempt.json")
     return options
 
 
-def _measure(attempt: Attempt, stream: Any, by_hand: bool) -> None:
+def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: bool) -> None:
     from tasks.harness.journal import Journal
     from tasks.harness.progress import Progress
 
     journal = Journal(stream)
     journal.stage("start")
+    journal.facts({"start_method": start_method})
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common

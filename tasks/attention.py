@@ -174,4 +174,4 @@ def _flush(device: Device) -> Callable[[], object]:
     return buffer.zero_
 
 
-TASK = Task("attention", 1, AttentionParams, build, work)
+TASK = Task("attention", 2, AttentionParams, build, work)

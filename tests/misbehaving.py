@@ -48,6 +48,11 @@ class Model(nn.Module):
     def well(self) -> None:
         pass
 
+    def tell_its_cache(self) -> None:
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+        print(f"compiles into {cache_dir()}", flush=True)
+
     def slowly(self) -> None:
         time.sleep(0.1)
         self.left += 1

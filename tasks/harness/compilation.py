@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -13,7 +14,11 @@ CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
-    """For torch.compile. What is ours must compile whole: a graph break is an error there, not a slower number."""
+    """For torch.compile. What is ours must compile whole: a graph break is an error there, not a slower number.
+
+    Loads the compiler, so that the time of the first step is of compiling, in a fresh process as in a forked one.
+    """
+    importlib.import_module("torch._inductor.compile_fx")
     return {"fullgraph": ours, "dynamic": False, "mode": params.compile_mode}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 
+_MOST_DESCRIPTORS = 1024
+
 
 def die_with_parent(pipe: int) -> None:
     """Ends this process's group when `pipe`, whose other end only the parent holds, reads end-of-file.
@@ -14,6 +16,8 @@ def die_with_parent(pipe: int) -> None:
     there are threads.
     """
     if os.fork() == 0:
+        os.closerange(3, pipe)  # or whoever is at their other ends would take this one for the process it watches
+        os.closerange(pipe + 1, _MOST_DESCRIPTORS)
         while os.read(pipe, 1):
             pass
         os.killpg(0, signal.SIGKILL)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.harness.cell import Cell
 from tasks.harness.registry import make_cell
@@ -16,6 +16,9 @@ ATTEMPT_FILE = "attempt.json"
 JOURNAL_FILE = "journal.jsonl"
 LOG_FILE = "log.txt"
 PHASE_FILE = "phase"
+
+
+StartMethod = Literal["fork", "spawn"]  # of the measuring process: from a prepared parent where that works, or afresh
 
 
 class Status(StrEnum):
@@ -40,6 +43,7 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     host_memory_gib: float | None = None
     import_paths: tuple[str, ...] = ()
+    start_method: StartMethod = "fork"
 
 
 @dataclass(frozen=True)

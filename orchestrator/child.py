@@ -1,0 +1,187 @@
+"""The process that measures a cell, as its supervisor sees it: forked from a prepared parent, or a fresh one."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Request
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
+
+PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
+
+_PREPARATION_S = 300.0
+
+
+class ParentLost(Exception):
+    """The prepared parent went away and with it the word of how its child ended."""
+
+
+class Child(Protocol):
+    """A process that leads a group of its own."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def ended(self, within_s: float) -> bool:
+        """Raises ParentLost."""
+        ...
+
+    def exit_code(self) -> int:
+        """Waits for it. Negative for a signal. Raises ParentLost."""
+        ...
+
+
+class FreshChild:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    def ended(self, within_s: float) -> bool:
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        return self._process.returncode is not None
+
+    def exit_code(self) -> int:
+        return self._process.wait()
+
+
+class ForkedChild:
+    def __init__(self, pid: int, parent: PreparedParent) -> None:
+        self.pid = pid
+        self._parent = parent
+        self._code: int | None = None
+
+    def ended(self, within_s: float) -> bool:
+        with suppress(TimeoutError):
+            self._hear(within_s)
+        return self._code is not None
+
+    def exit_code(self) -> int:
+        return self._hear(None)
+
+    def _hear(self, timeout_s: float | None) -> int:
+        if self._code is None:
+            self._code = int(self._parent.hear(timeout_s)["code"])
+        return self._code
+
+
+class PreparedParent:
+    """See tasks/harness/parent.py. broken: why it cannot be used, or empty."""
+
+    def __init__(self, device: str, environment: Mapping[str, str], log: int) -> None:
+        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        end_of_lifeline, self._lifeline = os.pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [*PROGRAM, "--serve", str(theirs.fileno()), "--device", device, "--lifeline", str(end_of_lifeline)],
+                env={**environment, **ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno(), end_of_lifeline],
+                start_new_session=True,
+            )
+        os.close(end_of_lifeline)
+        self.broken = self._prepare()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def fork(self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> ForkedChild:
+        variables = {name: environment[name] for name in READ_LATE if name in environment}
+        attempt_file, journal_file = (str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE))
+        request = Request(attempt_file, journal_file, os.getcwd(), variables)
+        try:
+            socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
+        except OSError as error:
+            raise ParentLost(str(error)) from error
+        return ForkedChild(self.hear(None)["pid"], self)
+
+    def hear(self, timeout_s: float | None) -> dict[str, Any]:
+        """Its next message. Raises TimeoutError or ParentLost."""
+        self._channel.settimeout(timeout_s)
+        try:
+            message = self._channel.recv(MESSAGE_BYTES)
+        except ConnectionError as error:
+            raise ParentLost(str(error)) from error
+        if not message:
+            raise ParentLost("it has ended")
+        said: dict[str, Any] = json.loads(message)
+        return said
+
+    def close(self) -> None:
+        self._channel.close()
+        os.close(self._lifeline)
+        self._process.wait()
+
+    def _prepare(self) -> str:
+        try:
+            return str(self.hear(_PREPARATION_S).get("broken", ""))
+        except (ParentLost, TimeoutError) as error:
+            return f"it did not come to be ready: {error}"
+
+
+class Starter:
+    """Starts children. Keeps the prepared parent of the last of them while the next need the same environment."""
+
+    def __init__(self) -> None:
+        self._parent: PreparedParent | None = None
+        self._prepared_for: tuple[Any, ...] = ()
+
+    def prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
+        """Has the parent ready that the attempt will be forked from, if it will be: it takes as long as a fresh process."""
+        if attempt.settings.start_method != "fork" or not sys.platform.startswith("linux"):
+            return
+        device = attempt.cell.params.device
+        key = (device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE))
+        if self._parent is not None and self._parent.is_alive and key == self._prepared_for:
+            return
+        self.close()
+        with (attempt.path / LOG_FILE).open("ab") as log:
+            self._parent = PreparedParent(device, {**os.environ, **own}, log.fileno())
+        self._prepared_for = key
+
+    def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
+        """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ParentLost."""
+        environment = {**os.environ, **own}
+        with (attempt.path / LOG_FILE).open("ab") as log:
+            if attempt.settings.start_method != "fork" or self._parent is None:
+                return _start_fresh(attempt, environment, log.fileno(), lifeline)
+            if self._parent.broken:
+                log.write(f"a fresh process, since the prepared parent cannot fork: {self._parent.broken}\n".encode())
+                log.flush()
+                return _start_fresh(attempt, environment, log.fileno(), lifeline)
+            return self._parent.fork(attempt, environment, log.fileno(), lifeline)
+
+    def close(self) -> None:
+        if self._parent is not None:
+            self._parent.close()
+        self._parent = None
+
+
+STARTER = Starter()  # of this process: a supervisor measures one cell at a time
+atexit.register(STARTER.close)
+
+
+def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:
+    command = [*PROGRAM, str(attempt.path / ATTEMPT_FILE)]
+    command += ["--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(lifeline)]
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=[lifeline],
+        start_new_session=True,
+    )
+    return FreshChild(process)

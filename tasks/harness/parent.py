@@ -1,0 +1,145 @@
+"""The prepared parent: a process that has imported all a cell needs, touched no device, and forks a child for each.
+
+Importing torch, its compiler and its optimizers takes several times as long as measuring a small cell. A forked child has
+them at once, and is as much a process of its own as a fresh one. What would spoil its children, it never does: call CUDA,
+run a backward pass, or compute on several cores.
+
+Over a socket of whole messages it says `{"ready": true}` or `{"broken": reason}`, then answers each request, which comes
+with the file descriptors of a log and of a lifeline, with `{"pid": …}` and, when that child has ended, `{"code": …}`.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from tasks.harness.lifeline import die_with_parent
+
+# Read when they are used, not when torch is imported: a parent's children may differ in them.
+READ_LATE = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+# Without it, importing torch's compiler asks CUDA itself for its devices, and no forked child could use them any more.
+ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+MESSAGE_BYTES = 64 * 1024
+
+_PROBE_TIMEOUT_S = 60.0
+_PROBE_TICK_S = 0.02
+_PROBE_SIZE = 512  # enough for torch to use several cores
+
+
+@dataclass(frozen=True)
+class Request:
+    """attempt, journal: files. variables: of READ_LATE, those that the child has."""
+
+    attempt: str
+    journal: str
+    folder: str
+    variables: Mapping[str, str]
+
+    def to_message(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+def serve(channel: socket.socket, device: str, measure: Callable[[str, str], None]) -> None:
+    """Forks a child for each request, one after another, until the other end is closed."""
+    _import_everything()
+    reason = _probe(device)
+    _say(channel, {"broken": reason} if reason else {"ready": True})
+    while True:
+        message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+        if not message:
+            return
+        pid = os.fork()
+        if pid == 0:
+            channel.close()
+            _leave_after(partial(_run_child, Request(**json.loads(message)), measure, *passed))
+        for descriptor in passed:
+            os.close(descriptor)
+        _lead_group(pid)
+        _say(channel, {"pid": pid})
+        _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+
+
+def _import_everything() -> None:
+    importlib.import_module("torch._inductor.compile_fx")
+    importlib.import_module("torch.profiler")
+    for name in ("model", "tasks"):
+        for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would otherwise copy every page of these
+
+
+def _probe(device: str) -> str | None:
+    """Why a forked child cannot compute here, or None if it can."""
+    pid = os.fork()
+    if pid == 0:
+        _lead_group(0)
+        _leave_after(partial(_compute, device))
+    deadline = time.monotonic() + _PROBE_TIMEOUT_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == 0 else f"a forked child ended with code {code} at its first computation"
+        time.sleep(_PROBE_TICK_S)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
+
+
+def _compute(device: str) -> None:
+    import torch
+
+    weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=device, requires_grad=True)
+    (weight @ weight).sum().backward()  # type: ignore[no-untyped-call]
+    if weight.grad is None or weight.grad[0, 0].item() != 2 * _PROBE_SIZE:
+        raise ArithmeticError("the gradient of a product of ones is wrong")
+
+
+def _leave_after(work: Callable[[], None]) -> NoReturn:
+    """In a forked child: whatever the work comes to, it does not return to what the parent was doing."""
+    try:
+        work()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def _run_child(request: Request, measure: Callable[[str, str], None], log: int, lifeline: int) -> None:
+    """With what a fresh process would have been given when it was started."""
+    _lead_group(0)
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(request.folder)
+    for name in READ_LATE:
+        os.environ.pop(name, None)
+    os.environ.update(request.variables)
+    die_with_parent(lifeline)
+    measure(request.attempt, request.journal)
+
+
+def _lead_group(pid: int) -> None:
+    """Said by parent and child alike: whichever is first, the group is there before anybody is told of it."""
+    with suppress(OSError):
+        os.setpgid(pid, pid)
+
+
+def _say(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    channel.send(json.dumps(message).encode())

@@ -1,0 +1,146 @@
+"""Children forked from a prepared parent: as good as fresh ones, and nothing is lost when the parent is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from orchestrator.attempt import child_environment, execute
+from orchestrator.child import STARTER, PreparedParent
+from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
+
+TESTS = str(Path(__file__).resolve().parents[1])
+MakeAttempt = Callable[..., Attempt]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forking is for Linux")
+
+
+@pytest.fixture
+def fresh_start() -> Iterator[None]:
+    """No parent that another test has prepared."""
+    STARTER.close()
+    yield
+    STARTER.close()
+
+
+def _parent() -> psutil.Process:
+    assert STARTER._parent is not None
+    return psutil.Process(STARTER._parent._process.pid)
+
+
+def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: MakeAttempt) -> None:
+    first = execute(make_attempt(1))
+    parent = _parent()
+    second = execute(make_attempt(2, optimizer="foreach"))
+    assert _parent() == parent
+    assert (first.status, second.status) == (Status.OK, Status.OK)
+    assert first.facts["start_method"] == second.facts["start_method"] == "fork"
+    assert len({first.facts["pid"], second.facts["pid"], parent.pid}) == 3
+
+
+def test_the_parent_has_one_thread_and_no_device(make_attempt: MakeAttempt) -> None:
+    """A thread or a device context would be missing, or broken, in every child."""
+    execute(make_attempt())
+    assert _parent().num_threads() <= 2  # numpy's linear algebra keeps one, and restarts it after a fork
+
+
+def test_another_environment_has_another_parent(make_attempt: MakeAttempt) -> None:
+    execute(make_attempt(1))
+    before = _parent()
+    outcome = execute(make_attempt(2, settings={"env": {"OMP_NUM_THREADS": "1"}}))
+    assert outcome.facts["threads"] == 1
+    assert _parent() != before
+    assert not before.is_running()
+
+
+def test_what_is_read_late_may_differ_between_children_of_one_parent(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "tell_its_cache"}}
+    parents = set()
+    for number, folder in enumerate((tmp_path / "one", tmp_path / "two"), start=1):
+        settings = {"import_paths": (TESTS,), "env": {"TORCHINDUCTOR_CACHE_DIR": str(folder)}}
+        attempt = make_attempt(number, settings=settings, **own)
+        assert execute(attempt).status is Status.OK
+        assert f"compiles into {folder}\n" in (attempt.path / LOG_FILE).read_text()
+        parents.add(_parent())
+    assert len(parents) == 1
+
+
+def test_where_forking_does_not_work_the_process_is_a_fresh_one(
+    make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = PreparedParent.__init__
+
+    def on_a_device_that_is_not_there(self: PreparedParent, device: str, *rest: Any) -> None:
+        prepared(self, "cuda:99", *rest)
+
+    monkeypatch.setattr(PreparedParent, "__init__", on_a_device_that_is_not_there)
+    attempt = make_attempt()
+    outcome = execute(attempt)
+    assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
+    log = (attempt.path / LOG_FILE).read_text()
+    assert "a fresh process, since the prepared parent cannot fork: a forked child ended with code 1" in log
+
+
+def test_a_parent_that_died_between_two_cells_is_replaced(make_attempt: MakeAttempt) -> None:
+    execute(make_attempt(1))
+    _parent().kill()
+    _parent().wait(5)
+    assert execute(make_attempt(2)).facts["start_method"] == "fork"
+
+
+def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(make_attempt: MakeAttempt) -> None:
+    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "sleep"}}
+    outcomes: list[Outcome] = []
+    attempt = make_attempt(settings={"import_paths": (TESTS,)}, **own)
+    supervisor = threading.Thread(target=lambda: outcomes.append(execute(attempt)))
+    supervisor.start()
+    child = _wait_for_child_of_parent()
+    _parent().kill()
+    supervisor.join(10)
+    assert outcomes[0].status is Status.LOST
+    assert "went away" in outcomes[0].evidence["message"]
+    psutil.wait_procs([child], 5)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert execute(make_attempt(2)).status is Status.OK
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_attempt: MakeAttempt, number: int) -> None:
+    attempt = make_attempt()
+    attempt.path.mkdir(parents=True)
+    code = (
+        "import sys; from pathlib import Path; from orchestrator.child import PreparedParent; import os, threading;"
+        "threading.Thread(target=PreparedParent, args=('cpu', dict(os.environ), 2)).start()"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)})
+    deadline = time.monotonic() + 10
+    while not (begun := psutil.Process(supervisor.pid).children(recursive=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(supervisor.pid, number)
+    supervisor.wait(5)
+    _, alive = psutil.wait_procs(begun, 5)
+    assert not alive
+
+
+def _wait_for_child_of_parent() -> psutil.Process:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if STARTER._parent is not None and not STARTER._parent.broken:
+            children = [child for child in _parent().children() if child.pid == os.getpgid(child.pid)]
+            if children:
+                time.sleep(1)
+                return children[0]
+        time.sleep(0.05)
+    raise AssertionError("no child was forked")
