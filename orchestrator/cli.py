@@ -43,6 +43,7 @@ def selection_options(command: Any) -> Any:
         click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [results/NAME]"),
         click.option("--retry", multiple=True, type=click.Choice(STATUSES), help="Also cells of this status."),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
+        click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
         click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
     ]
     for option in reversed(options):
@@ -201,7 +202,7 @@ def schema() -> None:
 def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.plan import Choice
 
-    return Choice(frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
+    return Choice(chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
 
 
 def _seconds(text: str | None) -> float | None:

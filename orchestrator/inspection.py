@@ -26,9 +26,9 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected_s: float | 
     yield f"{len(plan.decisions)} cells: {statuses}"
     expected = f", about {format_seconds(expected_s)} on one GPU" if expected_s else ""
     yield f"{len(plan.to_run)} to run{expected}"
-    chosen = sorted(plan.decisions, key=lambda decision: not decision.run)
+    chosen = sorted(plan.decisions, key=lambda decision: not decision.times)
     for decision in chosen if everything else chosen[:_SHOWN]:
-        mark = "run " if decision.run else "keep"
+        mark = "run " if decision.times else "keep"
         yield f"  {mark} {decision.cell.id} {label(decision.cell)}  ({decision.reason})"
     if not everything and len(chosen) > _SHOWN:
         yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"

@@ -38,14 +38,22 @@ class Past:
         return [PENDING, *self.statuses, *telling][-1]
 
     @property
+    def successes(self) -> int:
+        return self.statuses.count(Status.OK)
+
+    @property
     def failures(self) -> int:
         return sum(status in RETRIED - _NOT_ITS_FAULT for status in self.statuses)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`."""
+    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`.
 
+    repeat: how often each cell is to be measured, in all: what its repetitions differ in is the noise of the machine.
+    """
+
+    repeat: int = 1
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     fresh: bool = False
@@ -53,8 +61,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
+    """times: how often the cell will be measured; 0 where it is left alone."""
+
     cell: Cell
-    run: bool
+    times: int
     reason: str
 
 
@@ -65,7 +75,9 @@ class Plan:
 
     @property
     def to_run(self) -> list[Cell]:
-        return [decision.cell for decision in self.decisions if decision.run]
+        """Every cell once before any cell again, so that a drift of the machine strikes repetitions, not cells."""
+        rounds = range(max((decision.times for decision in self.decisions), default=0))
+        return [decision.cell for done in rounds for decision in self.decisions if decision.times > done]
 
     def statuses(self) -> Counter[str]:
         return Counter(self.history.get(decision.cell.id, Past()).status for decision in self.decisions)
@@ -88,22 +100,24 @@ def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice
 
 
 def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
-    status = past.status
+    status, missing = past.status, choice.repeat - past.successes
     if choice.only and status not in choice.only:
-        return Decision(cell, False, f"left out: {status}, not asked for")
+        return Decision(cell, 0, f"left out: {status}, not asked for")
     if status == PENDING:
-        return Decision(cell, True, "new")
+        return Decision(cell, missing, "new")
     if status in choice.only:
-        return Decision(cell, True, f"asked for: was {status}")
+        return Decision(cell, max(missing, 1), f"asked for: was {status}")
     if choice.fresh:
-        return Decision(cell, True, f"fresh: was {status}")
+        return Decision(cell, choice.repeat, f"fresh: was {status}")
     if status in choice.retry:
-        return Decision(cell, True, f"retry: was {status}")
+        return Decision(cell, max(missing, 1), f"retry: was {status}")
+    if status == Status.OK and missing > 0:
+        return Decision(cell, missing, f"repeat: measured {past.successes} of {choice.repeat} times")
     if status not in RETRIED:
-        return Decision(cell, False, f"done: {status}")
+        return Decision(cell, 0, f"done: {status}")
     if past.failures >= attempts:
-        return Decision(cell, False, f"given up after {past.failures} attempts: {status}; --retry {status} tries again")
-    return Decision(cell, True, f"retry: was {status}")
+        return Decision(cell, 0, f"given up after {past.failures} attempts: {status}; --retry {status} tries again")
+    return Decision(cell, missing, f"retry: was {status}")
 
 
 class Estimator:

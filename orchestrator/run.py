@@ -109,7 +109,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, commit, arm)
         summary.late = queue.late
-        summary.left = len(plan.to_run) - sum(summary.statuses.values())
+        summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
         _derive(writer)
     return summary
 
@@ -125,6 +125,8 @@ class Queue:
         self._waiting = sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda")
         self._estimator = Estimator(request.expansion.cells, plan.history)
         self._running: dict[str, Cell] = {}
+        self._ended_badly: set[str] = set()
+        self.not_repeated = 0
         self._settings = make_settings(request, start_method)
         self.late = 0
         self.total = len(self._waiting)
@@ -134,16 +136,22 @@ class Queue:
     def __iter__(self) -> Iterator[Attempt]:
         while self._waiting:
             cell = self._waiting.pop(0)
+            if cell.id in self._ended_badly:
+                self.not_repeated += 1
+                continue
             if not self._would_end_in_time(cell):
                 self.late += 1
                 continue
             self._running[cell.id] = cell
             number = 1 + max(self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number)
+            self._folders[cell.id] = number
             yield Attempt(cell, number, str(self._request.run.attempt_folder(cell.id, number)), self._settings)
 
     def finished(self, outcome: Outcome) -> None:
         cell = outcome.attempt.cell
         self._running.pop(cell.id, None)
+        if outcome.status is not Status.OK:
+            self._ended_badly.add(cell.id)
         self._estimator.learn(cell, outcome.status, outcome.wall_s)
 
     def remaining_s(self) -> float | None:

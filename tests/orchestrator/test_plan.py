@@ -23,7 +23,7 @@ def cell(**params: Any) -> Cell:
 def decide(past: tuple[Status, ...], choice: Choice = DEFAULT, attempts: int = 3) -> tuple[bool, str]:
     one = cell()
     decision = make_plan([one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts).decisions[0]
-    return decision.run, decision.reason
+    return decision.times > 0, decision.reason
 
 
 @pytest.mark.parametrize("status", [S.FAILED, S.CRASHED, S.TIMEOUT, S.HOST_OOM, S.LOST])
@@ -72,6 +72,15 @@ def test_a_success_is_never_overshadowed() -> None:
 )
 def test_choices(choice: Choice, past: tuple[Status, ...], runs: bool) -> None:
     assert decide(past, choice)[0] is runs
+
+
+def test_repetitions_come_in_rounds_and_count_what_is_there() -> None:
+    first, second, oom = cell(context_length=128), cell(context_length=512), cell(context_length=1024)
+    history = {first.id: Past((S.OK,), (1.0,), 1), oom.id: Past((S.OOM,), (1.0,), 1)}
+    plan = make_plan([first, second, oom], history, Choice(repeat=3), 3)
+    assert plan.to_run == [first, second, first, second, second]
+    assert plan.decisions[0].reason == "repeat: measured 1 of 3 times"
+    assert make_plan([first], {first.id: Past((S.OK,) * 3, (1.0,) * 3, 3)}, Choice(repeat=3), 3).to_run == []
 
 
 def test_estimates() -> None:

@@ -107,6 +107,19 @@ def test_only_what_failed_is_done_again_up_to_the_limit(request_of: Callable[...
     assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [32]
 
 
+def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(request_of: Callable[..., Request]) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        return outcome_of(attempt, Status.OOM if attempt.cell.params.values()["context_length"] == 128 else Status.OK)
+
+    request, scheduler = request_of(), FakeScheduler(measure)
+    summary = go(request, scheduler, Choice(repeat=2))
+    lengths = [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+    assert lengths == [16, 32, 64, 128, 16, 32, 64]
+    assert [attempt.number for attempt in scheduler.begun] == [1, 1, 1, 1, 2, 2, 2]
+    assert (summary.statuses, summary.left) == ({Status.OK: 6, Status.OOM: 1}, 0)
+    assert sum(go(request, FakeScheduler(measure), Choice(repeat=2)).statuses.values()) == 0
+
+
 def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., Request]) -> None:
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
     scheduler = FakeScheduler(outcome_of)
