@@ -171,6 +171,33 @@ def report(run_folder: Path, tables: tuple[str, ...]) -> None:
 
 
 @main.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option("--fail-on", type=click.Choice(["slower", "faster", "ambiguous"]), multiple=True, help="Exit code 1 if a cell is.")
+@click.option("--threshold", default="0%", help="With --fail-on: only for differences beyond it, such as 3%.  [0%]")
+def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: str) -> None:
+    """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
+
+    Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
+
+    Example: sweep compare results/demo results/other
+    """
+    from orchestrator.report.compare import compare as held_against
+    from orchestrator.report.render import describe_comparison
+    from orchestrator.store import Run
+
+    least = _fraction(threshold)
+    (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
+    if bool(one) != bool(other):
+        raise ConfigError(f"{before} and {after}: one is a run and the other a cell", "Name two runs, or two cells as RUN:CELL")
+    report = held_against(Run(first), Run(second), (one, other) if one else None)
+    for line in describe_comparison(report):
+        click.echo(line)
+    bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > least]
+    sys.exit(EXIT_FAILURES if bad else 0)
+
+
+@main.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Where results would go.")
 def doctor(out: Path) -> None:
     """Say what this machine can do, what is missing, and what to do about it.
@@ -203,6 +230,19 @@ def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.plan import Choice
 
     return Choice(chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
+
+
+def _run_and_cell(text: str) -> tuple[Path, str]:
+    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`."""
+    folder, _, cell = (text, "", "") if Path(text).exists() else text.partition(":")
+    return (Path(folder) if Path(folder).exists() else Path("results") / folder), cell
+
+
+def _fraction(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    if not found:
+        raise ConfigError(f"--threshold {text}: is not a percentage", "Write 3% or 0.5%")
+    return float(found[1]) / 100
 
 
 def _seconds(text: str | None) -> float | None:

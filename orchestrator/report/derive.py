@@ -75,6 +75,14 @@ def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
     return _duration_columns(samples, "pipelined", {phase: f"{phase}_pipelined" for phase in phases})
 
 
+def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
+    """The durations of whole steps in ms, of every attempt: pipelined where the device queues work, else synced."""
+    steps = samples[(samples["instrument"] == "timing") & (samples["metric"] == "duration") & (samples["phase"] == "step")]
+    pipelined, synced = (steps[steps["mode"] == mode] for mode in ("pipelined", "synced"))
+    keys = pd.MultiIndex.from_frame(synced[_KEY])
+    return pd.concat([pipelined, synced[~keys.isin(pd.MultiIndex.from_frame(pipelined[_KEY]))]])
+
+
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
     """What the step that compiled took, by phase: `compile_forward_ms`, …, `compile_step_ms`.
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +11,10 @@ import pandas as pd
 from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
+from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.tables import TABLES, Table
+from orchestrator.report.values import format_ms
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,33 @@ def to_markdown(page: Page) -> str:
         colalign=["right"] * len(page.header),
     )
     return f"## {page.table.title}\n\n{page.table.read}\n\n{body}\n\n*{page.provenance}*\n"
+
+
+def describe_comparison(report: Report) -> Iterator[str]:
+    """What differs in how the two were measured, each cell's verdict, and what it comes to."""
+    for name, (before, after) in report.differences.items():
+        yield f"{name}: {before} → {after}"
+    if report.noise.freedom:
+        yield f"from process to process: ±{report.noise.sd:.2%}, from {report.noise.freedom} repetitions"
+    else:
+        yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
+    yield ""
+    header = ["cell", "A ms", "B ms", "B / A", "interval", "noise", "verdict"]
+    rows = [_comparison_row(one) for one in report.comparisons]
+    yield tabulate(rows, header, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * 5, "left"])
+    yield ""
+    counts = Counter(one.verdict for one in report.comparisons)
+    verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
+    alone = report.only_before + report.only_after
+    unmatched = f"; {alone} cells that only one of them measured" if alone else ""
+    yield f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{unmatched}"
+
+
+def _comparison_row(one: Comparison) -> list[str]:
+    low, high = one.interval
+    verdict = f"{one.verdict}: {one.reason}" if one.reason else str(one.verdict)
+    times = (format_ms(one.before.ms), format_ms(one.after.ms))
+    return [one.label, *times, f"{one.ratio:.4f}", f"{low:.4f} to {high:.4f}", f"±{one.floor:.1%}", verdict]
 
 
 def provenance(results: Results) -> str:

@@ -1,0 +1,232 @@
+"""Is it faster, or is it noise? Two runs, or two cells, held against each other.
+
+What a process measures scatters within it, which the interval of its median tells, and from process to process, which
+only repetitions tell (`sweep run --repeat`): host-bound cells differ by several percent between two processes that do the
+same. A difference counts where the intervals of the two sides leave a gap *and* it is larger than the noise from
+process to process; in clock cycles as well, where the clocks differed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from orchestrator.errors import RunError, nearest
+from orchestrator.report.derive import step_attempts
+from orchestrator.report.frames import Results, load_results
+from orchestrator.report.layouts import axis_texts, key_axes, sort_cells
+from orchestrator.report.statistics import summarise
+
+if TYPE_CHECKING:
+    from orchestrator.store import Run
+
+SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
+ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
+_CLOCKS_DIFFER = 0.01
+_FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
+
+
+class Verdict(StrEnum):
+    SAME = "SAME"  # no difference beyond the noise
+    FASTER = "FASTER"
+    SLOWER = "SLOWER"
+    AMBIGUOUS = "AMBIGUOUS"  # beyond the noise, and yet within the intervals, or explained by the clock
+
+
+@dataclass(frozen=True)
+class Side:
+    """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of such a median.
+
+    low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
+    clock_mhz: of the GPU after the timing, null where it is not known.
+    """
+
+    medians_ms: tuple[float, ...]
+    low_ms: float
+    high_ms: float
+    clock_mhz: float | None = None
+
+    @property
+    def ms(self) -> float:
+        """The geometric mean of the attempts."""
+        return math.exp(sum(map(math.log, self.medians_ms)) / len(self.medians_ms))
+
+
+@dataclass(frozen=True)
+class Noise:
+    """From process to process: the standard deviation of the logarithm of a time, from so many degrees of freedom.
+
+    With none nothing was repeated, and nothing is known.
+    """
+
+    sd: float
+    freedom: int
+
+    def floor(self, first: int, second: int) -> float:
+        """How far apart, as a fraction, the means of so many attempts lie by chance, once in 1 / SIGNIFICANCE times.
+
+        By Student's t, since the noise itself is only estimated.
+        """
+        if self.freedom == 0:
+            return ASSUMED_NOISE
+        from scipy.stats import t
+
+        quantile = float(t.ppf(1 - SIGNIFICANCE / 2, self.freedom))
+        return math.expm1(quantile * self.sd * math.sqrt(1 / first + 1 / second))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """ratio: B's time over A's, with the interval that both sides' intervals leave; reason: where the verdict needs one."""
+
+    label: str
+    before: Side
+    after: Side
+    floor: float
+    verdict: Verdict
+    reason: str = ""
+
+    @property
+    def ratio(self) -> float:
+        return self.after.ms / self.before.ms
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return self.after.low_ms / self.before.high_ms, self.after.high_ms / self.before.low_ms
+
+
+@dataclass(frozen=True)
+class Report:
+    """comparisons: of the cells that both measured. only_before, only_after: how many just one of them did."""
+
+    comparisons: tuple[Comparison, ...]
+    noise: Noise
+    differences: Mapping[str, tuple[str, str]]
+    only_before: int
+    only_after: int
+
+    @property
+    def geometric_mean(self) -> float:
+        """Of the ratios. Raises ZeroDivisionError without any."""
+        return math.exp(sum(math.log(one.ratio) for one in self.comparisons) / len(self.comparisons))
+
+
+def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> Report:
+    """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids.
+
+    Raises RunError where there is nothing to compare.
+    """
+    first, second = load_results(before.require()), load_results(after.require())
+    sides, labels = (sides_of(before, first), sides_of(after, second)), _labels(first)
+    if cells is None:
+        pairs = [(cell, cell) for cell in labels if cell in sides[0] and cell in sides[1]]
+    else:
+        pairs = [(_find(cells[0], sides[0], before), _find(cells[1], sides[1], after))]
+    if not pairs:
+        raise RunError(f"{before.folder} and {after.folder}: have no measured cell in common", "Name cells as RUN:CELL")
+    noise = noise_of(side.medians_ms for own in sides for side in own.values())
+    return Report(
+        tuple(judge(labels[a], sides[0][a], sides[1][b], noise) for a, b in pairs),
+        noise,
+        _differences(first.cells, second.cells, pairs),
+        len(sides[0]) - len(pairs),
+        len(sides[1]) - len(pairs),
+    )
+
+
+def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
+    """Holds one cell's two sides against each other."""
+    floor = noise.floor(len(before.medians_ms), len(after.medians_ms))
+
+    def so(verdict: Verdict, reason: str = "") -> Comparison:
+        return Comparison(label, before, after, floor, verdict, reason)
+
+    if abs(math.log(after.ms / before.ms)) <= math.log1p(floor):
+        return so(Verdict.SAME)
+    verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
+    if not _apart(before, after, verdict):
+        return so(Verdict.AMBIGUOUS, "the intervals overlap")
+    if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
+        return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
+    return so(verdict)
+
+
+def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
+    """Pooled over all cells that were measured more than once."""
+    squares, freedom = 0.0, 0
+    for medians in repetitions:
+        logs = [math.log(median) for median in medians]
+        mean = sum(logs) / len(logs)
+        squares += sum((value - mean) ** 2 for value in logs)
+        freedom += len(logs) - 1
+    return Noise(math.sqrt(squares / freedom), freedom) if freedom else Noise(0.0, 0)
+
+
+def sides_of(run: Run, results: Results) -> dict[str, Side]:
+    """By cell, of every attempt that went well."""
+    attempts = run.read("attempts", ["cell", "attempt", "status"])
+    well = attempts.loc[attempts["status"] == "ok", ["cell", "attempt"]]
+    steps = step_attempts(run.read("samples").merge(well, on=["cell", "attempt"]))
+    if steps.empty:
+        return {}
+    summary = summarise(steps, ["cell", "attempt"])
+    clocks = _clocks(results.cells)
+    return {
+        str(cell): Side(tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median(), clocks.get(str(cell)))
+        for cell, own in summary.groupby(level="cell")
+    }
+
+
+def _clocks(cells: pd.DataFrame) -> dict[str, float]:
+    known = cells[cells["sm_clock_after"].notna()] if "sm_clock_after" in cells else cells.iloc[:0]
+    return {str(cell): float(clock) for cell, clock in zip(known["cell"], known.get("sm_clock_after", ()), strict=True)}
+
+
+def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
+    """Whether a gap is between the intervals, on the side that the verdict says."""
+    return after.low_ms > before.high_ms if verdict is Verdict.SLOWER else after.high_ms < before.low_ms
+
+
+def _clocks_differ(before: Side, after: Side) -> bool:
+    if not before.clock_mhz or not after.clock_mhz:
+        return False
+    return abs(after.clock_mhz / before.clock_mhz - 1) > _CLOCKS_DIFFER
+
+
+def _in_cycles(side: Side) -> Side:
+    clock = side.clock_mhz or 1.0
+    return Side(tuple(ms * clock for ms in side.medians_ms), side.low_ms * clock, side.high_ms * clock)
+
+
+def _labels(results: Results) -> dict[str, str]:
+    """By cell, in the order in which tables show them."""
+    axes = key_axes(results)
+    return {
+        str(row["cell"]): " ".join([str(row["task"]), *(f"{a}={t}" for a, t in zip(axes, axis_texts(row, axes), strict=True))])
+        for row in sort_cells(results.cells, axes).to_dict("records")
+    }
+
+
+def _differences(before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+    """The fields of the fingerprint in which the compared cells differ."""
+    mine, theirs = (frame[frame["cell"].isin(ids)] for frame, ids in zip((before, after), zip(*pairs, strict=True), strict=True))
+    found = {name: (_values(mine, name), _values(theirs, name)) for name in _FINGERPRINT}
+    return {name: values for name, values in found.items() if values[0] != values[1]}
+
+
+def _values(cells: pd.DataFrame, column: str) -> str:
+    values: list[Any] = sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
+    return ", ".join(values) or "unknown"
+
+
+def _find(prefix: str, sides: Mapping[str, Side], run: Run) -> str:
+    found = [cell for cell in sides if cell.startswith(prefix)]
+    if len(found) != 1:
+        count = "no" if not found else str(len(found))
+        raise RunError(f"{run.folder}: {count} measured cells begin with {prefix!r}", nearest(prefix, sides))
+    return found[0]

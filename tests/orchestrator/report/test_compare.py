@@ -1,0 +1,155 @@
+"""Is it faster, or noise? By simulation, on rows made by hand, and from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of
+from orchestrator.report.statistics import median_rank
+from orchestrator.store import Run
+from tasks.harness.records import Outcome, Sample, Status
+
+STEPS = 10
+MakeOutcome = Callable[..., Outcome]
+
+
+def side(rng: np.random.Generator, ms: float, attempts: int, between: float) -> Side:
+    """As measured: processes that differ by `between`, steps within them by 1 %, and three in a hundred much slower."""
+    steps = ms * np.exp(rng.normal(0, between, (attempts, 1)) + rng.normal(0, 0.01, (attempts, STEPS)))
+    steps *= np.where(rng.random(steps.shape) < 0.03, 1.4, 1.0)
+    ordered, rank = np.sort(steps), median_rank(STEPS)
+    return Side(tuple(np.median(steps, axis=1)), float(np.median(ordered[:, rank - 1])), float(np.median(ordered[:, -rank])))
+
+
+def verdicts(effect: float, between: float, attempts: int, trials: int = 60, cells: int = 20) -> list[Verdict]:
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(trials):
+        pairs = [(side(rng, 10, attempts, between), side(rng, 10 * effect, attempts, between)) for _ in range(cells)]
+        noise = noise_of(one.medians_ms for pair in pairs for one in pair)
+        found += [judge("", before, after, noise).verdict for before, after in pairs]
+    return found
+
+
+@pytest.mark.parametrize("between", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("attempts", [2, 3])
+def test_no_more_than_one_null_comparison_in_a_hundred_cries_wolf(between: float, attempts: int) -> None:
+    found = verdicts(1.0, between, attempts)
+    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
+
+
+def test_a_real_difference_is_found_with_its_sign() -> None:
+    slower, faster = verdicts(1.10, 0.005, 3), verdicts(1 / 1.10, 0.005, 3)
+    assert slower.count(Verdict.SLOWER) > 0.95 * len(slower)
+    assert faster.count(Verdict.FASTER) > 0.95 * len(faster)
+    assert Verdict.FASTER not in slower
+
+
+def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
+    noise = noise_of([(10.0, 10.0 * np.exp(0.02)), (500.0, 500.0 * np.exp(-0.02)), (3.0,)])
+    assert noise.freedom == 2
+    assert noise.sd == pytest.approx(0.02 / np.sqrt(2))
+    assert noise.floor(1, 1) > noise.floor(4, 4) > 0
+    assert noise_of([(3.0,)]).floor(1, 1) == ASSUMED_NOISE
+
+
+CALM = Noise(0.001, 20)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "reason"),
+    [
+        (Side((10.0,), 9.9, 10.1), Side((10.0,), 9.9, 10.1), Verdict.SAME, ""),
+        (Side((10.0,), 9.99, 10.01), Side((10.03,), 10.02, 10.04), Verdict.SAME, ""),  # a gap, and yet within the noise
+        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1), Verdict.SLOWER, ""),
+        (Side((10.0,), 9.9, 10.1), Side((9.0,), 8.9, 9.1), Verdict.FASTER, ""),
+        (Side((10.0,), 9.0, 11.0), Side((10.5,), 9.5, 11.5), Verdict.AMBIGUOUS, "the intervals overlap"),
+        (Side((10.0,), 9.9, 10.1, 1980), Side((11.0,), 10.9, 11.1, 1800), Verdict.AMBIGUOUS, "the clock: 1980 → 1800 MHz"),
+        (Side((10.0,), 9.9, 10.1, 1980), Side((12.0,), 11.9, 12.1, 1800), Verdict.SLOWER, ""),  # in cycles as well
+    ],
+)
+def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
+    comparison = judge("", before, after, CALM)
+    assert (comparison.verdict, comparison.reason) == (verdict, reason)
+
+
+def write(folder: Path, *outcomes: Outcome) -> Run:
+    with Run(folder).opened_for_writing() as writer:
+        writer.write_manifest({"name": folder.name})
+        for outcome in outcomes:
+            writer.append(outcome, None)
+    return Run(folder)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, make_outcome: MakeOutcome) -> tuple[Run, Run]:
+    """Three cells each, two of them in both; the shorter is a tenth slower in the second. And one that failed."""
+
+    def outcomes(scale: float, other: int) -> list[Outcome]:
+        made = [
+            make_outcome(step_ms=tuple(scale * ms + 0.01 * number for ms in (10.0, 10.01, 10.02)), number=number)
+            for number in (1, 2, 3)
+        ]
+        same = [make_outcome(step_ms=(20.0, 20.01, 20.02), number=number, batch_size=2) for number in (1, 2)]
+        return [*made, *same, make_outcome(batch_size=other), make_outcome(Status.OOM, batch_size=64)]
+
+    return write(tmp_path / "a", *outcomes(1.0, 8)), write(tmp_path / "b", *outcomes(1.1, 16))
+
+
+def test_runs_are_compared_cell_by_cell(runs: tuple[Run, Run]) -> None:
+    report = compare(*runs)
+    assert [(one.verdict, round(one.ratio, 2)) for one in report.comparisons] == [(Verdict.SLOWER, 1.1), (Verdict.SAME, 1.0)]
+    assert report.geometric_mean == pytest.approx(np.sqrt(1.1), rel=1e-3)
+    assert (report.only_before, report.only_after) == (1, 1)
+    assert report.noise.freedom == 6
+    assert report.differences == {}
+
+
+def test_two_cells_of_one_run(runs: tuple[Run, Run], make_outcome: MakeOutcome) -> None:
+    one, other = make_outcome().attempt.cell.id, make_outcome(batch_size=2).attempt.cell.id
+    (comparison,) = compare(runs[0], runs[0], (one[:6], other)).comparisons
+    assert (comparison.verdict, round(comparison.ratio, 2)) == (Verdict.SLOWER, 2.0)
+
+
+def test_a_pipelined_step_counts_before_a_synced_one(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    outcome = make_outcome(step_ms=(10.0, 10.0, 10.0))
+    pipelined = tuple(Sample("timing", "duration", "ms", 7.0, "pipelined", "step", step) for step in range(3))
+    both = Outcome(**{**vars(outcome), "samples": (*outcome.samples, *pipelined)})
+    (comparison,) = compare(*[write(tmp_path / "a", both)] * 2).comparisons
+    assert comparison.before.ms == pytest.approx(7.0)
+
+
+def test_the_command_says_what_differs_and_ends_as_asked(
+    runs: tuple[Run, Run], sweep: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    folders = [run.folder for run in runs]
+    done = sweep("compare", *folders)
+    assert done.returncode == 0
+    assert "1 SAME, 1 SLOWER" in done.stdout
+    assert "geometric mean of B / A: 1.0487" in done.stdout
+    assert sweep("compare", *folders, "--fail-on", "slower", "--threshold", "3%").returncode == 1
+    assert sweep("compare", *folders, "--fail-on", "slower", "--threshold", "20%").returncode == 0
+    assert sweep("compare", *reversed(folders), "--fail-on", "slower").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("a", "nowhere"), "results/nowhere: holds no run"),
+        (("a:zzzz", "b:zzzz"), "a: no measured cells begin with 'zzzz'"),
+        (("a:zzzz", "b"), "one is a run and the other a cell"),
+        (("a", "b", "--threshold", "much"), "is not a percentage"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(
+    runs: tuple[Run, Run], sweep: Callable[..., subprocess.CompletedProcess[str]], words: tuple[str, ...], said: str
+) -> None:
+    done = sweep("compare", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
