@@ -149,23 +149,25 @@ def show(run_folder: Path, cell: str) -> None:
 @main.command()
 @click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
-def report(run_folder: Path, tables: tuple[str, ...]) -> None:
-    """Print the comparison tables of RUN and write them to RUN/report.
+@click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
+def report(run_folder: Path, tables: tuple[str, ...], form: str) -> None:
+    """Print the comparison tables of RUN and write them to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
     Example: sweep report results/demo --table timings
     """
+    from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import load_results
-    from orchestrator.report.render import lay_out, to_markdown
+    from orchestrator.report.render import lay_out
     from orchestrator.store import Run
 
     folder = Run(run_folder).require()
     pages = lay_out(load_results(folder), tables)
     for page in pages:
-        click.echo(to_markdown(page))
+        click.echo(FORMATS[form](page))
     if not pages:
         click.echo("nothing measured yet")
     try:
-        folder.write_report({page.table.name: to_markdown(page) for page in pages})
+        folder.write_report(files_of(pages))
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
 

@@ -117,11 +117,11 @@ class Run:
         return zip(*(whole.column(name).to_pylist() for name in columns), strict=True)
 
     def write_report(self, texts: Mapping[str, str]) -> None:
-        """One Markdown file a table. Raises RunUnwritable: a run may be somebody else's, to read only."""
+        """`texts` by file name. Raises RunUnwritable: a run may be somebody else's, to read only."""
         with _writing(self.folder):
             (self.folder / "report").mkdir(exist_ok=True)
             for name, text in texts.items():
-                _replace(self.folder / "report" / f"{name}.md", text.encode())
+                _replace(self.folder / "report" / name, text.encode())
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         return (self.folder / "artifacts" / cell / str(number)).absolute()

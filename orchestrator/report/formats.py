@@ -1,0 +1,75 @@
+"""The same tables for wherever they are handed in: Markdown, CSV, LaTeX, Typst. Each says the same to the printed digit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Mapping
+
+from tabulate import tabulate
+
+from orchestrator.report.render import Page, to_markdown
+
+
+def to_csv(page: Page) -> str:
+    """The header and the rows as they are printed elsewhere; full precision is in cells.parquet."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([page.header, *page.rows])
+    return text.getvalue()
+
+
+def to_latex(page: Page) -> str:
+    r"""A `table` with a caption, to be \input; needs \usepackage{booktabs}."""
+    align = ["right"] * len(page.header)
+    rows, header = [list(map(_printable, row)) for row in page.rows], list(map(_printable, page.header))
+    body = tabulate(rows, header, tablefmt="latex_booktabs", disable_numparse=True, colalign=align)
+    caption = _latex(f"{page.table.title}. {page.table.read} {page.provenance}")
+    return f"\\begin{{table}}\n\\centering\n{body}\n\\caption{{{caption}}}\n\\label{{tab:{page.table.name}}}\n\\end{{table}}\n"
+
+
+def to_typst(page: Page) -> str:
+    """A `figure` with a caption, to be included. Cells are strings: nothing in them is markup."""
+    lines = [
+        "#figure(",
+        f"  caption: {_typst(f'{page.table.title}. {page.table.read} {page.provenance}')},",
+        "  table(",
+        f"    columns: {len(page.header)}, align: right, stroke: none,",
+        f"    table.hline(), table.header({_typst_row(page.header)}), table.hline(),",
+        *(f"    {_typst_row(row)}," for row in page.rows),
+        "    table.hline(),",
+        "  ),",
+        f") <tab-{page.table.name}>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+FORMATS: Mapping[str, Callable[[Page], str]] = {"md": to_markdown, "csv": to_csv, "tex": to_latex, "typ": to_typst}
+
+
+def files_of(pages: Iterable[Page]) -> dict[str, str]:
+    """By file name, every page in every format."""
+    return {f"{page.table.name}.{suffix}": write(page) for page in pages for suffix, write in FORMATS.items()}
+
+
+def _latex(text: str) -> str:
+    """Escaped as tabulate escapes its cells."""
+    return (
+        tabulate([[_printable(text)]], tablefmt="latex_booktabs", disable_numparse=True)
+        .splitlines()[2]
+        .removesuffix(r"\\")
+        .strip()
+    )
+
+
+def _typst(text: str) -> str:
+    return json.dumps(_printable(text), ensure_ascii=False)
+
+
+def _printable(text: str) -> str:
+    """Without control characters, such as colours in a message, which no compiler takes."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _typst_row(texts: Iterable[str]) -> str:
+    return ", ".join(map(_typst, texts))

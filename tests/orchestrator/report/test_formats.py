@@ -1,0 +1,81 @@
+"""The same numbers in every format, whatever a model is called; LaTeX and Typst that compile, where the compilers are."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.report.formats import FORMATS, files_of, to_csv, to_latex, to_markdown, to_typst
+from orchestrator.report.frames import load_results
+from orchestrator.report.render import Page, lay_out
+from orchestrator.report.tables import TABLES
+from orchestrator.store import Run
+from tasks.harness.records import Outcome, Status
+
+UGLY = 'a_b & 50% {x} \\ ~ ^ $1 # <script>alert("1")</script> | "quoted", *bold* `code` @ref = [b] // \x1b[31m ä ×'
+MakeOutcome = Callable[..., Outcome]
+
+
+@pytest.fixture
+def pages(tmp_path: Path, make_outcome: MakeOutcome) -> list[Page]:
+    with Run(tmp_path / "run").opened_for_writing() as writer:
+        writer.write_manifest({"name": UGLY})
+        for context in (16, 32):
+            for precision in ("fp32", "bf16"):
+                writer.append(make_outcome(context_length=context, precision=precision), None)
+        writer.append(make_outcome(Status.OOM, context_length=64), None)
+    return lay_out(load_results(Run(tmp_path / "run")))
+
+
+@pytest.fixture
+def ugly() -> Page:
+    return Page(TABLES[0], ["axis", UGLY], [["1", UGLY], ["2", "–"]], UGLY)
+
+
+def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
+    assert {page.table.name for page in pages} >= {"timings", "precision", "failures"}
+    assert set(files_of(pages)) == {f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS}
+
+
+def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
+    for page in (*pages, ugly):
+        assert list(csv.reader(io.StringIO(to_csv(page), newline=""))) == [page.header, *page.rows]
+
+
+@pytest.mark.parametrize("form", ["md", "tex", "typ"])
+def test_every_number_is_in_every_format(pages: list[Page], form: str) -> None:
+    for page in pages:
+        numbers = [re.findall(r"\d+\.\d+", text) for row in page.rows for text in row]
+        text = FORMATS[form](page)
+        assert all(number in text for found in numbers for number in found)
+
+
+def test_nothing_of_a_name_is_markup(ugly: Page) -> None:
+    assert r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script" in to_latex(ugly)
+    assert r"<script>alert(\"1\")</script>" in to_typst(ugly)  # inside a string
+    assert "\\|" in to_markdown(ugly)
+    assert "\x1b" not in to_typst(ugly)
+
+
+def test_typst_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
+    typst = pytest.importorskip("typst")
+    for page in (*pages, ugly):
+        (tmp_path / "table.typ").write_text(to_typst(page))
+        assert typst.compile(str(tmp_path / "table.typ")).startswith(b"%PDF")
+
+
+def test_latex_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
+    compiler = shutil.which("pdflatex")
+    if compiler is None:
+        pytest.skip("needs pdflatex")
+    begin = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs,textcomp}\\begin{document}\n"
+    (tmp_path / "all.tex").write_text(begin + "\n".join(map(to_latex, (*pages, ugly))) + "\\end{document}\n")
+    done = subprocess.run([compiler, "-halt-on-error", "all.tex"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
