@@ -81,6 +81,7 @@ def build(params: AttentionParams) -> Workload:
         before_phase=_flush(device) if params.cold_l2 else None,
         square=_square(params),
         resident=(*inputs, *leaves),
+        model=attend if isinstance(attend, torch.nn.Module) else None,
     )
 
 
@@ -126,10 +127,10 @@ def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
     class Projected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.query, self.key, self.value, self.output = (Linear(width, width) for _ in range(4))
+            self.q_proj, self.k_proj, self.v_proj, self.output_proj = (Linear(width, width) for _ in range(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            mixed: Tensor = self.output(attend(self.query(x), self.key(x), self.value(x)))
+            mixed: Tensor = self.output_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
             return mixed
 
     return Projected()

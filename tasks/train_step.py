@@ -103,6 +103,7 @@ def build(params: TrainStepParams) -> Workload:
         facts=_read_back(params, model),
         square=_square(params),
         resident=(inputs, targets, *model.parameters(), *model.buffers()),
+        model=model,
     )
 
 
@@ -123,15 +124,20 @@ def _make_step(
     import torch
     from torch.nn import functional
 
+    from model.parts import part
     from tasks.harness.compilation import begin_step
     from tasks.harness.precision import autocast
 
     scaler = torch.amp.GradScaler(params.device, enabled=params.precision == "fp16")
     precision = autocast(params)
 
+    @part("loss")
+    def compare(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
     def loss_of(tokens: Tensor) -> Tensor:
         with precision():
-            return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            return compare(model(tokens))
 
     def inference(phase: PhaseMarker) -> None:
         begin_step(params)
