@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model.accounting import attention_flops
+from model.accounting import attention_flops, attention_matmul_flops, softmax_flops
 from tasks.harness.params import AttendingParams, PositiveInt
 from tasks.harness.registry import Task
 
@@ -77,6 +77,8 @@ def build(params: AttentionParams) -> Workload:
             "parameter_dtype": dtype_name(stored_dtype(params)),
             "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
             "attention_asked": params.attention,
+            "softmax_flops": softmax_flops(params.batch_size, 1, params.context_length),
+            "attention_matmul_flops": attention_matmul_flops(params.batch_size, 1, params.context_length, params.d_head),
         },
         before_phase=_flush(device) if params.cold_l2 else None,
         square=_square(params),

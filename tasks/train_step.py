@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model.accounting import backward_flops, forward_flops, parameter_count
+from model.accounting import attention_matmul_flops, backward_flops, forward_flops, parameter_count, softmax_flops
 from model.config import SIZES, VOCAB_SIZE, Dimensions
 from tasks.harness.params import AttendingParams, PositiveInt
 from tasks.harness.registry import Task
@@ -249,7 +249,17 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
         "attention_asked": params.attention if dims else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parameters_expected": parameter_count(dims, params.vocab_size) if dims else None,
+        **_attention_flops(params),
     }
+
+
+def _attention_flops(params: TrainStepParams) -> dict[str, int]:
+    """Of one forward pass, all layers: what a table holds the time of softmax and matrix products against."""
+    dims = params.dimensions
+    if dims is None:
+        return {}
+    square = (params.batch_size, dims.num_layers * dims.num_heads, params.context_length)
+    return {"softmax_flops": softmax_flops(*square), "attention_matmul_flops": attention_matmul_flops(*square, dims.d_head)}
 
 
 TASK = Task("train_step", 2, TrainStepParams, build, work)

@@ -15,7 +15,8 @@ from model.parts import Namer, parts_named_by
 def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
     """While it lasts, each module's forward pass and each part runs inside of `name(...)`.
 
-    Compiled modules are left as they are, and so is what is in them: a hook would have them compiled again.
+    Compiled modules are left as they are, and so is what is in them: a hook would have them compiled again. What holds
+    them is left out too, or it would pass for what they do.
     """
     with ExitStack() as stack:
         stack.enter_context(parts_named_by(name))
@@ -32,7 +33,8 @@ def _uncompiled(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]
         if module in seen or module._compiled_call_impl is not None:
             return
         seen.add(module)
-        yield path, module
+        if all(inner._compiled_call_impl is None for inner in module.modules()):
+            yield path, module
         for name, child in module.named_children():
             yield from walk(child, f"{path}.{name}" if path else name)
 
