@@ -124,7 +124,7 @@ class Difference:
             return [], []
         kernels, names = results.kernels(), [self._name(cell, pair, results) for cell in pair]
         left, right = (_per_kernel(kernels[kernels["cell"] == cell["cell"]]) for cell in pair)
-        both = left.join(right, how="outer", lsuffix="_left", rsuffix="_right").fillna(0.0)
+        both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
         both["more_ms"] = both["ms_right"] - both["ms_left"]
         ordered = both.loc[both["more_ms"].abs().sort_values(ascending=False).index].head(self.count)
         rows = [

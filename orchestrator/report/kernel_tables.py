@@ -54,6 +54,12 @@ def _not_gemm(kernels: pd.DataFrame) -> pd.DataFrame:
     return kernels[kernels["kernel_class"] != GEMM]
 
 
+def _of_several_ways(cells: pd.DataFrame) -> pd.DataFrame:
+    """Those that could be compiled, if some are and some are not."""
+    known = having("compile")(cells)
+    return known if len(known) and known["compile"].nunique() > 1 else known.iloc[:0]
+
+
 KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernels",
@@ -151,7 +157,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "What compiling fused away",
         "Kernels of a step and their milliseconds, by class.",
         Fused(),
-        _WITH_KERNELS,
+        both(_WITH_KERNELS, _of_several_ways),
     ),
     Table(
         "kernel-diff",
