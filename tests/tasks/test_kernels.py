@@ -230,6 +230,13 @@ def test_every_implementation_of_attention_can_be_named() -> None:
         assert seen in ({"scores", "softmax", "attention output"}, {"fused attention"}), name
 
 
+def test_nvtx_says_where_it_has_nothing_to_do() -> None:
+    params = TrainStepParams.model_validate(SMALL)
+    (sample,) = (s for stage in stages_of(["nvtx"]) for s in stage.run(Session(build(params), params, Progress())))
+    assert sample.value is None
+    assert sample.note == "NVTX ranges are of CUDA devices, not of cpu"
+
+
 def trace_of(step: Watched) -> Path:
     folder = step[2].folder
     assert folder is not None
