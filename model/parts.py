@@ -13,6 +13,8 @@ Namer = Callable[[str], AbstractContextManager[object]]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
+PART_FUNCTIONS: dict[str, str] = {}  # the names of all functions that are parts, and those of the parts
+
 _namer: Namer | None = None
 
 
@@ -20,6 +22,8 @@ def part(name: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Argum
     """Decorates a function: while parts are named, it runs inside of `namer(name)`; else it just runs."""
 
     def name_it(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        PART_FUNCTIONS[function.__name__] = name
+
         @wraps(function)
         def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             # Asked first, the compiler never sees the name, and does not compile again where somebody watches.

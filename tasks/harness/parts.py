@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from model.parts import PART_FUNCTIONS as PART_FUNCTIONS
 from model.parts import Namer, parts_named_by
 
 

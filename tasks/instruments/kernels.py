@@ -16,12 +16,14 @@ from tempfile import TemporaryDirectory
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from tasks.harness.compilation import keep_provenance, kept_provenance
 from tasks.harness.params import Params
-from tasks.harness.parts import parts_named
+from tasks.harness.parts import PART_FUNCTIONS, parts_named
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import read_chrome
+from tasks.traces.provenance import read_graph
 from tasks.traces.summary import to_rows, to_samples
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
@@ -42,6 +44,13 @@ class PhaseRanges:
         self._range.__exit__(None, None, None)
 
 
+def prepare(session: Session) -> list[Sample]:
+    """Before anything is compiled."""
+    if session.workload.compiled:
+        keep_provenance()
+    return []
+
+
 def watch_kernels(session: Session) -> Iterator[Sample]:
     """Leaves the rows in `session.kernels`, and gives what is known over all: coverage, busy fraction, cost."""
     device = session.workload.device
@@ -56,7 +65,8 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
         trace = Path(scratch) / "trace.json"
         profiled.export_chrome_trace(str(trace))
         timeline = read_chrome(trace)
-        works = attribute(timeline)
+        graphs = [read_graph(text, PART_FUNCTIONS) for text in kept_provenance()] if session.workload.compiled else []
+        works = attribute(timeline, graphs=graphs)
         session.kernels += to_rows(works, _STEPS)
         yield from to_samples(works, _STEPS, timeline.on_device)
         if session.folder is not None:
@@ -99,4 +109,4 @@ def _keep(trace: Path, artifact: Path) -> Sample:
     return Sample("kernels", "trace_bytes", "bytes", artifact.stat().st_size)
 
 
-STAGES = (Stage("kernels", 80, watch_kernels),)
+STAGES = (Stage("kernels prepared", 5, prepare), Stage("kernels", 80, watch_kernels))

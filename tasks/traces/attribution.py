@@ -2,19 +2,21 @@
 
 Backward kernels are launched by another thread than the one that the ranges of the forward pass are on, so that neither
 nesting alone nor time alone finds them: the phase goes by the moment of the launch on any thread, the part by the ranges
-around the launch or, where there are none, through the sequence number to the operator of the forward pass.
+around the launch or, where there are none, through the sequence number to the operator of the forward pass. Compiled code
+has no ranges: there the compiler's own record of its kernels stands in.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from functools import cache
 from typing import NamedTuple
 
 from tasks.traces.classes import classify
 from tasks.traces.parts import OPTIMIZER, label_of
+from tasks.traces.provenance import Graph, Regions
 from tasks.traces.timeline import PART_PREFIX, Kind, Thread, Timeline
 
 OUTSIDE = "outside operators"  # of a host alone: allocation, page faults, Python, other threads
@@ -25,6 +27,7 @@ class How(StrEnum):
 
     SCOPE = "scope"  # a range around the launch, on its thread
     SEQUENCE = "sequence"  # the operator of the forward pass that the backward one belongs to
+    PROVENANCE = "provenance"  # what the compiler says went into the kernel
     PHASE = "phase"  # all of the optimizer's phase is the optimizer's
     LAUNCH = "launch"  # only where it was launched: in no part
     NONE = "none"  # not even that: the trace has no launch of it
@@ -58,12 +61,12 @@ class _Origin(NamedTuple):
 NamePart = Callable[[str], str]
 
 
-def attribute(timeline: Timeline, name_part: NamePart = label_of) -> list[Work]:
+def attribute(timeline: Timeline, name_part: NamePart = label_of, graphs: Sequence[Graph] = ()) -> list[Work]:
     """Every activity of the device; on a host alone every operator's own time, and what is outside of them by phase.
 
-    name_part: what a part is called, from its name in the trace.
+    name_part: what a part is called, from its name in the trace. graphs: what is known of compiled code.
     """
-    find = _OriginFinder(timeline, name_part)
+    find = _OriginFinder(timeline, name_part, graphs)
     works = _on_device(timeline, find) if timeline.on_device else _on_host(timeline, find)
     return list(works)
 
@@ -77,7 +80,7 @@ def _on_device(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
             continue
         thread = timeline.threads.get(launch.thread)
         phase, occurrence = timeline.phase_at(launch.at_ns)
-        origin = find.at(thread, thread.innermost(launch.at_ns) if thread else -1, phase)
+        origin = find.at(thread, thread.innermost(launch.at_ns) if thread else -1, phase, activity.name)
         kind = classify(activity.name, origin.operator)
         yield Work(phase, occurrence, origin.part, kind, origin.how, origin.operator, activity.name, *span, launch.at_ns)
 
@@ -89,7 +92,7 @@ def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
             span = thread.spans[index]
             phase, occurrence = timeline.phase_at(span.start_ns)
             within[phase] += own_ns
-            part, how, _ = find.at(thread, index, phase)
+            part, how, _ = find.at(thread, index, phase, span.name)
             times = (span.start_ns, span.end_ns, own_ns)
             yield Work(phase, occurrence, part, classify(span.name), how, span.name, span.name, *times, None)
     for phase, took_ns in timeline.phase_totals().items():
@@ -110,20 +113,22 @@ def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
 
 
 class _OriginFinder:
-    def __init__(self, timeline: Timeline, name_part: NamePart) -> None:
+    def __init__(self, timeline: Timeline, name_part: NamePart, graphs: Sequence[Graph]) -> None:
         self._owners = timeline.forward_operators()
         self._name_part = cache(name_part)
+        self._regions = dict(_compiled_regions(timeline, graphs)) if graphs else {}
 
-    def at(self, thread: Thread | None, index: int, phase: str) -> _Origin:
-        """Of work that a thread launched in the span at `index`."""
-        part, how, operator = "", How.SCOPE, ""
-        if thread is not None and index >= 0:
-            operator = self._operator(thread, index)
-            part = self._part(thread, index)
-            if not part:
-                part, how = self._part_of_forward(thread, index), How.SEQUENCE
-        if part:
-            return _Origin(part, how, operator)
+    def at(self, thread: Thread | None, index: int, phase: str, kernel: str) -> _Origin:
+        """Of a kernel that a thread launched in the span at `index`."""
+        if thread is None or index < 0:
+            return _Origin(OPTIMIZER, How.PHASE, "") if phase == OPTIMIZER else _Origin("", How.LAUNCH, "")
+        operator = self._operator(thread, index)
+        if part := self._part(thread, index):
+            return _Origin(part, How.SCOPE, operator)
+        if part := self._part_of_forward(thread, index):
+            return _Origin(part, How.SEQUENCE, operator)
+        if thread in self._regions and (part := self._regions[thread].parts(index, kernel)):
+            return _Origin(part, How.PROVENANCE, operator)
         return _Origin(OPTIMIZER, How.PHASE, operator) if phase == OPTIMIZER else _Origin("", How.LAUNCH, operator)
 
     def _operator(self, thread: Thread, index: int) -> str:
@@ -141,3 +146,13 @@ class _OriginFinder:
         if sequence is None or sequence not in self._owners:
             return ""
         return self._part(*self._owners[sequence])
+
+
+def _compiled_regions(timeline: Timeline, graphs: Sequence[Graph]) -> Iterator[tuple[Thread, Regions]]:
+    launched: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for activity in timeline.activities:
+        if activity.launch is not None and activity.launch.thread in timeline.threads:
+            index = timeline.threads[activity.launch.thread].innermost(activity.launch.at_ns)
+            launched[activity.launch.thread][index].append(activity.name)
+    for number, thread in timeline.threads.items():
+        yield thread, Regions(thread, launched[number], graphs)

@@ -26,6 +26,11 @@ _LABELS = {
 }
 
 
+def known_label(attribute: str) -> str:
+    """Of a module by the last of its names; empty for one that has none."""
+    return _LABELS.get(attribute, "")
+
+
 def label_of(name: str) -> str:
     """`layers.3.attn.q_proj` is `q projection`; what has no label keeps its name, its numbers as `*`: all blocks are one."""
     if name.startswith("Optimizer."):  # torch's own range around every optimizer

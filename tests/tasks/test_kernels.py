@@ -202,7 +202,14 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(monkeypatch: pytes
     rows, numbers, _ = watch_session(session)
     assert counters["stats"]["unique_graphs"] == graphs
     assert numbers["attributed_to_phase", ""] == pytest.approx(1.0)
-    assert {row.module for row in rows if row.phase == "forward"} == {"embedding", "norm", "head", "loss", ""}
+    for phase, products in (("forward", 1), ("backward", 2)):
+        compiled = {
+            row.module: row.count
+            for row in rows
+            if (row.phase, row.attributed_by, row.kernel_class) == (phase, "provenance", "GEMM")
+        }
+        expected = dict.fromkeys((*PROJECTIONS, "o projection", "scores", "attention output"), 2 * 2 * products)
+        assert compiled == {**expected, "ffn": 3 * 2 * 2 * products}  # two layers, two steps
     torch._dynamo.reset()
 
 
