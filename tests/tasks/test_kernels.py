@@ -197,6 +197,8 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(monkeypatch: pytes
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     params = TrainStepParams.model_validate({**SMALL, "compile": "blocks"})
     session = Session(build(params), params, Progress())
+    monkeypatch.setattr(torch._inductor.config.trace, "provenance_tracking_level", 0)  # and back to it
+    instrument.prepare(session)
     session.step()
     graphs = counters["stats"]["unique_graphs"]
     rows, numbers, _ = watch_session(session)
