@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
-from model.parts import PART_FUNCTIONS as PART_FUNCTIONS
-from model.parts import Namer, parts_named_by
+from model.parts import PART_FUNCTIONS, Namer, parts_named_by
 
 
 @contextmanager
@@ -24,6 +23,11 @@ def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
         for path, module in _uncompiled(model, "") if model is not None else ():
             _hook(module, path, name, stack)
         yield
+
+
+def part_functions() -> Mapping[str, str]:
+    """Which functions are parts: their names, as they stand in a Python stack, and the names of the parts."""
+    return PART_FUNCTIONS
 
 
 def _uncompiled(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:

@@ -18,12 +18,12 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from tasks.harness.compilation import keep_provenance, kept_provenance
 from tasks.harness.params import Params
-from tasks.harness.parts import PART_FUNCTIONS, parts_named
+from tasks.harness.parts import part_functions, parts_named
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import read_chrome
-from tasks.traces.provenance import read_graph
+from tasks.traces.provenance import Graph, read_graph
 from tasks.traces.summary import to_rows, to_samples
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
@@ -65,13 +65,17 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
         trace = Path(scratch) / "trace.json"
         profiled.export_chrome_trace(str(trace))
         timeline = read_chrome(trace)
-        graphs = [read_graph(text, PART_FUNCTIONS) for text in kept_provenance()] if session.workload.compiled else []
-        works = attribute(timeline, graphs=graphs)
+        works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)
         yield from to_samples(works, _STEPS, timeline.on_device)
         if session.folder is not None:
             yield _keep(trace, session.folder / trace_name(session.params))
     yield Sample("kernels", "processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+
+
+def _graphs(session: Session) -> list[Graph]:
+    texts = kept_provenance() if session.workload.compiled else []
+    return [read_graph(text, part_functions()) for text in texts]
 
 
 def _profile(session: Session) -> tuple[profile, float]:

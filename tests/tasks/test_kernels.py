@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from tasks.harness.records import KernelRow, Sample
 from tasks.harness.stage import Session
 from tasks.instruments import kernels as instrument
 from tasks.instruments import stages_of
-from tasks.traces.attribution import OUTSIDE
+from tasks.traces.attribution import OUTSIDE, attribute
 from tasks.traces.chrome import from_events
+from tasks.traces.summary import to_rows
 from tasks.train_step import TrainStepParams, build
 
 SMALL: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}
@@ -118,9 +120,14 @@ def test_by_hand_no_artifact_is_left() -> None:
 
 
 def test_reading_the_trace_costs_little(step: Watched) -> None:
-    """In ms an event; a cell on a GPU has some 100,000."""
+    """In ms an event, the best of a few tries; a cell on a GPU has some 100,000."""
     events = json.loads(gzip.decompress(trace_of(step).read_bytes()))["traceEvents"]
-    assert (step[1]["processing", ""] or 0) / len(events) < 0.15
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        to_rows(attribute(from_events(events)), 2)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) * 1e3 / len(events) < 0.05
 
 
 @pytest.mark.parametrize("attention", ["weights_only", "recompute", "torch_softmax"])
