@@ -65,6 +65,9 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
         trace = Path(scratch) / "trace.json"
         profiled.export_chrome_trace(str(trace))
         timeline = read_chrome(trace)
+        if device.kind == "cuda" and not timeline.on_device:  # else operators of the host would pass for kernels
+            yield Sample("kernels", "busy", "ratio", None, note="the trace has no kernels: CUPTI is refused here, see the log")
+            return
         works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)
         yield from to_samples(works, _STEPS, timeline.on_device)

@@ -6,6 +6,7 @@ import gzip
 import json
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from model.attention import IMPLEMENTATIONS
 from tasks.attention import AttentionParams
 from tasks.attention import build as build_attention
+from tasks.harness.device import CpuDevice
 from tasks.harness.parts import parts_named
 from tasks.harness.progress import Progress
 from tasks.harness.records import KernelRow, Sample
@@ -244,6 +246,21 @@ def test_every_implementation_of_attention_can_be_named() -> None:
         with parts_named(None, Seen):
             IMPLEMENTATIONS[name](inputs(), inputs(), inputs(), True)
         assert seen in ({"scores", "softmax", "attention output"}, {"fused attention"}), name
+
+
+@pytest.mark.filterwarnings("ignore")  # torch says that it has no CUDA to profile
+def test_a_gpu_whose_kernels_cannot_be_seen_has_no_rows(tmp_path: Path) -> None:
+    """In some containers CUPTI is refused: what the host did must not pass for kernels then."""
+
+    class Refused(CpuDevice):
+        kind = "cuda"
+
+    params = TrainStepParams.model_validate(SMALL)
+    session = Session(replace(build(params), device=Refused()), params, Progress(), folder=tmp_path)
+    rows, numbers, _ = watch_session(session)
+    assert rows == []
+    assert numbers["busy", ""] is None
+    assert ("attributed_to_phase", "") not in numbers
 
 
 def test_nvtx_says_where_it_has_nothing_to_do() -> None:
