@@ -42,7 +42,7 @@ class TopKernels:
         rows: Rows = []
         for cell, phase, kernels in _by_cell_and_phase(results, axes):
             total_ms = kernels["ms"].sum()
-            for kernel in each(_by_name(self.chosen(kernels)).head(self.count)):
+            for kernel in _top_by_name(self.chosen(kernels), self.count):
                 rows.append([*axis_texts(cell, axes), phase, *_kernel_texts(kernel, total_ms)])
         titles = ["time", "total ms", "instances", "avg µs", "med µs", "min µs", "max µs", "sd µs", "class", "modules", "name"]
         return [*axes, PHASE, *titles], rows
@@ -168,14 +168,14 @@ def _by_cell_and_phase(results: Results, axes: list[str]) -> Iterator[tuple[Row,
                 yield cell, phase or OUTSIDE_PHASES, of_phase
 
 
-def _by_name(kernels: pd.DataFrame) -> pd.DataFrame:
-    """One row a kernel's name, the longest total first, from its rows of several modules and operators.
+def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
+    """The kernels' names with the longest totals, each with what its rows of several modules and operators come to.
 
-    Of several rows the counts, times, means, extremes and standard deviations are exact; a median is the median of the
-    rows' medians, each as often as it has instances, and `exact_median` is false.
+    Counts, times, means, extremes and standard deviations are exact; a median of several rows is the median of their
+    medians, each as often as it has instances, and `exact_median` is false.
     """
-    merged = [_merge(str(name), rows) for name, rows in kernels.groupby("name", sort=False)]
-    return pd.DataFrame(merged).sort_values("ms", ascending=False, kind="stable") if merged else pd.DataFrame()
+    names = kernels.groupby("name")["ms"].sum().sort_values(ascending=False, kind="stable").index[:count]
+    return [_merge(str(name), kernels[kernels["name"] == name]) for name in names]
 
 
 def _merge(name: str, rows: pd.DataFrame) -> dict[str, object]:
