@@ -41,3 +41,13 @@ def attention_flops(batch_size: int, length: int, d_head: int, causal: bool) -> 
     """
     pairs = length * (length + 1) // 2 if causal else length**2
     return 4 * batch_size * pairs * d_head
+
+
+def attention_matmul_flops(batch_size: int, heads: int, length: int, d_head: int) -> int:
+    """Of scores and of weights times values, forward, over the whole square: what attention written out computes."""
+    return 4 * batch_size * heads * length**2 * d_head
+
+
+def softmax_flops(batch_size: int, heads: int, length: int) -> int:
+    """Forward, written out: an element of the square is compared, shifted, exponentiated, summed and divided."""
+    return 5 * batch_size * heads * length**2

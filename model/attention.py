@@ -19,6 +19,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from model.parts import part
+
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # with everything settled but query, key and value
 
 
@@ -26,6 +28,7 @@ class Implementation(Protocol):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor: ...
 
 
+@part("softmax")
 def softmax(scores: Tensor) -> Tensor:
     """Softmax over the last dimension, written by hand as in the course: shift by the maximum, exponentiate, divide."""
     shifted = scores - scores.max(dim=-1, keepdim=True).values
@@ -40,7 +43,7 @@ def naive(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
 
 def torch_softmax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     """The same with torch's softmax, which is one kernel and saves its result alone."""
-    return _weigh(torch.softmax(_scores(query, key, causal), dim=-1), value)
+    return _weigh(_library_softmax(_scores(query, key, causal)), value)
 
 
 def weights_only(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
@@ -59,8 +62,13 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
     """torch's own, with the backend that it chooses by itself."""
     heads = query.ndim == 4  # the fused kernels know four dimensions only
     query, key, value = (x if heads else x.unsqueeze(-3) for x in (query, key, value))
-    result = functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
+    result = _fused(query, key, value, causal)
     return result if heads else result.squeeze(-3)
+
+
+@part("fused attention")
+def _fused(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=causal)
 
 
 def _pinned(backend: SDPBackend) -> Implementation:
@@ -98,7 +106,7 @@ def make_attention(name: str, length: int, causal: bool, device: torch.device) -
 def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
     """FlexAttention, which is a kernel only once it is compiled. Its mask is by blocks, made once."""
     mask = create_block_mask(_not_ahead, None, None, length, length, device) if causal else None
-    compiled: Any = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    compiled: Any = part("fused attention")(torch.compile(flex_attention, fullgraph=True, dynamic=False))
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads = query.ndim == 4
@@ -114,6 +122,12 @@ def _not_ahead(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tenso
     return query >= key
 
 
+@part("softmax")
+def _library_softmax(scores: Tensor) -> Tensor:
+    return torch.softmax(scores, dim=-1)
+
+
+@part("scores")
 def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     scores = einsum(query, key, "... query d, ... key d -> ... query key") / math.sqrt(query.shape[-1])
     return torch.where(_mask(query), scores, float("-inf")) if causal else scores
@@ -125,6 +139,7 @@ def _mask(query: Tensor) -> Tensor:
     return positions[:, None] >= positions[None, :]
 
 
+@part("attention output")
 def _weigh(weights: Tensor, value: Tensor) -> Tensor:
     return einsum(weights, value, "... query key, ... key d -> ... query d")
 
@@ -147,6 +162,7 @@ def _scaled(query: Tensor) -> Tensor:
     return query / math.sqrt(query.shape[-1])
 
 
+@part("scores")
 def _scores_in_place(query: Tensor, key: Tensor, causal: bool) -> Tensor:
     scores = _scaled(query) @ key.transpose(-2, -1)
     return scores.masked_fill_(~_mask(query), float("-inf")) if causal else scores
@@ -154,11 +170,25 @@ def _scores_in_place(query: Tensor, key: Tensor, causal: bool) -> Tensor:
 
 def _weights(query: Tensor, key: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """The weights, and what each row was shifted and divided by."""
-    weights = _scores_in_place(query, key, causal)
-    top = weights.amax(dim=-1, keepdim=True)
-    weights.sub_(top).exp_()
-    total = weights.sum(dim=-1, keepdim=True, dtype=torch.float32)
-    return weights.div_(total), top, total
+    return _softmax_in_place(_scores_in_place(query, key, causal))
+
+
+@part("softmax")
+def _softmax_in_place(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    top = scores.amax(dim=-1, keepdim=True)
+    scores.sub_(top).exp_()
+    total = scores.sum(dim=-1, keepdim=True, dtype=torch.float32)
+    return scores.div_(total), top, total
+
+
+@part("attention output")
+def _output(weights: Tensor, value: Tensor) -> Tensor:
+    return weights @ value
+
+
+@part("softmax")
+def _softmax_again(scores: Tensor, top: Tensor, total: Tensor) -> Tensor:
+    return scores.sub_(top).exp_().div_(total)
 
 
 def _gradients(
@@ -169,11 +199,28 @@ def _gradients(
     With the weights P and their gradient dP, that of the scores is P * (dP - rowsum(P * dP)), and that sum is
     rowsum(dO * O) as in FlashAttention (Dao et al., 2022, appendix B.2): one square beside P is enough.
     """
+    d_weights, d_value = _through_output(grad, weights, value)
+    d_scores = _through_softmax(d_weights, grad, weights, output)
+    return *_through_scores(d_scores, query, key), d_value
+
+
+@part("attention output")
+def _through_output(grad: Tensor, weights: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     d_value = weights.transpose(-2, -1) @ grad
-    d_scores = grad @ value.transpose(-2, -1)
-    d_scores -= (grad * output).sum(dim=-1, keepdim=True)
-    d_scores *= weights
-    return _scaled(d_scores @ key), d_scores.transpose(-2, -1) @ _scaled(query), d_value
+    return grad @ value.transpose(-2, -1), d_value
+
+
+@part("softmax")
+def _through_softmax(d_weights: Tensor, grad: Tensor, weights: Tensor, output: Tensor) -> Tensor:
+    """In place: what comes back is `d_weights`."""
+    d_weights -= (grad * output).sum(dim=-1, keepdim=True)
+    d_weights *= weights
+    return d_weights
+
+
+@part("scores")
+def _through_scores(d_scores: Tensor, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    return _scaled(d_scores @ key), d_scores.transpose(-2, -1) @ _scaled(query)
 
 
 class _WeightsOnly(torch.autograd.Function):
@@ -181,7 +228,7 @@ class _WeightsOnly(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         with _no_autocast(query):
             weights, _, _ = _weights(query, key, causal)
-            output = weights @ value
+            output = _output(weights, value)
             ctx.save_for_backward(query, key, value, output, weights)
             return output
 
@@ -198,7 +245,7 @@ class _Recompute(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         with _no_autocast(query):
             weights, top, total = _weights(query, key, causal)
-            output = weights @ value
+            output = _output(weights, value)
             ctx.causal = causal
             ctx.save_for_backward(query, key, value, output, top, total)
             return output
@@ -208,5 +255,5 @@ class _Recompute(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, top, total = ctx.saved_tensors
         with _no_autocast(query):
-            weights = _scores_in_place(query, key, ctx.causal).sub_(top).exp_().div_(total)
+            weights = _softmax_again(_scores_in_place(query, key, ctx.causal), top, total)
             return (*_gradients(grad, weights, output, query, key, value), None)

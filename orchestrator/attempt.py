@@ -139,6 +139,7 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
         samples=account.samples,
         started_at=started_at,
         wall_s=ended.wall_s,
+        kernels=account.kernels,
     )
 
 

@@ -150,26 +150,50 @@ def show(run_folder: Path, cell: str) -> None:
 @click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
-def report(run_folder: Path, tables: tuple[str, ...], form: str) -> None:
+@click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
+def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | None) -> None:
     """Print the comparison tables of RUN and write them to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
     Example: sweep report results/demo --table timings
     """
     from orchestrator.report.formats import FORMATS, files_of
-    from orchestrator.report.frames import load_results
+    from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.render import lay_out
     from orchestrator.store import Run
 
     folder = Run(run_folder).require()
-    pages = lay_out(load_results(folder), tables)
+    results = load_results(folder)
+    pages = lay_out(results if cells is None else choose_cells(results, cells.split(",")), tables)
     for page in pages:
         click.echo(FORMATS[form](page))
     if not pages:
         click.echo("nothing measured yet")
+    if cells is not None:
+        return
     try:
         folder.write_report(files_of(pages))
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
+
+
+@main.command("import-nsys")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--out", type=click.Path(path_type=Path), help="The run to add it to, or a new folder.  [results/FILE]")
+def import_nsys(file: Path, out: Path | None) -> None:
+    """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and print their tables.
+
+    Example: sweep import-nsys report1.sqlite --out results/imported
+    """
+    from orchestrator.imports import import_nsys
+    from orchestrator.report.frames import choose_cells, load_results
+    from orchestrator.report.render import lay_out, to_markdown
+    from orchestrator.store import Run
+
+    folder = Run(out or Path("results") / file.stem)
+    cell = import_nsys(file, folder)
+    for page in lay_out(choose_cells(load_results(folder), [cell])):
+        click.echo(to_markdown(page))
+    click.echo(f"kept in {folder.folder} as cell {cell}")
 
 
 @main.command()

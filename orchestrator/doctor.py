@@ -92,7 +92,9 @@ def _ray() -> Finding:
 
 def _nsys() -> Finding:
     found = shutil.which("nsys")
-    return Finding("nsys", bool(found) or None, found or "not on the PATH", "" if found else "Only needed for its traces")
+    return Finding(
+        "nsys", bool(found) or None, found or "not on the PATH", "" if found else "Only `import-nsys` of a .nsys-rep needs it"
+    )
 
 
 def _compiler() -> Finding:

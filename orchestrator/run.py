@@ -19,7 +19,7 @@ from typing import Any
 
 from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
-from orchestrator.errors import EnvironmentError, RunMismatch
+from orchestrator.errors import EnvironmentError, RunError, RunMismatch
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.plan import Choice, Estimator, Past, Plan, make_plan, read_history
 from orchestrator.progress import Display
@@ -65,8 +65,10 @@ def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Path | 
 
 
 def resolve_again(run: Run) -> Request:
-    """The request that a run folder was last written for."""
+    """The request that a run folder was last written for. Raises RunError where no sweep ran in it."""
     manifest = run.require().read_manifest()
+    if "config" not in manifest:
+        raise RunError(f"{run.folder}: holds imported traces alone", f"See `sweep report {run.folder}`")
     source = Source(f"{run.folder}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
     selection = Selection(manifest["selection"]["set"], manifest["selection"]["where"])

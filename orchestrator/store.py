@@ -3,6 +3,7 @@
     run.json        the config, the fingerprint, who ran what when: rewritten by rename
     attempts/       one Parquet part an attempt, written last: its presence is completion
     samples/        one Parquet part an attempt that measured something
+    kernels/        one Parquet part an attempt whose kernels were watched
     artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
     cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
     report/         what `sweep report` renders
@@ -36,7 +37,7 @@ from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1  # 1: attempts and samples
+SCHEMA_VERSION = 1  # 1: attempts and samples; kernels since, which an older program passes over
 MERGE_BATCH = 128
 _MERGED = "merged-"
 _REPLACES = b"replaces"
@@ -74,7 +75,27 @@ SAMPLES = pa.schema(
         ("note", pa.string()),
     ]
 )
-_SCHEMAS = {"attempts": ATTEMPTS, "samples": SAMPLES}
+KERNELS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("attempt", pa.int32()),
+        ("phase", pa.string()),
+        ("module", pa.string()),
+        ("kernel_class", pa.string()),
+        ("attributed_by", pa.string()),
+        ("operator", pa.string()),
+        ("name", pa.string()),
+        ("steps", pa.int32()),
+        ("count", pa.int64()),
+        ("total_ns", pa.int64()),
+        ("mean_ns", pa.float64()),
+        ("median_ns", pa.float64()),
+        ("min_ns", pa.int64()),
+        ("max_ns", pa.int64()),
+        ("sd_ns", pa.float64()),
+    ]
+)
+_SCHEMAS = {"attempts": ATTEMPTS, "samples": SAMPLES, "kernels": KERNELS}
 
 
 class Run:
@@ -192,13 +213,14 @@ class RunWriter(Run):
             _replace(self.folder / "run.json", text.encode())
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        """Keeps an outcome: its samples first, its attempt last."""
+        """Keeps an outcome: what it measured first, its attempt last."""
         key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
         name = f"{key['cell']}-{key['attempt']}.parquet"
         with _writing(self.folder):
-            if outcome.samples:
-                rows = [{**key, **asdict(sample)} for sample in outcome.samples]
-                _write_part(self.folder / "samples" / name, pa.Table.from_pylist(rows, SAMPLES))
+            for table, records in (("samples", outcome.samples), ("kernels", outcome.kernels)):
+                if records:
+                    rows = [{**key, **asdict(record)} for record in records]
+                    _write_part(self.folder / table / name, pa.Table.from_pylist(rows, _SCHEMAS[table]))
             row = {**key, **_attempt_row(outcome), "commit": commit}
             _write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
         self._appended += 1

@@ -75,14 +75,14 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common
     try:
-        _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE))
+        _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE), by_hand)
     except BaseException as error:  # whatever it is, it is this cell's result
         journal.end(_describe(attempt, error))
     else:
         journal.end(Ending(Status.OK))
 
 
-def _run_stages(attempt: Attempt, journal: Any, progress: Any) -> None:
+def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool) -> None:
     """Environment, build, then each stage of the chosen instruments, journalled as it is done."""
     from tasks.harness.environment import fingerprint, read_environment
     from tasks.harness.registry import all_tasks
@@ -101,13 +101,16 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any) -> None:
         journal.samples(built.samples)
         return
     journal.facts({"tokens": built.tokens, "flops": built.flops})
-    session = Session(built, params, progress)
+    session = Session(built, params, progress, folder=None if by_hand else attempt.path)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         _take(stage.run(session), journal)
         if session.facts:
             journal.facts(session.facts)
             session.facts = {}
+        if session.kernels:
+            journal.kernels(session.kernels)
+            session.kernels = []
 
 
 def _take(samples: Iterable[Any], journal: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model.accounting import attention_flops
+from model.accounting import attention_flops, attention_matmul_flops, softmax_flops
 from tasks.harness.params import AttendingParams, PositiveInt
 from tasks.harness.registry import Task
 
@@ -77,10 +77,13 @@ def build(params: AttentionParams) -> Workload:
             "parameter_dtype": dtype_name(stored_dtype(params)),
             "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
             "attention_asked": params.attention,
+            "softmax_flops": softmax_flops(params.batch_size, 1, params.context_length),
+            "attention_matmul_flops": attention_matmul_flops(params.batch_size, 1, params.context_length, params.d_head),
         },
         before_phase=_flush(device) if params.cold_l2 else None,
         square=_square(params),
         resident=(*inputs, *leaves),
+        model=attend if isinstance(attend, torch.nn.Module) else None,
     )
 
 
@@ -126,10 +129,10 @@ def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
     class Projected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.query, self.key, self.value, self.output = (Linear(width, width) for _ in range(4))
+            self.q_proj, self.k_proj, self.v_proj, self.output_proj = (Linear(width, width) for _ in range(4))
 
         def forward(self, x: Tensor) -> Tensor:
-            mixed: Tensor = self.output(attend(self.query(x), self.key(x), self.value(x)))
+            mixed: Tensor = self.output_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
             return mixed
 
     return Projected()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model.accounting import backward_flops, forward_flops, parameter_count
+from model.accounting import attention_matmul_flops, backward_flops, forward_flops, parameter_count, softmax_flops
 from model.config import SIZES, VOCAB_SIZE, Dimensions
 from tasks.harness.params import AttendingParams, PositiveInt
 from tasks.harness.registry import Task
@@ -103,6 +103,7 @@ def build(params: TrainStepParams) -> Workload:
         facts=_read_back(params, model),
         square=_square(params),
         resident=(inputs, targets, *model.parameters(), *model.buffers()),
+        model=model,
     )
 
 
@@ -123,15 +124,20 @@ def _make_step(
     import torch
     from torch.nn import functional
 
+    from model.parts import part
     from tasks.harness.compilation import begin_step
     from tasks.harness.precision import autocast
 
     scaler = torch.amp.GradScaler(params.device, enabled=params.precision == "fp16")
     precision = autocast(params)
 
+    @part("loss")
+    def compare(logits: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
     def loss_of(tokens: Tensor) -> Tensor:
         with precision():
-            return functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            return compare(model(tokens))
 
     def inference(phase: PhaseMarker) -> None:
         begin_step(params)
@@ -243,7 +249,17 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
         "attention_asked": params.attention if dims else None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "parameters_expected": parameter_count(dims, params.vocab_size) if dims else None,
+        **_attention_flops(params),
     }
+
+
+def _attention_flops(params: TrainStepParams) -> dict[str, int]:
+    """Of one forward pass, all layers: what a table holds the time of softmax and matrix products against."""
+    dims = params.dimensions
+    if dims is None:
+        return {}
+    square = (params.batch_size, dims.num_layers * dims.num_heads, params.context_length)
+    return {"softmax_flops": softmax_flops(*square), "attention_matmul_flops": attention_matmul_flops(*square, dims.d_head)}
 
 
 TASK = Task("train_step", 2, TrainStepParams, build, work)

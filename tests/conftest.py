@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tasks.harness.cell import Cell
-from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.harness.records import Attempt, KernelRow, Outcome, Sample, Settings, Status
 from tasks.harness.registry import make_cell
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,7 +67,12 @@ def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]
         evidence = {} if status is Status.OK else {"message": f"it was {status}", "asked_bytes": 2 * 1024**3}
         attempt = make_attempt(number, **params)
         stage, phase = ("", "") if status is Status.OK else ("warm-up", "backward")
-        return Outcome(attempt, status, stage, phase, evidence, facts, samples if status is Status.OK else (), 1.7e9, 2.5)
+        kernels = tuple(
+            KernelRow(phase, "ffn", "GEMM", "scope", "aten::mm", f"gemm_{phase}", 2, 4, 4000, 1000.0, 1000.0, 900, 1100, 81.6)
+            for phase in ("forward", "backward")
+        )
+        measured = (samples, kernels) if status is Status.OK else ((), ())
+        return Outcome(attempt, status, stage, phase, evidence, facts, measured[0], 1.7e9, 2.5, measured[1])
 
     return make
 

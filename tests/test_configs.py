@@ -38,6 +38,19 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"ok": 2},
         {"compile", "compilation", "jit", "utilisation"},
     ),
+    "kernels": (
+        [*TRAINING, "precision=fp32", "compile=eager", "attention=naive,flash"],
+        [],
+        {"ok": 4},
+        {"kernels", "kernel-coverage", "gemm-share", "non-gemm", "softmax-matmul", "kernel-classes", "kernel-modules",
+         "kernel-diff"},
+    ),
+    "kernels compiled": (
+        [*TRAINING, "pass=forward", "precision=fp32", "compile=eager,blocks", "attention=naive"],
+        [],
+        {"ok": 2},
+        {"fused", "kernel-diff"},
+    ),
     "precision": (
         [*TRAINING, "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
         [],
@@ -69,6 +82,10 @@ def test_a_small_version_runs(name: str, sweep: Sweep, tmp_path: Path) -> None:
         compiled = cells[cells["compile"] == "blocks"].iloc[0]
         assert (compiled["compile_cache"], compiled["compile_cache_seen"], compiled["compile_recompiles"]) == ("cold", "cold", 0)
         assert not list((tmp_path / "out").rglob("fxgraph"))  # its own cache went with it
+    if name == "kernels":
+        assert len(list((tmp_path / "out").rglob("trace_*.json.gz"))) == len(cells)
+        assert (cells["attributed_to_module"] > 0.95).all()
+        assert (cells["profile_cost"] > 0).all()
     printed = sweep("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
     assert printed.returncode == 0
     assert printed.stdout.count("\n## ") + printed.stdout.startswith("## ") == len(tables)

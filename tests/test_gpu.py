@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import statistics
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator.attempt import execute
 from tasks.attention import AttentionParams, build
 from tasks.harness.records import Attempt, Outcome, Status
+from tasks.traces.attribution import attribute
+from tasks.traces.chrome import from_events
 from tests.model.test_attention import BOUND, errors_in_eps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -164,3 +169,84 @@ def test_cuda_graphs_record_before_anything_is_timed(make_attempt: MakeAttempt) 
     assert len(measured(outcome, "duration", "compile", "step")) == 3
     assert outcome.facts["compile_skipped_cuda_graphs"] == 0
     assert max(measured(outcome, "duration", "synced", "step")) < measured(outcome, "duration", "compile", "step")[0] / 5
+
+
+KERNEL_CELLS = [(size, length, precision) for size in ("small", "xl") for length in (256, 1024) for precision in ("fp32", "bf16")]
+
+
+def kernels_of(make_attempt: MakeAttempt, **params: object) -> Outcome:
+    settings = {"instruments": ("timing", "kernels"), "timeout_s": 250.0}
+    outcome = execute(make_attempt(settings=settings, device="cuda", batch_size=4, warmup_steps=3, measured_steps=6, **params))
+    assert outcome.status is Status.OK, outcome.evidence
+    return outcome
+
+
+def kernel_number(outcome: Outcome, metric: str, phase: str = "") -> float:
+    (value,) = (s.value for s in outcome.samples if (s.instrument, s.metric, s.phase) == ("kernels", metric, phase))
+    assert value is not None
+    return value
+
+
+def gemm_share(outcome: Outcome) -> float:
+    gemms = sum(row.total_ns for row in outcome.kernels if row.kernel_class == "GEMM")
+    return gemms / sum(row.total_ns for row in outcome.kernels)
+
+
+@pytest.mark.parametrize(("size", "length", "precision"), KERNEL_CELLS)
+def test_where_the_time_goes(make_attempt: MakeAttempt, size: str, length: int, precision: str) -> None:
+    """What the tables of kernels promise, in inference and in training."""
+    params = {"size": size, "context_length": length, "precision": precision}
+    inference, training = (kernels_of(make_attempt, **params, **{"pass": way}) for way in ("forward", "train_step"))
+    for outcome in (inference, training):
+        assert kernel_number(outcome, "attributed_to_phase") > 0.99
+        assert kernel_number(outcome, "attributed_to_module") > 0.97
+        assert kernel_number(outcome, "attributed_to_class") > 0.99
+        assert kernel_number(outcome, "processing") < 0.1 * outcome.wall_s * 1e3
+        for phase in {sample.phase for sample in outcome.samples if sample.metric == "busy" and sample.phase}:
+            if kernel_number(outcome, "busy", phase) > 0.98 and kernel_number(outcome, "busy") > 0.98:
+                timed_ms = statistics.median(measured(outcome, "duration", "pipelined", phase))
+                assert kernel_number(outcome, "kernel_time", phase) == pytest.approx(timed_ms, rel=0.03)
+    assert gemm_share(training) < gemm_share(inference)
+
+
+def test_projections_of_one_block_cost_the_same(make_attempt: MakeAttempt) -> None:
+    """By the trace that the cell left, in which blocks still have their numbers."""
+    outcome = kernels_of(make_attempt, size="xl", context_length=1024, precision="bf16")
+    (trace,) = outcome.attempt.path.glob("trace_*.json.gz")
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    times: Counter[tuple[str, str]] = Counter()
+    for work in attribute(from_events(events), name_part=str):
+        times[work.part, work.phase] += work.duration_ns
+    for phase in ("forward", "backward"):
+        costs = [times[f"layers.20.attn.{name}_proj", phase] for name in ("q", "k", "v")]
+        assert max(costs) < 1.05 * min(costs)
+
+
+def test_a_busy_device_and_a_late_host_are_told_apart(make_attempt: MakeAttempt) -> None:
+    """As the pipelined timing tells them apart: the host is ahead where the device is busy."""
+    waiting, busy = (
+        kernels_of(make_attempt, size=size, context_length=length, precision="fp32")
+        for size, length in (("small", 128), ("xl", 512))
+    )
+    assert kernel_number(waiting, "busy") < kernel_number(busy, "busy")
+    assert kernel_number(busy, "busy") > 0.95
+    assert kernel_number(waiting, "idle_for_host") > 0.8 * kernel_number(waiting, "idle")
+    assert max(measured(busy, "lead", "pipelined")) > max(measured(waiting, "lead", "pipelined"))
+
+
+def test_compiled_kernels_have_a_phase_and_are_fewer(make_attempt: MakeAttempt) -> None:
+    params = {"size": "small", "context_length": 512, "precision": "bf16"}
+    eager, compiled = (kernels_of(make_attempt, compile=way, **params) for way in ("eager", "blocks"))
+    assert kernel_number(compiled, "attributed_to_phase") > 0.99
+    assert kernel_number(compiled, "attributed_to_class") > 0.99
+    counts = [sum(row.count for row in outcome.kernels if row.phase == "forward") for outcome in (eager, compiled)]
+    assert counts[1] < counts[0] / 2
+    fused = [row for row in compiled.kernels if row.name.startswith("triton_")]
+    assert any("+" in row.module and row.attributed_by == "provenance" for row in fused)
+    assert kernel_number(compiled, "attributed_to_module") > 0.9
+
+
+def test_nvtx_ranges_are_left(make_attempt: MakeAttempt) -> None:
+    outcome = execute(make_attempt(device="cuda", settings={"instruments": ("nvtx",)}))
+    assert outcome.status is Status.OK, outcome.evidence
+    assert [sample.value for sample in outcome.samples if sample.instrument == "nvtx"] == [2]

@@ -16,6 +16,7 @@ from orchestrator.errors import SweepError
 from orchestrator.grid import Selection, expand
 from orchestrator.report.tables import TABLES
 from tests.conftest import ROOT
+from tests.traces import NsysExport
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```(?:console|sh)\n(.*?)```", README, re.DOTALL)
@@ -65,6 +66,7 @@ def test_every_command_in_it_runs(tmp_path: Path) -> None:
     The sweeps beside full.yaml run in small versions in test_configs.py.
     """
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
     tiny = "--set device=cpu --set size=tiny --set context_length=16 --set precision=fp32 --set compile=eager --set pass=forward"
     for command in dict.fromkeys(COMMANDS):
         if "--address" in command or "memory_limit" in command:

@@ -33,7 +33,7 @@ _FACTS = (
     "compile_graph_breaks", "compile_break_reasons", "compile_recompiles", "compile_recompile_reasons",
     "compile_cache_hits", "compile_cache_misses", "compile_skipped_cuda_graphs", "attention_asked", "attention_seen",
     "attention_kernels", "dtype_parameters", "dtype_fc1", "dtype_relu", "dtype_norm", "dtype_logits", "dtype_loss",
-    "dtype_gradients",
+    "dtype_gradients", "softmax_flops", "attention_matmul_flops",
 )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     for group in GROUPS:
         columns = group(measured)
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
-    return _with_utilisation(_with_rates(_with_whole_step(wide))).apply(_nullable)
+    return _with_profile_cost(_with_utilisation(_with_rates(_with_whole_step(wide)))).apply(_nullable)
 
 
 def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
@@ -150,6 +150,16 @@ def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
     return state.join(spent, how="outer")
 
 
+def kernels(samples: pd.DataFrame) -> pd.DataFrame:
+    """What the kernels come to over all: `forward_kernel_time_ms`, … of a step; `busy`, `forward_busy`, … shares of time;
+    `idle_ms`, `idle_for_host_ms`; `attributed_to_phase`, … shares of kernel time; `profiled_step_ms`.
+    """
+    watched = samples[samples["instrument"] == "kernels"]
+    prefix = watched["phase"].where(watched["phase"] == "", watched["phase"] + "_")
+    suffix = watched["unit"].map({"ms": "_ms"}).fillna("")
+    return _pivot(watched.assign(column=prefix + watched["metric"] + suffix))
+
+
 GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     synced_durations,
     pipelined_durations,
@@ -159,6 +169,7 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     peaks,
     telemetry,
     findings,
+    kernels,
 )
 
 
@@ -264,4 +275,13 @@ def _with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
     ceilings = products["achieved_tflops"].groupby(place[products.index]).max()
     wide["ceiling_tflops"] = place.map(ceilings)
     wide["of_ceiling"] = wide["achieved_tflops"] / wide["ceiling_tflops"]
+    return wide
+
+
+def _with_profile_cost(wide: pd.DataFrame) -> pd.DataFrame:
+    """`profile_cost`: how many times as long a profiled step took as a timed one; `processing_share`, of the whole attempt."""
+    if {"profiled_step_ms", "step_ms_median"} <= set(wide):
+        wide["profile_cost"] = wide["profiled_step_ms"] / wide["step_ms_median"]
+    if "processing_ms" in wide:
+        wide["processing_share"] = wide["processing_ms"] / (wide["wall_s"] * 1e3)
     return wide

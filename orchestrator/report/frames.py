@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from orchestrator.errors import RunError, nearest
 from orchestrator.report.derive import derive_cells
 
 if TYPE_CHECKING:
@@ -17,11 +19,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Results:
-    """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the tasks."""
+    """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the tasks.
+
+    read_kernels: gives the rows of kernels of the whole run, which may be millions: read where a table asks for them.
+    """
 
     cells: pd.DataFrame
     axes: tuple[str, ...]
     manifest: Mapping[str, Any]
+    read_kernels: Callable[[], pd.DataFrame] = pd.DataFrame
+
+    def kernels(self) -> pd.DataFrame:
+        """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
+        number of steps is unknown.
+        """
+        rows = self.read_kernels().merge(self.cells[["cell", "attempt"]], on=["cell", "attempt"])
+        return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
 
 
 def load_results(run: Run) -> Results:
@@ -37,4 +50,13 @@ def load_results(run: Run) -> Results:
     ]
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
-    return Results(derive_cells(attempts, run.read("samples")), tuple(names), manifest)
+    return Results(derive_cells(attempts, run.read("samples")), tuple(names), manifest, cache(lambda: run.read("kernels")))
+
+
+def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
+    """Only the cells whose ids begin so. Raises RunError for a beginning that is of no cell."""
+    cells = results.cells
+    for prefix in prefixes:
+        if not cells["cell"].str.startswith(prefix).any():
+            raise RunError(f"there is no cell {prefix} in this run", nearest(prefix, cells["cell"]))
+    return replace(results, cells=cells[cells["cell"].str.startswith(tuple(prefixes))])

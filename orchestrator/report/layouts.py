@@ -84,12 +84,13 @@ def each(cells: pd.DataFrame) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Listing:
-    """One row a cell."""
+    """One row a cell. always: axes that are shown also where they do not vary."""
 
     columns: tuple[tuple[str, Value], ...]
+    always: tuple[str, ...] = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes = key_axes(results)
+        axes = list(dict.fromkeys([*key_axes(results), *(axis for axis in self.always if axis in results.axes)]))
         cells = sort_cells(results.cells, axes)
         rows = [[*axis_texts(row, axes), *(value(row) for _, value in self.columns)] for row in each(cells)]
         return [*axes, *(title for title, _ in self.columns)], rows
@@ -134,7 +135,7 @@ class Across:
         values = self._values(results.cells)
         header = [*axes, *(title for value in values for title in self._titles(value, values[0]))]
         rows: Rows = []
-        for _, group in _groups(sort_cells(results.cells, axes), axes):
+        for _, group in groups(sort_cells(results.cells, axes), axes):
             by_value = {self._value(row): row for row in each(group)}
             if len(by_value) < 2:
                 continue
@@ -182,7 +183,7 @@ class Ladder:
         present = [axis for axis in self.axes if axis in results.cells]
         rungs = [axis for axis in present if results.cells[axis].nunique(dropna=False) > 1]
         rows: Rows = []
-        for _, group in _groups(sort_cells(results.cells, [*others, *present]), others):
+        for _, group in groups(sort_cells(results.cells, [*others, *present]), others):
             members = list(each(group))
             if len(members) < 2:
                 continue
@@ -205,7 +206,7 @@ class Matrix:
         axes = key_axes(results, without=(self.across,))
         values = ordered_values(self.across, results.cells[self.across])
         rows: Rows = []
-        for _, group in _groups(sort_cells(results.cells, axes), axes):
+        for _, group in groups(sort_cells(results.cells, axes), axes):
             by_value = {row[self.across]: row for row in each(group)}
             texts = [self.value(by_value[value]) if value in by_value else NOTHING for value in values]
             rows.append([*axis_texts(next(iter(by_value.values())), axes), *texts])
@@ -223,7 +224,7 @@ class Growth:
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results, without=(self.along,))
         rows: Rows = []
-        for _, group in _groups(sort_cells(results.cells, [*axes, self.along]), axes):
+        for _, group in groups(sort_cells(results.cells, [*axes, self.along]), axes):
             previous: Row | None = None
             if len(group) < 2:
                 continue
@@ -242,7 +243,7 @@ class Growth:
         return f"{growth / math.log(row[self.along] / previous[self.along]):.2f}"
 
 
-def _groups(cells: pd.DataFrame, axes: list[str]) -> Iterator[tuple[Any, pd.DataFrame]]:
+def groups(cells: pd.DataFrame, axes: list[str]) -> Iterator[tuple[Any, pd.DataFrame]]:
     if not axes:
         yield (), cells
         return

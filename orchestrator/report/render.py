@@ -13,7 +13,8 @@ from tabulate import tabulate
 from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
-from orchestrator.report.tables import TABLES, Table
+from orchestrator.report.table import Table
+from orchestrator.report.tables import TABLES
 from orchestrator.report.values import format_ms
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from orchestrator.report.frames import Results
-from orchestrator.report.layouts import PHASE, Across, ByPhase, Growth, Header, Ladder, Layout, Listing, Matrix, Rows
-from orchestrator.report.selections import Selection, both, having, of_task, varying, with_baseline
+from orchestrator.report.kernel_tables import KERNEL_TABLES
+from orchestrator.report.layouts import Across, ByPhase, Growth, Ladder, Listing, Matrix
+from orchestrator.report.selections import both, having, of_task, varying, with_baseline
+from orchestrator.report.table import Table
 from orchestrator.report.values import (
-    NOTHING,
     Value,
     break_even,
     gib,
@@ -25,34 +23,6 @@ from orchestrator.report.values import (
     where_it_ended,
     why_it_ended,
 )
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of the report.
-
-    read: how to read it, in one line. cells: which rows of the frame it is about; a table without rows is left out.
-    """
-
-    name: str
-    title: str
-    read: str
-    layout: Layout
-    cells: Selection = lambda cells: cells
-
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        chosen = self.cells(results.cells)
-        if chosen.empty:
-            return [], []
-        header, rows = _without_empty(*self.layout.lay_out(Results(chosen, results.axes, results.manifest)))
-        says_something = set(header) - {*results.axes, PHASE}
-        return (header, rows) if says_something else ([], [])
-
-
-def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
-    """Drops the columns that this run has nothing for, such as the allocator's peaks on the CPU."""
-    kept = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
 
 
 def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
@@ -395,6 +365,7 @@ TABLES: tuple[Table, ...] = (
         ),
         of_task("norm_sensitivity"),
     ),
+    *KERNEL_TABLES,
     Table(
         "failures",
         "What did not end well",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ Row = Any  # a row of `cells`, as pandas gives it: a Series, or a namedtuple's d
 Value = Callable[[Row], str]
 
 GIB = 1024**3
+LONGEST_NAME = 100
 NOTHING = "–"
 STATUS_WORDS = {"oom": "OOM", "host_oom": "host OOM", "timeout": "time-out"}
 
@@ -101,13 +103,19 @@ def break_even(row: Row, baseline: Row) -> str:
     return f"{row['compile_cost_ms'] / gain:,.0f}" if gain > 0 else "never"
 
 
-def ratio(numerator: str, denominator: str) -> Value:
+def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
     def value(row: Row) -> str:
         if not (known(row, numerator) and known(row, denominator)):
             return absent(row, numerator)
-        return f"{row[numerator] / row[denominator]:.2f}"
+        return format(row[numerator] / row[denominator], form)
 
     return value
+
+
+def short_kernel_name(name: str) -> str:
+    """Without what all names have in common, and cut."""
+    short = re.sub(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::", "", name)
+    return short if len(short) <= LONGEST_NAME else f"{short[: LONGEST_NAME - 1]}…"
 
 
 def per_pair(row: Row) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from tasks.harness.params import CompiledParams, Params
 
+_BASIC_PROVENANCE = 2  # of the three levels the one that adds least to compiling
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
@@ -60,3 +61,20 @@ def _warmth(hits: int, misses: int) -> str | None:
     if not hits and not misses:
         return None
     return "cold" if not hits else "warm" if not misses else "mixed"
+
+
+def keep_provenance() -> None:
+    """Has the compiler keep, of what it compiles from now on, the Python stacks that each kernel comes from.
+
+    Torch calls it internal: a version without it keeps nothing.
+    """
+    trace = importlib.import_module("torch._inductor.config").trace
+    if hasattr(trace, "provenance_tracking_level"):
+        trace.provenance_tracking_level = _BASIC_PROVENANCE
+
+
+def kept_provenance() -> list[str]:
+    """What was kept: of each compiled graph, the stacks by kernel, as JSON."""
+    from torch._dynamo.utils import get_compilation_metrics
+
+    return [text for frame in get_compilation_metrics() for text in getattr(frame, "inductor_provenance", None) or ()]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from tasks.harness.records import Ending, Sample
+from tasks.harness.records import Ending, KernelRow, Sample
 
 
 class Journal:
@@ -24,6 +24,9 @@ class Journal:
 
     def samples(self, samples: Iterable[Sample]) -> None:
         self._write({"samples": [asdict(sample) for sample in samples]})
+
+    def kernels(self, rows: Iterable[KernelRow]) -> None:
+        self._write({"kernels": [asdict(row) for row in rows]})
 
     def end(self, ending: Ending) -> None:
         """The last line: once it is on disk, the attempt is finished whatever happens next."""

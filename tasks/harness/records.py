@@ -92,6 +92,31 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class KernelRow:
+    """A kernel by its name, in one phase and module, over `steps` profiled steps; on the CPU an operator's own time.
+
+    phase, module: empty where it belongs to none. Several modules of a fused kernel are joined by `+`. kernel_class: what
+    kind of work it does. attributed_by: what the module is known by (see tasks/traces/attribution.py). steps: null in a
+    trace that does not tell.
+    """
+
+    phase: str
+    module: str
+    kernel_class: str
+    attributed_by: str
+    operator: str
+    name: str
+    steps: int | None
+    count: int
+    total_ns: int
+    mean_ns: float
+    median_ns: float
+    min_ns: int
+    max_ns: int
+    sd_ns: float | None
+
+
+@dataclass(frozen=True)
 class Ending:
     """How a measuring process ended by its own account: the last line of its journal."""
 
@@ -112,6 +137,7 @@ class Outcome:
     samples: tuple[Sample, ...]
     started_at: float
     wall_s: float
+    kernels: tuple[KernelRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +149,7 @@ class Account:
     stage: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
+    kernels: tuple[KernelRow, ...] = ()
     ending: Ending | None = None
 
 
@@ -143,7 +170,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _account(entries: Iterable[dict[str, Any]]) -> Account:
     times: list[float] = []
-    stage, facts, samples = "", dict[str, Any](), list[Sample]()
+    stage, facts, samples, kernels = "", dict[str, Any](), list[Sample](), list[KernelRow]()
     ending = None
     for entry in entries:
         times.append(entry["time"])
@@ -154,8 +181,10 @@ def _account(entries: Iterable[dict[str, Any]]) -> Account:
                 facts |= more
             case {"samples": list(rows)}:
                 samples += [Sample(**row) for row in rows]
+            case {"kernels": list(rows)}:
+                kernels += [KernelRow(**row) for row in rows]
             case {"status": str(status), "evidence": dict(evidence)}:
                 ending = Ending(Status(status), evidence)
     if not times:
         return Account()
-    return Account(times[0], times[-1] - times[0], stage, facts, tuple(samples), ending)
+    return Account(times[0], times[-1] - times[0], stage, facts, tuple(samples), tuple(kernels), ending)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tasks.harness.params import Params
 from tasks.harness.progress import Progress
-from tasks.harness.records import Sample
+from tasks.harness.records import KernelRow, Sample
 from tasks.harness.workload import Watcher, Workload, run_step
 
 
@@ -18,7 +19,8 @@ class Session:
 
     on_first_step: watchers that want to see the very first step, whichever stage runs it. They are told outside of
     what is timed. shelf: what a stage leaves for a later stage of the same instrument. facts: what a stage found out
-    that is no number; the row of the cell keeps it.
+    that is no number; the row of the cell keeps it. kernels: rows of a stage that watched them, too many to be samples.
+    folder: where a stage leaves artifacts; None where nobody keeps them.
     """
 
     workload: Workload
@@ -27,6 +29,8 @@ class Session:
     on_first_step: list[Watcher] = field(default_factory=list)
     shelf: dict[str, list[Sample]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    kernels: list[KernelRow] = field(default_factory=list)
+    folder: Path | None = None
 
     def count(self, name: str) -> int:
         """A parameter that counts something, such as `measured_steps`."""

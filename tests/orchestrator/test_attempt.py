@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from orchestrator.attempt import by_hand, execute, recover
-from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Outcome, Status
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Outcome, Status, read_journal
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
@@ -140,6 +140,23 @@ def test_a_torn_journal_is_read_as_far_as_it_is_whole(make_attempt: MakeAttempt)
         (attempt.path / JOURNAL_FILE).write_bytes(whole[:cut])
         recovered = recover(attempt)
         assert recovered is None or cut == len(whole) - 1
+
+
+def test_kernels_come_through_the_journal_whole_or_torn(make_attempt: MakeAttempt) -> None:
+    attempt = make_attempt(settings={"instruments": ("timing", "kernels")})
+    outcome = execute(attempt)
+    assert outcome.status is Status.OK, outcome.evidence
+    assert {row.phase for row in outcome.kernels} >= {"forward", "backward", "optimizer"}
+    assert [path.name for path in attempt.path.glob("trace_*")]
+    journal = attempt.path / JOURNAL_FILE
+    whole = journal.read_bytes()
+    assert read_journal(journal).kernels == outcome.kernels
+    place = whole.index(b'"kernels": [')
+    journal.write_bytes(whole[: place + 500])  # killed while it wrote them
+    torn = read_journal(journal)
+    assert torn.kernels == ()
+    assert torn.samples
+    assert recover(attempt) is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -20,7 +21,7 @@ import pytest
 from orchestrator import store
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.store import Run
-from tasks.harness.records import ATTEMPT_FILE, Outcome, Status
+from tasks.harness.records import ATTEMPT_FILE, KernelRow, Outcome, Status
 
 MakeOutcome = Callable[..., Outcome]
 
@@ -40,6 +41,40 @@ def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
     assert json.loads(attempts.loc[bad.attempt.cell.id, "evidence"])["asked_bytes"] == 2 * 1024**3
     assert json.loads(attempts.loc[good.attempt.cell.id, "params"])["size"] == "tiny"
     assert len(run.read("samples")) == len(good.samples)
+    kernels = run.read("kernels")
+    assert set(kernels["cell"]) == {good.attempt.cell.id}
+    assert [KernelRow(**row) for row in kernels.drop(columns=["cell", "attempt"]).to_dict("records")] == list(good.kernels)
+
+
+@pytest.mark.parametrize("torn", ["samples", "kernels", "attempts"])
+def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    """The attempt is written last: whatever a kill cuts off, no attempt counts whose kernels or samples are missing."""
+    write_part, outcome = store._write_part, make_outcome()
+
+    def die_at(path: Path, table: pa.Table) -> None:
+        if path.parent.name == torn:
+            path.with_name(f".{path.name}.1").write_bytes(b"PAR1 half a file")
+            raise KeyboardInterrupt
+        write_part(path, table)
+
+    monkeypatch.setattr(store, "_write_part", die_at)
+    with pytest.raises(KeyboardInterrupt), run.opened_for_writing() as writer:
+        writer.append(outcome, None)
+    assert run.read("attempts").empty
+    monkeypatch.undo()
+    with run.opened_for_writing() as writer:  # the next driver keeps it from the journal
+        writer.append(outcome, None)
+    assert len(run.read("attempts")) == 1
+    assert (len(run.read("samples")), len(run.read("kernels"))) == (len(outcome.samples), len(outcome.kernels))
+
+
+def test_a_run_of_an_older_program_has_no_kernels(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+    shutil.rmtree(run.folder / "kernels")
+    assert run.read("kernels").empty
 
 
 def test_parts_of_older_programs_have_nulls_for_newer_columns(run: Run, make_outcome: MakeOutcome) -> None:
@@ -59,7 +94,7 @@ def test_merging_changes_no_row(run: Run, make_outcome: MakeOutcome, monkeypatch
     with run.opened_for_writing() as writer:
         for seed in range(10):
             writer.append(make_outcome(seed=seed), None)
-        before = {table: _sorted(run.read(table)) for table in ("attempts", "samples")}
+        before = {table: _sorted(run.read(table)) for table in ("attempts", "samples", "kernels")}
         writer.merge_parts()
     for table, frame in before.items():
         pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
@@ -72,18 +107,20 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
     with run.opened_for_writing() as writer:
         for seed in range(3):
             writer.append(make_outcome(seed=seed), None)
-        before = _sorted(run.read("samples"))
+        before = {table: _sorted(run.read(table)) for table in ("samples", "kernels")}
         monkeypatch.setattr(store, "MERGE_BATCH", 3)
         monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         writer.merge_parts()
-    assert len(list((run.folder / "samples").glob("*.parquet"))) == 4
-    pd.testing.assert_frame_equal(_sorted(run.read("samples")), before)
+    for table, frame in before.items():
+        assert len(list((run.folder / table).glob("*.parquet"))) == 4
+        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
     monkeypatch.undo()
     monkeypatch.setattr(store, "MERGE_BATCH", 3)
     with run.opened_for_writing() as writer:  # the next driver clears away, and merges nothing a second time
         writer.merge_parts()
-    assert len(list((run.folder / "samples").glob("*.parquet"))) == 1
-    pd.testing.assert_frame_equal(_sorted(run.read("samples")), before)
+    for table, frame in before.items():
+        assert len(list((run.folder / table).glob("*.parquet"))) == 1
+        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
 
 
 def test_more_parts_than_a_process_may_open(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:

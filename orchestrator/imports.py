@@ -1,0 +1,82 @@
+"""Brings in what another program traced: an export of Nsight Systems becomes an attempt of a run, with its kernels."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from orchestrator.errors import EnvironmentError, RunError
+from orchestrator.store import Run
+from tasks.harness.cell import Cell
+from tasks.harness.params import Params
+from tasks.harness.records import Attempt, Outcome, Settings, Status
+from tasks.traces.attribution import attribute
+from tasks.traces.nsys import read_nsys
+from tasks.traces.summary import to_rows, to_samples
+from tasks.traces.timeline import Timeline
+
+TASK = "nsys"
+
+
+class ImportedParams(Params):
+    """What is known of a cell that another program measured: the file that it came in."""
+
+    file: str
+
+
+def import_nsys(file: Path, run: Run) -> str:
+    """Adds the file to the run as a cell, whose id comes back. Raises RunError or EnvironmentError.
+
+    The same file again is a further attempt at the same cell.
+    """
+    started_at = time.time()
+    timeline = _read(file)
+    works = attribute(timeline)
+    cell = Cell(TASK, 1, ImportedParams(file=file.name))
+    with run.opened_for_writing() as writer:
+        earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
+        number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
+        if not run.exists:
+            writer.write_manifest({"name": run.folder.name})
+        outcome = Outcome(
+            Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings()),
+            Status.OK,
+            stage="",
+            phase="",
+            evidence={},
+            facts={},
+            samples=tuple(to_samples(works, None, on_device=True)),
+            started_at=started_at,
+            wall_s=time.time() - started_at,
+            kernels=tuple(to_rows(works, None)),
+        )
+        writer.append(outcome, None)
+    return cell.id
+
+
+def _read(file: Path) -> Timeline:
+    if not file.is_file():
+        raise RunError(f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote")
+    try:
+        if file.suffix != ".nsys-rep":
+            return read_nsys(file)
+        with TemporaryDirectory() as scratch:
+            return read_nsys(_export(file, Path(scratch) / "export.sqlite"))
+    except ValueError as error:
+        raise RunError(str(error), "Export it with: nsys export --type sqlite FILE.nsys-rep") from error
+
+
+def _export(report: Path, to: Path) -> Path:
+    nsys = shutil.which("nsys")
+    if nsys is None:
+        raise EnvironmentError(
+            f"{report}: needs nsys to be read, which is not on the PATH",
+            f"Where nsys is: nsys export --type sqlite {report.name}, and import the .sqlite file",
+        )
+    done = subprocess.run([nsys, "export", "--type", "sqlite", "--output", str(to), str(report)], capture_output=True, text=True)
+    if done.returncode:
+        raise RunError(f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+    return to

@@ -1,0 +1,170 @@
+"""The tables of kernels, as data."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from orchestrator.report.kernel_layouts import (
+    GEMM,
+    OUTSIDE_OPERATORS,
+    PHASES,
+    ByClass,
+    ByModule,
+    Difference,
+    Fused,
+    TopKernels,
+    WithKernels,
+)
+from orchestrator.report.layouts import Listing
+from orchestrator.report.selections import both, having
+from orchestrator.report.table import Table
+from orchestrator.report.values import ms, number, ratio
+
+_TOP = 8
+_DIFFERENT = 20
+_ATTENTION_MATMULS = ("scores", "attention output")
+
+_WITH_KERNELS = having("attributed_to_phase")
+
+
+def gemm_shares(kernels: pd.DataFrame) -> pd.DataFrame:
+    """By cell: which share of kernel time matrix products take, of each phase and of all (`gemm_share`)."""
+    inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+    gemm = inside["ms"].where(inside["kernel_class"] == GEMM, 0.0)
+    columns = {"gemm_share": gemm.groupby(inside["cell"]).sum() / inside.groupby("cell")["ms"].sum()}
+    for phase in filter(None, PHASES):
+        of_phase = inside["phase"] == phase
+        total_ms = inside[of_phase].groupby("cell")["ms"].sum()
+        columns[f"{phase}_gemm_share"] = gemm[of_phase].groupby(inside["cell"]).sum() / total_ms
+    return pd.DataFrame(columns).rename_axis("cell").reset_index()
+
+
+def softmax_and_matmul(kernels: pd.DataFrame) -> pd.DataFrame:
+    """By cell: ms of the softmax and of the two matrix products of attention, of the forward and of the backward pass."""
+    matmul = kernels["module"].isin(_ATTENTION_MATMULS) & (kernels["kernel_class"] == GEMM)
+    columns = {}
+    for phase in ("forward", "backward"):
+        of_phase = kernels["phase"] == phase
+        columns[f"{phase}_softmax_ms"] = kernels[of_phase & (kernels["module"] == "softmax")].groupby("cell")["ms"].sum()
+        columns[f"{phase}_matmul_ms"] = kernels[of_phase & matmul].groupby("cell")["ms"].sum()
+    return pd.DataFrame(columns).rename_axis("cell").reset_index()
+
+
+def _not_gemm(kernels: pd.DataFrame) -> pd.DataFrame:
+    return kernels[kernels["kernel_class"] != GEMM]
+
+
+def _of_several_ways(cells: pd.DataFrame) -> pd.DataFrame:
+    """Those that could be compiled, if some are and some are not."""
+    known = having("compile")(cells)
+    return known if len(known) and known["compile"].nunique() > 1 else known.iloc[:0]
+
+
+KERNEL_TABLES: tuple[Table, ...] = (
+    Table(
+        "kernels",
+        "Top kernels by phase",
+        "Share of the phase's kernel time, and of one step the total and the instances; then of one instance. A median with ≈ "
+        "is from several modules' medians. On the CPU, operators by their own time.",
+        TopKernels(_TOP),
+        _WITH_KERNELS,
+    ),
+    Table(
+        "kernel-coverage",
+        "How much of the kernel time is attributed, and how busy the device was",
+        "Shares of kernel time that have a phase, a module, a class. Busy: of the time from the first kernel to the last. Idle "
+        "milliseconds a step between kernels, and those in which the host was late to launch. Cost: a profiled step over a "
+        "timed one. Processing: reading the trace, as a share of the whole attempt.",
+        Listing(
+            (
+                ("phase", number("attributed_to_phase", ".2%")),
+                ("module", number("attributed_to_module", ".2%")),
+                ("class", number("attributed_to_class", ".2%")),
+                ("busy", number("busy", ".1%")),
+                ("idle ms", ms("idle_ms")),
+                ("idle for the host ms", ms("idle_for_host_ms")),
+                ("drain ms", ms("drain_ms")),
+                ("profiled step ms", ms("profiled_step_ms")),
+                ("cost", number("profile_cost", ".2f")),
+                ("processing", number("processing_share", ".1%")),
+            )
+        ),
+        _WITH_KERNELS,
+    ),
+    Table(
+        "gemm-share",
+        "Matrix products, in inference and in training",
+        "Which share of kernel time they take, of each phase and of the whole step. `pass` forward is inference.",
+        WithKernels(
+            gemm_shares,
+            Listing(
+                (
+                    ("of forward", number("forward_gemm_share", ".1%")),
+                    ("of backward", number("backward_gemm_share", ".1%")),
+                    ("of optimizer", number("optimizer_gemm_share", ".1%")),
+                    ("of all", number("gemm_share", ".1%")),
+                ),
+                always=("precision", "pass"),
+            ),
+        ),
+        _WITH_KERNELS,
+    ),
+    Table(
+        "non-gemm",
+        "The top kernel that is no matrix product",
+        "Of each phase; columns as in `kernels`.",
+        TopKernels(1, _not_gemm),
+        _WITH_KERNELS,
+    ),
+    Table(
+        "softmax-matmul",
+        "Softmax against matrix products inside attention",
+        "Milliseconds a step of the softmax, and of scores and weights times values; their ratio in time, and in FLOPs of the "
+        "forward pass by the closed form, five an element for the softmax.",
+        WithKernels(
+            softmax_and_matmul,
+            Listing(
+                (
+                    ("softmax ms", ms("forward_softmax_ms")),
+                    ("matmul ms", ms("forward_matmul_ms")),
+                    ("softmax / matmul", ratio("forward_softmax_ms", "forward_matmul_ms")),
+                    ("in FLOPs", ratio("softmax_flops", "attention_matmul_flops", ".3f")),
+                    ("backward softmax ms", ms("backward_softmax_ms")),
+                    ("backward matmul ms", ms("backward_matmul_ms")),
+                    ("backward softmax / matmul", ratio("backward_softmax_ms", "backward_matmul_ms")),
+                )
+            ),
+        ),
+        both(_WITH_KERNELS, having("softmax_flops")),
+    ),
+    Table(
+        "kernel-classes",
+        "What kind of work each phase is",
+        "Milliseconds of kernels a step, and the share of each class.",
+        ByClass(),
+        _WITH_KERNELS,
+    ),
+    Table(
+        "kernel-modules",
+        "Where the time goes, by module",
+        "Milliseconds of kernels a step, by phase, and the share of the step. Backward kernels belong to the module whose "
+        "operator they are the derivative of.",
+        ByModule(),
+        _WITH_KERNELS,
+    ),
+    Table(
+        "fused",
+        "What compiling fused away",
+        "Kernels of a step and their milliseconds, by class.",
+        Fused(),
+        both(_WITH_KERNELS, _of_several_ways),
+    ),
+    Table(
+        "kernel-diff",
+        "Kernels that differ between two cells",
+        "Those whose milliseconds a step differ most. Choose the cells with --cells; else they are two that one axis tells "
+        "apart.",
+        Difference(_DIFFERENT),
+        _WITH_KERNELS,
+    ),
+)

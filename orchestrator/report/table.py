@@ -1,0 +1,38 @@
+"""A table of the report: a name, how to read it, which cells it is about and how they are laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.report.frames import Results
+from orchestrator.report.layouts import PHASE, Header, Layout, Rows
+from orchestrator.report.selections import Selection
+from orchestrator.report.values import NOTHING
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report.
+
+    read: how to read it, in one line. cells: which rows of the frame it is about; a table without rows is left out.
+    """
+
+    name: str
+    title: str
+    read: str
+    layout: Layout
+    cells: Selection = lambda cells: cells
+
+    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+        chosen = self.cells(results.cells)
+        if chosen.empty:
+            return [], []
+        header, rows = _without_empty(*self.layout.lay_out(replace(results, cells=chosen)))
+        says_something = set(header) - {*results.axes, PHASE}
+        return (header, rows) if says_something else ([], [])
+
+
+def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
+    """Drops the columns that this run has nothing for, such as the allocator's peaks on the CPU."""
+    kept = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
+    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]

@@ -1,0 +1,47 @@
+"""Ranges for Nsight Systems around some warm steps, with the names that `kernels` uses. Nothing is measured here.
+
+Run a cell with this instrument alone under `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi`, and read the
+result with `sweep import-nsys`. Phases are ranges from a start to an end, which all threads are in; every operator is a range
+with its sequence number, which finds the modules of the backward pass.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.profiler import record_function
+
+from tasks.harness.parts import parts_named
+from tasks.harness.records import Sample
+from tasks.harness.stage import Session, Stage
+from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
+
+_STEPS = 2
+
+
+class NvtxPhases:
+    """A range around each phase that the kernels of every thread fall into."""
+
+    def enter(self, phase: str) -> None:
+        self._handle = torch.cuda.nvtx.range_start(PHASE_PREFIX + phase)
+
+    def leave(self, phase: str) -> None:
+        torch.cuda.nvtx.range_end(self._handle)
+
+
+def annotate(session: Session) -> list[Sample]:
+    device = session.workload.device
+    if device.kind != "cuda":
+        return [Sample("nvtx", "annotated_steps", "steps", None, note=f"NVTX ranges are of CUDA devices, not of {device.kind}")]
+    session.step()  # so that it is warm, whichever stages came before
+    device.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    named = parts_named(session.workload.model, lambda name: record_function(PART_PREFIX + name))
+    with torch.autograd.profiler.emit_nvtx(), named:  # type: ignore[no-untyped-call]
+        for _ in range(_STEPS):
+            session.step(NvtxPhases())
+        device.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+    return [Sample("nvtx", "annotated_steps", "steps", _STEPS)]
+
+
+STAGES = (Stage("nvtx", 85, annotate),)

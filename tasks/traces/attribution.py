@@ -1,0 +1,158 @@
+"""Which phase and which part of the model a piece of work belongs to, and how that is known.
+
+Backward kernels are launched by another thread than the one that the ranges of the forward pass are on, so that neither
+nesting alone nor time alone finds them: the phase goes by the moment of the launch on any thread, the part by the ranges
+around the launch or, where there are none, through the sequence number to the operator of the forward pass. Compiled code
+has no ranges: there the compiler's own record of its kernels stands in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from enum import StrEnum
+from functools import cache
+from typing import NamedTuple
+
+from tasks.traces.classes import classify
+from tasks.traces.parts import OPTIMIZER, label_of
+from tasks.traces.provenance import Graph, Regions
+from tasks.traces.timeline import PART_PREFIX, Kind, Thread, Timeline
+
+OUTSIDE = "outside operators"  # of a host alone: allocation, page faults, Python, other threads
+
+
+class How(StrEnum):
+    """What a part, or the lack of one, is known by."""
+
+    SCOPE = "scope"  # a range around the launch, on its thread
+    SEQUENCE = "sequence"  # the operator of the forward pass that the backward one belongs to
+    PROVENANCE = "provenance"  # what the compiler says went into the kernel
+    PHASE = "phase"  # all of the optimizer's phase is the optimizer's
+    LAUNCH = "launch"  # only where it was launched: in no part
+    NONE = "none"  # not even that: the trace has no launch of it
+
+
+class Work(NamedTuple):
+    """A piece of work. start and end: of the device's interval; on a host alone `duration_ns` is less, an operator's own.
+
+    occurrence: which of the trace's phases it is of, by index; -1 outside of them.
+    """
+
+    phase: str
+    occurrence: int
+    part: str
+    kind: str
+    how: How
+    operator: str
+    name: str
+    start_ns: int
+    end_ns: int
+    duration_ns: int
+    launched_ns: int | None
+
+
+class _Origin(NamedTuple):
+    part: str
+    how: How
+    operator: str
+
+
+NamePart = Callable[[str], str]
+
+
+def attribute(timeline: Timeline, name_part: NamePart = label_of, graphs: Sequence[Graph] = ()) -> list[Work]:
+    """Every activity of the device; on a host alone every operator's own time, and what is outside of them by phase.
+
+    name_part: what a part is called, from its name in the trace. graphs: what is known of compiled code.
+    """
+    find = _OriginFinder(timeline, name_part, graphs)
+    works = _on_device(timeline, find) if timeline.on_device else _on_host(timeline, find)
+    return list(works)
+
+
+def _on_device(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
+    for activity in timeline.activities:
+        span = (activity.start_ns, activity.end_ns, activity.end_ns - activity.start_ns)
+        launch = activity.launch
+        if launch is None:
+            yield Work("", -1, "", classify(activity.name), How.NONE, "", activity.name, *span, None)
+            continue
+        thread = timeline.threads.get(launch.thread)
+        phase, occurrence = timeline.phase_at(launch.at_ns)
+        origin = find.at(thread, thread.innermost(launch.at_ns) if thread else -1, phase, activity.name)
+        kind = classify(activity.name, origin.operator)
+        yield Work(phase, occurrence, origin.part, kind, origin.how, origin.operator, activity.name, *span, launch.at_ns)
+
+
+def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
+    within: dict[str, int] = defaultdict(int)
+    for thread in timeline.threads.values():
+        for index, own_ns in _own_times(thread):
+            span = thread.spans[index]
+            phase, occurrence = timeline.phase_at(span.start_ns)
+            within[phase] += own_ns
+            part, how, _ = find.at(thread, index, phase, span.name)
+            times = (span.start_ns, span.end_ns, own_ns)
+            yield Work(phase, occurrence, part, classify(span.name), how, span.name, span.name, *times, None)
+    for phase, took_ns in timeline.phase_totals().items():
+        # Operators of several threads at once may come to more than the phase took: nothing is then left outside.
+        outside_ns = max(0, took_ns - within[phase])
+        yield Work(phase, -1, "", "other", How.NONE, OUTSIDE, OUTSIDE, 0, 0, outside_ns, None)
+
+
+def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
+    """Each operator of a thread by its index, with its time less that of the operators within it."""
+    own = {index: s.end_ns - s.start_ns for index, s in enumerate(thread.spans) if s.kind is Kind.OPERATOR}
+    for index in own:
+        around = thread.around[index]
+        operator = thread.operator[around] if around >= 0 else -1
+        if operator >= 0:
+            own[operator] -= thread.spans[index].end_ns - thread.spans[index].start_ns
+    return iter(own.items())
+
+
+class _OriginFinder:
+    def __init__(self, timeline: Timeline, name_part: NamePart, graphs: Sequence[Graph]) -> None:
+        self._owners = timeline.forward_operators()
+        self._name_part = cache(name_part)
+        self._regions = dict(_compiled_regions(timeline, graphs)) if graphs else {}
+
+    def at(self, thread: Thread | None, index: int, phase: str, kernel: str) -> _Origin:
+        """Of a kernel that a thread launched in the span at `index`."""
+        if thread is None or index < 0:
+            return _Origin(OPTIMIZER, How.PHASE, "") if phase == OPTIMIZER else _Origin("", How.LAUNCH, "")
+        operator = self._operator(thread, index)
+        if part := self._part(thread, index):
+            return _Origin(part, How.SCOPE, operator)
+        if part := self._part_of_forward(thread, index):
+            return _Origin(part, How.SEQUENCE, operator)
+        if thread in self._regions and (part := self._regions[thread].parts(index, kernel)):
+            return _Origin(part, How.PROVENANCE, operator)
+        return _Origin(OPTIMIZER, How.PHASE, operator) if phase == OPTIMIZER else _Origin("", How.LAUNCH, operator)
+
+    def _operator(self, thread: Thread, index: int) -> str:
+        operator = thread.operator[index]
+        return thread.spans[operator].name if operator >= 0 else ""
+
+    def _part(self, thread: Thread, index: int) -> str:
+        part = thread.part[index]
+        return self._name_part(thread.spans[part].name.removeprefix(PART_PREFIX)) if part >= 0 else ""
+
+    def _part_of_forward(self, thread: Thread, index: int) -> str:
+        """The part of the forward operator that a backward one belongs to."""
+        backward = thread.backward[index]
+        sequence = thread.spans[backward].sequence if backward >= 0 else None
+        if sequence is None or sequence not in self._owners:
+            return ""
+        return self._part(*self._owners[sequence])
+
+
+def _compiled_regions(timeline: Timeline, graphs: Sequence[Graph]) -> Iterator[tuple[Thread, Regions]]:
+    launched: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for activity in timeline.activities:
+        if activity.launch is not None and activity.launch.thread in timeline.threads:
+            index = timeline.threads[activity.launch.thread].innermost(activity.launch.at_ns)
+            launched[activity.launch.thread][index].append(activity.name)
+    for number, thread in timeline.threads.items():
+        yield thread, Regions(thread, launched[number], graphs)

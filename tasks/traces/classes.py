@@ -1,0 +1,63 @@
+"""What kind of work a kernel does, by its name. The first sign that fits decides: the order is part of the knowledge."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+CLASSES = (
+    "GEMM", "attention", "softmax", "norm", "elementwise", "reduction", "copy", "embedding", "optimizer", "communication",
+    "other",
+)  # fmt: skip
+
+_ELEMENTWISE_OPERATORS = (
+    "add|sub|rsub|mul|div|neg|exp|log|sqrt|rsqrt|pow|reciprocal|sigmoid|silu|gelu|relu|tanh|where|maximum|minimum|clamp|lerp|"
+    "addcmul|addcdiv|fill|zero|masked_fill|eq|ne|ge|gt|le|lt|bitwise_not|logical_not|abs|arange|sigmoid_backward|"
+    "silu_backward|gelu_backward|threshold_backward|dropout|native_dropout|normal|uniform|random"
+)
+
+_SIGNS: tuple[tuple[str, str], ...] = (
+    ("communication", r"nccl|nvshmem|all_?reduce_kernel|all_?gather|reduce_?scatter|c10d::"),
+    (
+        "copy",
+        r"^(CUDA )?(Memcpy|Memset)|^\[CUDA mem|direct_copy_kernel|CatArrayBatchedCopy|"
+        r"aten::(copy_|_to_copy|clone|contiguous|cat|stack|to|repeat|pin_memory)$",
+    ),
+    ("attention", r"flash|fmha|sdpa|[^a-z]mha|scaled_dot_product|flex_attention|efficient_attention|attention_(fwd|bwd|kernel)"),
+    ("optimizer", r"multi_tensor_apply|Adam|aten::_(foreach|fused)_|FusedOptimizer"),
+    ("other", r"implicit_convolve|conv2d|convolution|_(fprop|dgrad|wgrad)_"),
+    (
+        "GEMM",
+        r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitK|Cijk_|dot_kernel|reduce_1Block_kernel|triton_tem_fused_.*mm|"
+        r"aten::(mm|bmm|addmm|baddbmm|linear|matmul|mv|dot|addmv|_scaled_mm)$|extern_kernels\.\w*mm",
+    ),
+    ("softmax", r"[Ss]oft_?[Mm]ax"),
+    ("norm", r"layer_?norm|rms_?norm|group_?norm|batch_?norm|RowwiseMoments|GammaBeta|bn_(fw|bw)"),
+    (
+        "embedding",
+        r"vectorized_gather|embedding|indexing_backward|index_?[Ss]elect|index_elementwise_kernel|gpu_index_kernel|index_put|"
+        r"compute_grad_weight|sum_and_scatter|krn_partial|aten::(index|gather|scatter|scatter_|index_add_)$",
+    ),
+    ("softmax", r"^triton_(red|per)_fused_.*(max.*exp|exp.*sum|exp.*div)"),
+    ("norm", r"^triton_(red|per)_fused_.*rsqrt"),
+    (
+        "reduction",
+        r"reduce|Scan|ReduceOp|cumsum|^triton_(red|per|split_scan)_|cunn_Clas|nll_loss|"
+        r"aten::(sum|mean|max|amax|min|amin|var|norm|prod|argmax|any|all|cumsum|linalg_vector_norm)$",
+    ),
+    ("copy", r"^triton_poi_fused_((_to_copy|_unsafe_view|clone|copy_?|view|permute|transpose|t|expand|cat|stack)_)+\d+$"),
+    (
+        "elementwise",
+        rf"elementwise|Functor|^triton_poi_|masked_fill|fused_dropout|triu_tril|aten::({_ELEMENTWISE_OPERATORS})_?$|"
+        r"distribution|arange|cpp_fused",
+    ),
+    ("optimizer", r"^triton_for_"),
+)
+_COMPILED_SIGNS = tuple((kind, re.compile(sign)) for kind, sign in _SIGNS)
+
+
+@cache
+def classify(kernel: str, operator: str = "") -> str:
+    """One of CLASSES. What the kernel's name does not tell, that of the operator which launched it may."""
+    found = (kind for name in (kernel, operator) for kind, sign in _COMPILED_SIGNS if sign.search(name))
+    return next(found, "other")

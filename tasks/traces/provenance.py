@@ -1,0 +1,116 @@
+"""Which parts of the model a compiled kernel is of: from the Python stacks that Inductor keeps for each kernel it makes.
+
+A fused kernel is of all the parts that went into it. The trace names the region of a compiled graph but not the graph: a
+region is a graph's if it calls the same matrix products in the same order and no kernel that the graph has not. Where none
+fits, or several that differ, nothing is said.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tasks.traces.parts import known_label
+from tasks.traces.timeline import Kind, Thread
+
+JOINED_BY = "+"
+_REGION = "## Call CompiledFxGraph"
+_PRODUCT = re.compile(r"^(?:extern_kernels\.|aten::)(\w*mm)$")
+_FRAME = re.compile(r'  File ".*", line \d+, in (?P<function>\S+)\n    (?P<code>.*)(?:\n    (?P<marks>[ ~^]*\^[ ~^]*))?')
+_CALLED = re.compile(r"self\.(\w+)\(")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Of a compiled graph, the parts of each kernel by its name, and kind and parts of each matrix product as called."""
+
+    kernels: Mapping[str, str]
+    products: Sequence[tuple[str, str]]
+
+
+def read_graph(text: str, functions: Mapping[str, str]) -> Graph:
+    """From Inductor's JSON: stacks by `kernel:number`, numbered as called. functions: the parts that are functions."""
+    stacks: dict[str, list[str]] = defaultdict(list)  # a kernel that is called for several layers is kept once a call
+    products: list[tuple[str, str]] = []
+    by_key: Mapping[str, Sequence[str]] = json.loads(text)
+    for key in sorted(by_key, key=lambda key: int(key.rpartition(":")[2])):
+        name = key.rpartition(":")[0]
+        product = _PRODUCT.match(name)
+        if product:
+            products.append((product[1], _joined(by_key[key], functions)))
+        else:
+            stacks[name] += by_key[key]
+    return Graph({name: _joined(of_kernel, functions) for name, of_kernel in stacks.items()}, products)
+
+
+def _joined(stacks: Iterable[str], functions: Mapping[str, str]) -> str:
+    return JOINED_BY.join(dict.fromkeys(part for stack in stacks if (part := part_of_stack(stack, functions))))
+
+
+def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
+    """The innermost part that is being called in a stack: a function that is one, or a module by its attribute's name.
+
+    Python marks in each line what it was calling; where no name is known, that of the innermost module.
+    """
+    unknown = ""
+    for frame in reversed(list(_FRAME.finditer(stack))):
+        if frame["function"] in functions:
+            return functions[frame["function"]]
+        code, marks = frame["code"], frame["marks"] or "^"
+        called = _CALLED.match(code[marks.index("^") :] if frame["marks"] else code)
+        if called and (label := known_label(called[1])):
+            return label
+        unknown = unknown or (called[1] if called else "")
+    return unknown
+
+
+class Regions:
+    """The regions of compiled graphs in a thread, each with the graph that it is of."""
+
+    def __init__(self, thread: Thread, kernels_at: Mapping[int, Sequence[str]], graphs: Sequence[Graph]) -> None:
+        """kernels_at: the names of the kernels launched, by the index of the span that launched them."""
+        self._region = list(_regions(thread))
+        self._product: dict[int, int] = {}  # which of its region's products an operator is
+        products: dict[int, list[str]] = {}
+        for index, span in enumerate(thread.spans):
+            found = _PRODUCT.match(span.name) if span.kind is Kind.OPERATOR else None
+            if found and self._region[index] >= 0:
+                in_region = products.setdefault(self._region[index], [])
+                self._product[index] = len(in_region)
+                in_region.append(found[1])
+        launched: dict[int, set[str]] = {}
+        for index, names in kernels_at.items():
+            if index >= 0 and self._region[index] >= 0 and thread.operator[index] not in self._product:
+                launched.setdefault(self._region[index], set()).update(names)
+        self._graph = {
+            region: _only_fit(graphs, products.get(region, []), launched.get(region, set()))
+            for region in {region for region in self._region if region >= 0}
+        }
+        self._operator = thread.operator
+
+    def parts(self, index: int, kernel: str) -> str:
+        """Of a kernel launched in the span at `index`; empty where its region is of no known graph."""
+        region = self._region[index]
+        graph = self._graph.get(region)
+        if graph is None:
+            return ""
+        product = self._product.get(self._operator[index])
+        return graph.kernels.get(kernel, "") if product is None else graph.products[product][1]
+
+
+def _regions(thread: Thread) -> Iterator[int]:
+    """For each span, the index of the innermost compiled region that it is or is in; -1 in none."""
+    regions: list[int] = []
+    for index, span in enumerate(thread.spans):
+        around = thread.around[index]
+        regions.append(index if span.name.startswith(_REGION) else regions[around] if around >= 0 else -1)
+    return iter(regions)
+
+
+def _only_fit(graphs: Sequence[Graph], products: list[str], kernels: set[str]) -> Graph | None:
+    triton = {name for name in kernels if name.startswith("triton_")}
+    fits = [graph for graph in graphs if [kind for kind, _ in graph.products] == products and triton <= graph.kernels.keys()]
+    return fits[0] if fits and all(graph == fits[0] for graph in fits) else None

@@ -1,0 +1,115 @@
+"""From pieces of work to rows and numbers: by kernel, how much is attributed, how busy the device was."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+from tasks.harness.records import KernelRow, Sample
+from tasks.traces.attribution import OUTSIDE, Work
+
+_NS_PER_MS = 1e6
+
+
+def to_rows(works: Iterable[Work], steps: int | None) -> list[KernelRow]:
+    """One a kernel, operator, phase and module; the longest total first. `steps`: how many the trace is of, if known."""
+    durations: dict[tuple[str, str, str, str, str, str], list[int]] = defaultdict(list)
+    for work in works:
+        key = (work.phase, work.part, work.kind, str(work.how), work.operator, work.name)
+        durations[key].append(work.duration_ns)
+    rows = [
+        KernelRow(
+            *key,
+            steps=steps,
+            count=len(found),
+            total_ns=sum(found),
+            mean_ns=statistics.fmean(found),
+            median_ns=statistics.median(found),
+            min_ns=min(found),
+            max_ns=max(found),
+            sd_ns=statistics.stdev(found) if len(found) > 1 else None,
+        )
+        for key, found in durations.items()
+    ]
+    return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def to_samples(works: Sequence[Work], steps: int | None, on_device: bool) -> Iterator[Sample]:
+    """Time by phase, coverage, and on a device how busy it was. Times are a step's mean; without `steps` they are totals."""
+    inside = [work for work in works if work.name != OUTSIDE]
+    scale = _NS_PER_MS * (steps or 1)
+    by_phase: dict[str, list[Work]] = defaultdict(list)
+    for work in inside:
+        by_phase[work.phase].append(work)
+    for phase, members in by_phase.items():
+        yield _sample("kernel_time", "ms", _total(members) / scale, phase or "outside")
+    yield from _coverage(inside)
+    if on_device:
+        yield from _busy_by_phase(by_phase)
+        yield from _gaps(inside, scale)
+
+
+def _sample(metric: str, unit: str, value: float | None, phase: str = "") -> Sample:
+    return Sample("kernels", metric, unit, value, phase=phase)
+
+
+def _total(works: Iterable[Work]) -> int:
+    return sum(work.duration_ns for work in works)
+
+
+def _coverage(works: Sequence[Work]) -> Iterator[Sample]:
+    """Which share of all time has a phase, a module, a class."""
+    total = _total(works)
+    attributed = {
+        "phase": [work for work in works if work.phase],
+        "module": [work for work in works if work.part],
+        "class": [work for work in works if work.kind != "other"],
+    }
+    for what, members in attributed.items():
+        yield _sample(f"attributed_to_{what}", "ratio", _total(members) / total if total else None)
+
+
+def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
+    """Which share of the time from its first kernel's start to its last one's end the device was busy."""
+    for phase, members in by_phase.items():
+        occurrences: dict[int, list[Work]] = defaultdict(list)
+        for work in members:
+            occurrences[work.occurrence].append(work)
+        spans = [(_busy_ns(of_one), _span_ns(of_one)) for of_one in occurrences.values()]
+        if phase:
+            yield _sample("busy", "ratio", sum(busy for busy, _ in spans) / sum(span for _, span in spans), phase)
+
+
+def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
+    """How busy the device was over all, how long it was idle between kernels, and for how much of that the host was late.
+
+    The host is late where it launches what comes after a gap when the gap has begun.
+    """
+    if not works:
+        return
+    idle_ns = late_ns = 0
+    ordered = sorted(works, key=lambda work: work.start_ns)
+    reached_ns = ordered[0].end_ns
+    for work in ordered[1:]:
+        gap_ns = max(0, work.start_ns - reached_ns)
+        idle_ns += gap_ns
+        if gap_ns and work.launched_ns is not None:
+            late_ns += min(gap_ns, max(0, work.launched_ns - reached_ns))
+        reached_ns = max(reached_ns, work.end_ns)
+    yield _sample("busy", "ratio", _busy_ns(works) / _span_ns(works))
+    yield _sample("idle", "ms", idle_ns / scale)
+    yield _sample("idle_for_host", "ms", late_ns / scale)
+
+
+def _span_ns(works: Sequence[Work]) -> int:
+    return max(1, max(work.end_ns for work in works) - min(work.start_ns for work in works))
+
+
+def _busy_ns(works: Sequence[Work]) -> int:
+    """The union of the intervals: what runs on several streams at once counts once."""
+    busy_ns, reached_ns = 0, -1
+    for work in sorted(works, key=lambda work: work.start_ns):
+        busy_ns += max(0, work.end_ns - max(work.start_ns, reached_ns))
+        reached_ns = max(reached_ns, work.end_ns)
+    return busy_ns

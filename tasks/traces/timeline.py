@@ -1,0 +1,130 @@
+"""What a trace says, whichever program wrote it. All times are ns on one clock."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+PHASE_PREFIX, PART_PREFIX = "phase::", "mod::"  # how the ranges are called that an instrument leaves in a trace
+
+
+class Kind(Enum):
+    PART = "part"  # a range around a module, or a function that is a part
+    OPERATOR = "operator"
+
+
+class Phase(NamedTuple):
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+class Span(NamedTuple):
+    """What a thread of the host was in, from `start_ns` to `end_ns`.
+
+    sequence: the number that an operator of the forward pass shares with those of the backward pass that belong to it.
+    backward: whether it is one of the latter.
+    """
+
+    name: str
+    kind: Kind
+    start_ns: int
+    end_ns: int
+    sequence: int | None = None
+    backward: bool = False
+
+
+class Launch(NamedTuple):
+    """Which thread of the host asked for something on the device, and when."""
+
+    thread: int
+    at_ns: int
+
+
+class Activity(NamedTuple):
+    """What the device did: a kernel, a copy, a fill. launch: None where the trace has no record of it."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    launch: Launch | None
+
+
+class Thread:
+    """The spans of one thread of the host, in the order in which they begin. They nest.
+
+    Each list holds an index of `spans` for each of them, -1 for none: around: the span that it is in; part, operator and
+    backward: the innermost of that kind that it is or is in.
+    """
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self.spans: Sequence[Span] = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
+        self.around: list[int] = []
+        self.part: list[int] = []
+        self.operator: list[int] = []
+        self.backward: list[int] = []
+        self._starts = [span.start_ns for span in self.spans]
+        inside: list[int] = []
+        for index, span in enumerate(self.spans):
+            while inside and self.spans[inside[-1]].end_ns <= span.start_ns:
+                inside.pop()
+            around = inside[-1] if inside else -1
+            is_part = span.kind is Kind.PART
+            self.around.append(around)
+            self.part.append(index if is_part else _of(self.part, around))
+            self.operator.append(_of(self.operator, around) if is_part else index)
+            self.backward.append(index if span.backward else _of(self.backward, around))
+            inside.append(index)
+
+    def innermost(self, at_ns: int) -> int:
+        """The index of the innermost span at a moment; -1 in none."""
+        index = bisect_right(self._starts, at_ns) - 1
+        while index >= 0 and self.spans[index].end_ns < at_ns:
+            index = self.around[index]
+        return index
+
+
+def _of(found: list[int], index: int) -> int:
+    return found[index] if index >= 0 else -1
+
+
+class Timeline:
+    """A trace. Without activities it is one of a host alone, whose operators are the work."""
+
+    def __init__(
+        self, phases: Iterable[Phase], spans: Mapping[int, Iterable[Span]], activities: Iterable[Activity], on_device: bool
+    ) -> None:
+        self.phases = sorted(phases, key=lambda phase: phase.start_ns)
+        self.threads = {thread: Thread(of_thread) for thread, of_thread in spans.items()}
+        self.activities = list(activities)
+        self.on_device = on_device
+        self._phase_starts = [phase.start_ns for phase in self.phases]
+
+    def phase_at(self, at_ns: int) -> tuple[str, int]:
+        """The phase at a moment, and its index. It is the same for all threads: the main one waits while autograd's works."""
+        index = bisect_right(self._phase_starts, at_ns) - 1
+        inside = index >= 0 and at_ns <= self.phases[index].end_ns
+        return (self.phases[index].name, index) if inside else ("", -1)
+
+    def phase_totals(self) -> Mapping[str, int]:
+        """How long each phase took on the host, in ns, all its occurrences together."""
+        totals: Counter[str] = Counter()
+        for phase in self.phases:
+            totals[phase.name] += phase.end_ns - phase.start_ns
+        return totals
+
+    def forward_operators(self) -> Mapping[int, tuple[Thread, int]]:
+        """By sequence number, the operator that the backward pass belongs to, as a thread and an index in it.
+
+        Several share a number: those that dispatch to others, and those that save nothing. It belongs to the last begun.
+        """
+        owners: dict[int, tuple[Thread, int]] = {}
+        begun: dict[int, int] = defaultdict(lambda: -1)
+        for thread in self.threads.values():
+            for index, span in enumerate(thread.spans):
+                if span.sequence is not None and not span.backward and span.start_ns >= begun[span.sequence]:
+                    owners[span.sequence], begun[span.sequence] = (thread, index), span.start_ns
+        return owners
