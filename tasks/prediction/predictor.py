@@ -1,0 +1,124 @@
+"""Predicts one cell: tracks its steps without data, replays the trace in a model of the allocator, says what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from tasks.harness.device import Skip
+from tasks.harness.progress import Progress
+from tasks.harness.records import Sample
+from tasks.harness.workload import Workload, run_step
+from tasks.prediction.allocator import CachingAllocator, OutOfMemory
+from tasks.prediction.composition import compose
+from tasks.prediction.emulation import gpu_emulated
+from tasks.prediction.records import Prediction, Request, Verdict, unknown
+from tasks.prediction.trace import Replay, Step, Trace, highest, replay
+from tasks.prediction.tracking import StorageTracker
+from tasks.train_step import TrainStepParams, build_on
+
+STEADY_STEPS = 5  # on an H200 what is reserved after 25 steps is met within 1 % then, but for models of under 8 GiB
+MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
+
+_FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
+
+
+class NoData:
+    """The device of tensors that have a shape alone."""
+
+    kind = "meta"
+    torch_device = torch.device("meta")
+
+
+def predict(request: Request) -> Prediction:
+    """Never raises: what cannot be predicted says why."""
+    params = request.cell.params
+    if not isinstance(params, TrainStepParams):
+        return unknown(f"the memory of {request.cell.task} is not predicted")
+    if params.device != "cuda":
+        return unknown(f"on {params.device} the peak is of the whole process, which no model of tensors foretells")
+    try:
+        return _predict(params, request)
+    except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
+        said = str(error).splitlines()
+        return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
+
+
+def _predict(params: TrainStepParams, request: Request) -> Prediction:
+    trace = track(_as_eager(params), request.workspace_bytes)
+    peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+    how = "modelled" if params.attention in _FUSED else "tracked"
+    verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
+    return Prediction(how, "", (*_samples(peaks, how), *_composition(trace, peaks)), verdicts)
+
+
+def _as_eager(params: TrainStepParams) -> TrainStepParams:
+    """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
+    attention = "efficient" if params.attention == "flex" else params.attention
+    return params.model_copy(update={"compile": "eager", "attention": attention})
+
+
+def track(
+    params: TrainStepParams,
+    workspace_bytes: int = 0,
+    build: Callable[[TrainStepParams], Workload] = lambda params: build_on(NoData(), params),  # type: ignore[arg-type]
+    kind: str = "meta",
+) -> Trace:
+    """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
+    tracker = StorageTracker(kind, workspace_bytes)
+    with gpu_emulated(tracker.labelling, kind), tracker:
+        workload = build(params)
+        model, optimizer = workload.model, workload.optimizer
+        if model is None or optimizer is None:
+            raise Skip("it trains nothing")
+        tracker.label(workload.resident, "inputs")
+        tracker.label(model.parameters(), "parameters")
+        tracker.follow(model, workload.square)
+        steps: tuple[Step, ...] = ("first", "steady")
+        for step in steps:
+            tracker.begin(step)
+            run_step(workload, Progress(), tracker)
+            tracker.label(_state_of(optimizer), "optimizer state")
+    return tracker.trace
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
+    """Whether the allocator comes through under a cap on what it reserves, with a margin to either side."""
+    if _survives(trace, peaks, round(cap_bytes * (1 - MARGIN))):
+        return "fits"
+    return "borderline" if _survives(trace, peaks, round(cap_bytes * (1 + MARGIN))) else "oom"
+
+
+def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
+    """Under a cap the allocator gives back what it can before it gives up, so that less may do than it would reserve."""
+    if max(found.reserved for found in peaks.values()) <= cap_bytes:
+        return True
+    if max(found.requested for found in peaks.values()) > cap_bytes:
+        return False
+    try:
+        replay(trace, CachingAllocator(cap_bytes), STEADY_STEPS)
+    except OutOfMemory:
+        return False
+    return True
+
+
+def _samples(peaks: Replay, how: str) -> Iterator[Sample]:
+    for (step, phase), found in peaks.items():
+        sizes = {f"peak_{kind}_bytes": getattr(found, kind) for kind in ("allocated", "requested", "reserved")}
+        sizes["held_allocated_bytes"] = found.held_allocated
+        for metric, nbytes in sizes.items():
+            yield Sample("prediction", metric, "bytes", nbytes, step, phase, note=how)
+
+
+def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
+    """What is there at the peak of the steady step, by role."""
+    phase, peak = highest(peaks, "steady")
+    for role, nbytes in compose(trace, phase, peak).items():
+        yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
