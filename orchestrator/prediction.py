@@ -58,24 +58,16 @@ def verdict_of(cell: Cell, prediction: Prediction, card: Card | None) -> Verdict
 
 
 def _requests(cells: Iterable[Cell], card: Card | None, import_paths: tuple[str, ...]) -> dict[str, Request]:
-    """One for all cells that need the same; they are asked for in the order of what they share most of."""
+    """One for all cells that need the same."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
         alike.setdefault(_key(cell, card), []).append(cell)
     workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
-    return {
-        key: Request(same[0], _caps(same, card), workspace_bytes, import_paths)
-        for key, same in sorted(alike.items(), key=lambda item: _order(item[1][0]))
-    }
+    return {key: Request(same[0], _caps(same, card), workspace_bytes, import_paths) for key, same in alike.items()}
 
 
 def _caps(cells: Iterable[Cell], card: Card | None) -> tuple[int, ...]:
     return tuple(sorted({cap for cell in cells if (cap := cap_bytes(cell, card)) is not None}))
-
-
-def _order(cell: Cell) -> str:
-    """Passes of one model and length follow each other: the predictor remembers the shapes."""
-    return json.dumps({name: value for name, value in memory_identity(cell).items() if name not in ("pass", "optimizer")})
 
 
 def _key(cell: Cell, card: Card | None) -> str:
@@ -115,23 +107,32 @@ def _remember(key: str, request: Request, prediction: Prediction) -> None:
 
 
 def _ask_all(requests: Mapping[str, Request]) -> Iterator[tuple[str, Prediction]]:
-    number = min(len(requests), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    """The passes of one model and length are asked of one process, the whole step first: the others are parts of it."""
+    groups: dict[str, list[tuple[str, Request]]] = {}
+    for key, request in sorted(requests.items(), key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True):
+        groups.setdefault(_without_pass(request.cell), []).append((key, request))
+    number = min(len(groups), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if not number:
         return
     with _children(number) as idle, ThreadPoolExecutor(number) as threads:
         try:
-            yield from zip(requests, threads.map(lambda request: _ask_one(idle, request), requests.values()), strict=True)
+            for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
+                yield from answers
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
 
 
-def _ask_one(idle: SimpleQueue[_Child], request: Request) -> Prediction:
+def _ask_one(idle: SimpleQueue[_Child], group: Sequence[tuple[str, Request]]) -> list[tuple[str, Prediction]]:
     child = idle.get()
     try:
-        return child.ask(request)
+        return [(key, child.ask(request)) for key, request in group]
     finally:
         idle.put(child)
+
+
+def _without_pass(cell: Cell) -> str:
+    return json.dumps({name: value for name, value in memory_identity(cell).items() if name != "pass"})
 
 
 @contextmanager
@@ -171,7 +172,8 @@ class _Child:
     def end(self) -> None:
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
+            with suppress(OSError):  # it had not read all that it was asked
+                self._process.communicate()
         self._said.close()
 
     def _start(self) -> subprocess.Popen[str]:

@@ -136,6 +136,7 @@ def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
     columns = [
         peaks(made.assign(instrument="memory")).add_prefix("predicted_"),
         _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
+        latest[latest["metric"] == "closed_form_bytes"].groupby("cell")["value"].sum().rename("predicted_closed_form_bytes"),
         made.groupby("cell")["note"].first().rename("predicted_how"),
         not_made.groupby("cell")["note"].first().rename("predicted_reason"),
         verdicts.groupby("cell")["note"].first().rename("predicted_verdict"),

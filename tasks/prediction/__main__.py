@@ -20,14 +20,16 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model may print: that is no answer
     warnings.simplefilter("ignore")
-    from tasks.prediction.predictor import predict
+    from tasks.prediction.predictor import Predictor
 
-    gc.disable()  # a cell leaves no cycles, and many small objects to look through in vain
+    predictor = Predictor()
+    gc.disable()  # what a cell leaves is collected after it, and the many small objects of torch are not looked through
     for line in sys.stdin:
         request = Request.from_json(line)
         sys.path.extend(path for path in request.import_paths if path not in sys.path)
-        print(predict(request).to_json(), file=answers, flush=True)
+        print(predictor.predict(request).to_json(), file=answers, flush=True)
         gc.collect()
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -37,9 +37,13 @@ _CUDA = "cuda"
 
 
 @contextmanager
-def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterator[None]:
-    """Tensors of this kind of device are treated as a GPU would; `labelling(role)` is entered where autocast copies weights."""
-    emulation = _Emulation(labelling)
+def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterator[GpuFunctions]:
+    """What asks torch of a GPU is answered as if there were one; tensors of this kind of device stand for those on it.
+
+    Functions do what they would there while the mode that is given is entered, which costs time and is of use in the forward
+    pass alone. `labelling(role)` is entered where autocast copies weights.
+    """
+    emulation = GpuFunctions(labelling)
     replaced = {
         "torch.autocast": lambda device_type, **options: _Autocast(emulation, **options),
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
@@ -50,14 +54,13 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
     with ExitStack() as stack:
         for name, replacement in replaced.items():
             stack.enter_context(patch(name, replacement))
-        stack.enter_context(emulation)
-        yield
+        yield emulation
 
 
 class _Autocast(ContextDecorator):
     """What `torch.autocast` is where there is a GPU: nested regions restore, the outermost empties the cache of weights."""
 
-    def __init__(self, emulation: _Emulation, dtype: torch.dtype | None = None, enabled: bool = True) -> None:
+    def __init__(self, emulation: GpuFunctions, dtype: torch.dtype | None = None, enabled: bool = True) -> None:
         self._emulation = emulation
         self._inside = enabled, dtype or torch.float16
         self._outside: list[tuple[bool, torch.dtype]] = []
@@ -84,7 +87,7 @@ class _Scaler(torch.amp.GradScaler):
         return optimizer.step(*args, **kwargs)
 
 
-class _Emulation(TorchFunctionMode):
+class GpuFunctions(TorchFunctionMode):
     """enabled, dtype, depth: of autocast. cache: the copies of weights that autocast keeps, by the identity of the weight."""
 
     def __init__(self, labelling: Callable[[str], Any]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 _aten = torch.ops.aten
 _FP32 = 4
 
-MULTIPLIES = frozenset({_aten.mm, _aten.bmm, _aten.addmm, _aten.baddbmm, _aten.addbmm, _aten.addmv, _aten.mv, _aten.dot})
+MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})  # by cuBLAS
 
 
 def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -31,10 +31,10 @@ def _efficient_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
     return (rows,) if args[1].dtype == torch.float32 else (summed, rows)
 
 
-SCRATCH: Mapping[Any, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
-    _aten._scaled_dot_product_flash_attention_backward: _flash_backward,
-    _aten._scaled_dot_product_cudnn_attention_backward: _flash_backward,
-    _aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+SCRATCH: Mapping[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
+    "_scaled_dot_product_flash_attention_backward": _flash_backward,
+    "_scaled_dot_product_cudnn_attention_backward": _flash_backward,
+    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
 }
 
 

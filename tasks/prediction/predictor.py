@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from model.accounting import training_peak_bytes
 from tasks.harness.device import Skip
+from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
 from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.composition import compose
-from tasks.prediction.emulation import gpu_emulated
-from tasks.prediction.records import Prediction, Request, Verdict, unknown
+from tasks.prediction.emulation import GpuFunctions, gpu_emulated
+from tasks.prediction.records import WITHOUT_EFFECT, Prediction, Request, Verdict, unknown
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import TrainStepParams, build_on
@@ -32,32 +35,58 @@ class NoData:
     torch_device = torch.device("meta")
 
 
-def predict(request: Request) -> Prediction:
-    """Never raises: what cannot be predicted says why."""
-    params = request.cell.params
-    if not isinstance(params, TrainStepParams):
-        return unknown(f"the memory of {request.cell.task} is not predicted")
-    if params.device != "cuda":
-        return unknown(f"on {params.device} the peak is of the whole process, which no model of tensors foretells")
-    try:
-        return _predict(params, request)
-    except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
-        said = str(error).splitlines()
-        return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
+class Predictor:
+    """Predicts one cell after the other. It remembers the trace of the last training step: that of the passes alone is in it."""
 
+    def __init__(self) -> None:
+        self._last: tuple[TrainStepParams, int, Trace] | None = None
 
-def _predict(params: TrainStepParams, request: Request) -> Prediction:
-    trace = track(_as_eager(params), request.workspace_bytes)
-    peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
-    how = "modelled" if params.attention in _FUSED else "tracked"
-    verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
-    return Prediction(how, "", (*_samples(peaks, how), *_composition(trace, peaks)), verdicts)
+    def predict(self, request: Request) -> Prediction:
+        """Never raises: what cannot be predicted says why."""
+        params = request.cell.params
+        if not isinstance(params, TrainStepParams):
+            return unknown(f"the memory of {request.cell.task} is not predicted")
+        if params.device != "cuda":
+            return unknown(f"on {params.device} the peak is of the whole process, which no model of tensors foretells")
+        try:
+            trace = self._trace(_as_eager(params), request.workspace_bytes)
+            peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+        except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
+            said = str(error).splitlines()
+            return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
+        how = "modelled" if params.attention in _FUSED else "tracked"
+        verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
+        return Prediction(how, "", (*_samples(peaks, how), *_composition(trace, peaks), *_closed_form(params)), verdicts)
+
+    def _trace(self, params: TrainStepParams, workspace_bytes: int) -> Trace:
+        whole = params.model_copy(update={"pass_": "train_step"})
+        if params.pass_ == "forward_backward" and self._last is not None and self._last[:2] == (whole, workspace_bytes):
+            return self._last[2].without("optimizer")
+        trace = track(params, workspace_bytes)
+        self._last = (params, workspace_bytes, trace)
+        return trace
 
 
 def _as_eager(params: TrainStepParams) -> TrainStepParams:
     """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
+    alike: dict[str, Any] = {name: default for name, default in default_values(TrainStepParams).items() if name in WITHOUT_EFFECT}
     attention = "efficient" if params.attention == "flex" else params.attention
-    return params.model_copy(update={"compile": "eager", "attention": attention})
+    return params.model_copy(update={**alike, "attention": attention})
+
+
+class _Forward:
+    """A watcher that enters a mode for the forward pass."""
+
+    def __init__(self, mode: GpuFunctions) -> None:
+        self._mode = mode
+
+    def enter(self, phase: str) -> None:
+        if phase == "forward":
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, phase: str) -> None:
+        if phase == "forward":
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 def track(
@@ -68,8 +97,9 @@ def track(
 ) -> Trace:
     """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
     tracker = StorageTracker(kind, workspace_bytes)
-    with gpu_emulated(tracker.labelling, kind), tracker:
-        workload = build(params)
+    with gpu_emulated(tracker.labelling, kind) as emulation, tracker:
+        with emulation:
+            workload = build(params)
         model, optimizer = workload.model, workload.optimizer
         if model is None or optimizer is None:
             raise Skip("it trains nothing")
@@ -79,7 +109,7 @@ def track(
         steps: tuple[Step, ...] = ("first", "steady")
         for step in steps:
             tracker.begin(step)
-            run_step(workload, Progress(), tracker)
+            run_step(workload, Progress(), tracker, _Forward(emulation))
             tracker.label(_state_of(optimizer), "optimizer state")
     return tracker.trace
 
@@ -122,3 +152,12 @@ def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
     phase, peak = highest(peaks, "steady")
     for role, nbytes in compose(trace, phase, peak).items():
         yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
+
+
+def _closed_form(params: TrainStepParams) -> Iterator[Sample]:
+    """The formula's account of the peak, by term, for the cells that it is of."""
+    ours = (params.precision in ("fp32", "tf32"), params.attention, params.optimizer, params.pass_)
+    if params.dimensions is not None and ours == (True, "naive", "course", "train_step"):
+        terms = training_peak_bytes(params.dimensions, params.batch_size, params.context_length, params.vocab_size)
+        for term, nbytes in terms.items():
+            yield Sample("prediction", "closed_form_bytes", "bytes", nbytes, "steady", note=term)

@@ -20,7 +20,7 @@ AS_EAGER = "as eager"
 Verdict = Literal["fits", "borderline", "oom"]
 
 # What is compiled is predicted as eager; a cap changes no size, but whether it fits.
-_WITHOUT_EFFECT = ("seed", "warmup_steps", "measured_steps", "memory_limit_gib", "compile", "compile_mode", "compile_cache")
+WITHOUT_EFFECT = ("seed", "warmup_steps", "measured_steps", "memory_limit_gib", "compile", "compile_mode", "compile_cache")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def unknown(reason: str) -> Prediction:
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """What of a cell decides how much memory it takes: cells that agree in it share a prediction."""
-    values = {name: value for name, value in cell.params.values().items() if name not in _WITHOUT_EFFECT}
+    values = {name: value for name, value in cell.params.values().items() if name not in WITHOUT_EFFECT}
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     return {"task": cell.task, "version": cell.version, **values}

@@ -38,12 +38,12 @@ class ShapeMemory:
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Iterable[Tensor]]:
         """The result, and the tensors in it that may have a storage of their own."""
-        key = (func, *map(_signature, args), *map(_signature, kwargs.items())) if kwargs else (func, *map(_signature, args))
+        key = (id(func), *map(_signature, args), *map(_signature, kwargs.items()))  # an operation is slow to hash
         found = self._known.get(key)
-        if isinstance(found, _Made):
+        if type(found) is _Made:
             made = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in found.shapes]
             return (made[0] if found.alone else made), made
-        if found == _IN_PLACE:
+        if found is _IN_PLACE:
             return args[0], ()
         result = func(*args, **kwargs)
         if found is None:

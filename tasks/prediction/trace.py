@@ -40,10 +40,10 @@ class Trace:
     labels: list[Label] = field(default_factory=list)
     spans: dict[Step, list[Span]] = field(default_factory=lambda: {step: [] for step in STEPS})
 
-    def start(self, step: Step) -> int:
-        """The number of the first storage that was made in a step."""
-        earlier = STEPS[: STEPS.index(step)]
-        return sum(event >= 0 for name in earlier for event in self.events(name))
+    def without(self, phase: str) -> Trace:
+        """As if this phase were never run: what it made and what it released of its own."""
+        kept = {step: [span for span in spans if span.phase != phase] for step, spans in self.spans.items()}
+        return Trace(self.sizes_bytes, self.labels, kept)
 
     def events(self, step: Step) -> Iterator[int]:
         for span in self.spans[step]:
@@ -77,7 +77,7 @@ def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Repl
     for step in steps:
         before = dict(peaks)
         peaks |= {(step, phase): found for phase, found in player.play(step)}
-        if peaks == before:
+        if peaks == before or (step == "steady" and not player.can_repeat):
             break
     return peaks
 
@@ -96,8 +96,12 @@ class _Player:
         self._successors = _successors(trace)
         self._steady_before = False
 
+    @property
+    def can_repeat(self) -> bool:
+        return self._successors is not None
+
     def play(self, step: Step) -> Iterator[tuple[str, Peaks]]:
-        if step == "steady" and self._steady_before:
+        if step == "steady" and self._steady_before and self._successors is not None:
             for earlier, later in self._successors.items():
                 self._blocks[earlier] = self._blocks.pop(later)
         self._steady_before = step == "steady"
@@ -124,14 +128,15 @@ class _Player:
         return Peaks(requested, allocated, reserved, allocator.allocated, at)
 
 
-def _successors(trace: Trace) -> dict[int, int]:
-    """What the second step takes from the first, such as gradients, and in its place leaves to the third."""
-    first_of_first = trace.start("first")
-    first_of_steady = trace.start("steady")
+def _successors(trace: Trace) -> dict[int, int] | None:
+    """What the second step takes from the first, such as gradients, and in its place leaves to the third.
+
+    None where they are not alike: nothing then tells what a third step would do.
+    """
+    made = {step: {event for event in trace.events(step) if event >= 0} for step in STEPS}
     gone = {~event for event in trace.events("steady") if event < 0}
-    taken = sorted(storage for storage in gone if first_of_first <= storage < first_of_steady)
-    left = [storage for storage in range(first_of_steady, len(trace.sizes_bytes)) if storage not in gone]
+    taken, left = sorted(made["first"] & gone), sorted(made["steady"] - gone)
     sizes = trace.sizes_bytes
     if [sizes[storage] for storage in taken] != [sizes[storage] for storage in left]:
-        raise ValueError("the second step does not leave to the third what it took from the first")
+        return None
     return dict(zip(taken, left, strict=True))

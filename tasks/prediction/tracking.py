@@ -64,11 +64,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in made:
             if tensor.device.type == self._kind:
                 self._see(tensor)
-        packet = func.overloadpacket
-        if packet in MULTIPLIES:
+        name = func.overloadpacket.__name__
+        if name in MULTIPLIES:
             self._see_product()
-        elif packet in SCRATCH:
-            self._pass_by(SCRATCH[packet](args))
+        elif name in SCRATCH:
+            self._pass_by(SCRATCH[name](args))
         return result
 
     def __exit__(self, *error: Any) -> None:
