@@ -64,7 +64,7 @@ def main() -> None:
 def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
     """Show the cells of CONFIG, how many are done, what would run and why. Starts nothing.
 
-    Example: sweep plan configs/full.yaml --where size=xl --memory --gpu "RTX 5090"
+    Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
     from orchestrator.inspection import describe_memory, describe_plan
     from orchestrator.plan import Estimator

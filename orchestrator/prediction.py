@@ -156,16 +156,21 @@ class _Child:
         self._said: Any = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed in `end`
 
     def ask(self, request: Request) -> Prediction:
+        """Whatever goes wrong is the reason why there is no prediction."""
+        try:
+            answer = self._answer(request)
+            return Prediction.from_json(answer) if answer else unknown(f"the predictor died: {self._last_words()}")
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return unknown(f"the predictor failed: {error}")
+
+    def _answer(self, request: Request) -> str:
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         timer = threading.Timer(_TIMEOUT_S, self._process.kill)
         timer.start()
         try:
             print(request.to_json(), file=self._process.stdin, flush=True)
-            answer = next(iter(self._process.stdout or ()), "")
-            return Prediction.from_json(answer) if answer else unknown(f"the predictor died: {self._last_words()}")
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return unknown(f"the predictor failed: {error}")
+            return next(iter(self._process.stdout or ()), "")
         finally:
             timer.cancel()
 

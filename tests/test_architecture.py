@@ -56,7 +56,15 @@ def test_rooms(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["--help", "plan configs/full.yaml", "plan configs/demo.yaml --memory", "status {run}", "report {run}", "show {run} da", "schema"],
+    [
+        "--help",
+        "plan configs/full.yaml",
+        "plan configs/demo.yaml --memory",
+        "status {run}",
+        "report {run}",
+        "show {run} da",
+        "schema",
+    ],
 )
 def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path) -> None:
     program = (
