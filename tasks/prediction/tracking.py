@@ -25,6 +25,7 @@ PARTS = {
     "Block": "residual",
     "TransformerLM": "logits",
 }
+_PUT_ANEW, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
 
@@ -60,6 +61,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func is _PUT_ANEW and _in_backward():
+            func = _PUT_IN_PLACE  # out of place only because it is watched (index_backward in FunctionsManual.cpp)
         result, made = self._call(func, args, kwargs or {})
         for tensor in made:
             if tensor.device.type == self._kind:
@@ -160,9 +163,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._event(~place)
 
     def _see_product(self) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1
-        if self._workspace_bytes and in_backward not in self._threads:
-            self._threads.add(in_backward)
+        thread = _in_backward()
+        if self._workspace_bytes and thread not in self._threads:
+            self._threads.add(thread)
             self._allocate(self._workspace_bytes, Label(self._phase, "", "workspace"))
 
     def _label_of(self, tensor: Tensor) -> Label:
@@ -183,6 +186,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.label([parameter.grad], "gradients")
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Iterable[Tensor]]:

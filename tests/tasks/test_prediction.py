@@ -84,9 +84,8 @@ REAL = [
     *({"optimizer": optimizer} for optimizer in ("foreach", "fused")),
     *({"attention": attention} for attention in ("torch_softmax", "weights_only", "recompute", "math")),
     *({"precision": precision} for precision in ("bf16", "fp16")),
-    {"precision": "bf16_pure", "vocab_size": 50},  # else the CPU's product for the logits takes scratch that no GPU takes
+    {"precision": "bf16_pure", "vocab_size": 50},  # more, and the CPU's product for the logits takes scratch that no GPU takes
     *({"precision": "bf16", "attention": attention} for attention in ("torch_softmax", "weights_only", "recompute")),
-    {"precision": "bf16", "pass": "forward", "vocab_size": 50},
 ]
 
 
@@ -125,7 +124,7 @@ def prediction_of(caps_bytes: tuple[int, ...] = (), **values: Any) -> Prediction
 def test_it_is_what_an_h200_measured(size: str) -> None:
     """tests/data says with what and when: peaks within 0.5 %, what is reserved within 5 %, no verdict wrong, one in ten open.
 
-    What is asked of the allocator is met to the byte but for a few MiB of scratch.
+    What is asked of the allocator is met but for 2 MiB, the scratch of kernels.
     """
     borderline = 0
     cells = [cell for cell in H200["cells"] if cell["size"] == size]
@@ -134,7 +133,7 @@ def test_it_is_what_an_h200_measured(size: str) -> None:
         prediction = prediction_of((32 * GIB,), **axes)
         found = {(f"{s.mode} {s.phase}", s.metric): s.value for s in prediction.samples}
         for phase, (requested, allocated, _) in cell["peaks_bytes"].items():
-            assert found[phase, "peak_requested_bytes"] == pytest.approx(requested, rel=2e-3, abs=8 * 1024**2), (axes, phase)
+            assert found[phase, "peak_requested_bytes"] == pytest.approx(requested, rel=1e-4, abs=2 * 1024**2), (axes, phase)
             assert found[phase, "peak_allocated_bytes"] == pytest.approx(allocated, rel=0.02), (axes, phase)
         steady = [peaks for phase, peaks in cell["peaks_bytes"].items() if phase.startswith("steady")]
         assert prediction.peak_bytes() == pytest.approx(max(allocated for _, allocated, _ in steady), rel=5e-3), axes
