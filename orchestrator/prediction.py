@@ -23,7 +23,7 @@ from orchestrator.attempt import PROGRAM
 from orchestrator.report.gpus import Card
 from tasks.harness.cell import Cell
 from tasks.prediction.allocator import cublas_workspace_bytes
-from tasks.prediction.records import VERSION, Prediction, Request, Verdict, memory_identity, unknown
+from tasks.prediction.records import VERSION, Prediction, Request, Verdict, memory_identity, unknown, why_not
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
 _TIMEOUT_S = 300.0  # of one cell: somebody's model may not come back
@@ -32,13 +32,13 @@ _GIB = 1024**3
 
 def predict_memory(cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...]) -> dict[str, Prediction]:
     """By cell id. Raises nothing: what could not be predicted says why."""
-    requests = _requests(cells, card, import_paths)
+    requests = _requests([cell for cell in cells if not why_not(cell)], card, import_paths)
     known = {key: found for key, request in requests.items() if (found := _recall(key, request)) is not None}
     missing = {key: request for key, request in requests.items() if key not in known}
     for key, prediction in _ask_all(missing):
         known[key] = prediction
         _remember(key, missing[key], prediction)
-    return {cell.id: _for(cell, known[_key(cell, card)]) for cell in cells}
+    return {cell.id: unknown(why_not(cell)) if why_not(cell) else _for(cell, known[_key(cell, card)]) for cell in cells}
 
 
 def _for(cell: Cell, prediction: Prediction) -> Prediction:

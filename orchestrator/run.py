@@ -31,6 +31,7 @@ from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Settings, Status
 from tasks.harness.registry import all_tasks
+from tasks.prediction.records import why_not
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
@@ -234,8 +235,8 @@ def _measure(
 
 
 def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, summary: Summary, card: Card | None) -> None:
-    """Predicts what memory the cells on GPUs will take, keeps that beside what is measured, and leaves out what is asked."""
-    cells = [cell for cell in queue.cells if cell.params.device == "cuda"]
+    """Predicts what memory the cells will take, keeps that beside what is measured, and leaves out what is asked."""
+    cells = [cell for cell in queue.cells if not why_not(cell)]
     if not cells:
         return
     means.say(f"predicting the memory of {len(cells)} cells")

@@ -17,7 +17,7 @@ from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
-from tasks.prediction.records import WITHOUT_EFFECT, Prediction, Request, Verdict, unknown
+from tasks.prediction.records import WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import TrainStepParams, build_on
@@ -44,10 +44,8 @@ class Predictor:
     def predict(self, request: Request) -> Prediction:
         """Never raises: what cannot be predicted says why."""
         params = request.cell.params
-        if not isinstance(params, TrainStepParams):
-            return unknown(f"the memory of {request.cell.task} is not predicted")
-        if params.device != "cuda":
-            return unknown(f"on {params.device} the peak is of the whole process, which no model of tensors foretells")
+        if not isinstance(params, TrainStepParams) or why_not(request.cell):
+            return unknown(why_not(request.cell))
         try:
             trace = self._trace(_as_eager(params), request.workspace_bytes)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)

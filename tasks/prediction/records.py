@@ -89,6 +89,15 @@ def unknown(reason: str) -> Prediction:
     return Prediction("", reason, (Sample("prediction", "peak_allocated_bytes", "bytes", None, "steady", note=reason),))
 
 
+def why_not(cell: Cell) -> str:
+    """Why a cell is none whose memory is predicted; empty where it is."""
+    if cell.task != "train_step":
+        return f"the memory of {cell.task} is not predicted"
+    if cell.params.device != "cuda":
+        return f"on {cell.params.device} the peak is of the whole process, which no model of tensors foretells"
+    return ""
+
+
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """What of a cell decides how much memory it takes: cells that agree in it share a prediction."""
     values = {name: value for name, value in cell.params.values().items() if name not in WITHOUT_EFFECT}
