@@ -114,13 +114,12 @@ def _ask_all(requests: Mapping[str, Request]) -> Iterator[tuple[str, Prediction]
     number = min(len(groups), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if not number:
         return
-    with _children(number) as idle, ThreadPoolExecutor(number) as threads:
+    with ThreadPoolExecutor(number) as threads, _children(number) as idle:
         try:
             for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
                 yield from answers
-        except BaseException:
+        finally:
             threads.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def _ask_one(idle: SimpleQueue[_Child], group: Sequence[tuple[str, Request]]) -> list[tuple[str, Prediction]]:
@@ -177,7 +176,7 @@ class _Child:
     def end(self) -> None:
         if self._process is not None:
             self._process.kill()
-            with suppress(OSError):  # it had not read all that it was asked
+            with suppress(OSError, ValueError):  # it had not read all that it was asked, or is asked at this moment
                 self._process.communicate()
         self._said.close()
 

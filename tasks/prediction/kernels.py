@@ -1,8 +1,9 @@
 """What kernels of a GPU take beside their results: cuBLAS workspaces and the scratch of fused attention.
 
 Sources: ATen/cuda/CublasHandlePool.cpp; ATen/native/transformers/cuda/attention_backward.cu and flash_attn/flash_api.cpp.
-On an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64, bf16) the backward passes of flash, efficient and cuDNN
-attention take 80.5 MiB: three gradients of 16 MiB, an fp32 copy of one of 32 MiB, and 0.5 MiB of row sums.
+On an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64) the backward passes of flash, efficient and cuDNN attention take
+80.5 MiB in bf16: three gradients of 16 MiB, a sum in fp32 of 32 MiB and sums of rows of 0.5 MiB; that of efficient attention in
+fp32 takes 128.5 MiB: three gradients of 32 MiB and the same sums.
 """
 
 from __future__ import annotations
@@ -19,22 +20,16 @@ _FP32 = 4
 MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})  # by cuBLAS
 
 
-def _flash_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
     """grad_out, query, …: the query's gradient is summed up in fp32, beside one sum a row."""
     query = args[1]
     return _FP32 * query.numel(), _FP32 * query.numel() // query.shape[-1]
 
 
-def _efficient_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """In fp32 the gradients themselves are what is summed up into."""
-    summed, rows = _flash_backward(args)
-    return (rows,) if args[1].dtype == torch.float32 else (summed, rows)
-
-
 SCRATCH: Mapping[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
-    "_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "_scaled_dot_product_cudnn_attention_backward": _flash_backward,
-    "_scaled_dot_product_efficient_attention_backward": _efficient_backward,
+    "_scaled_dot_product_flash_attention_backward": _backward_sums,
+    "_scaled_dot_product_cudnn_attention_backward": _backward_sums,
+    "_scaled_dot_product_efficient_attention_backward": _backward_sums,
 }
 
 

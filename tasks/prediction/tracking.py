@@ -103,11 +103,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @contextmanager
     def labelling(self, role: str) -> Iterator[None]:
         """Says what all storages are that are first seen meanwhile."""
-        before, self._role = self._role, role
+        self._role = role
+        self._relabel()
         try:
             yield
         finally:
-            self._role = before
+            self._role = ""
+            self._relabel()
 
     def follow(self, model: nn.Module, square: tuple[int, ...] | None) -> None:
         """Attributes what is allocated to the part of the model that asked for it, and tells gradients when they come.

@@ -12,18 +12,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from model.accounting import parameter_count
-from model.config import SIZES
+from model.config import SIZES, VOCAB_SIZE
 from tasks.harness.progress import Progress
 from tasks.harness.registry import make_cell
 from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, cublas_workspace_bytes
 from tasks.prediction.emulation import gpu_emulated
+from tasks.prediction.kernels import fused_attention
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import Prediction, Request, memory_identity
 from tasks.prediction.trace import replay
+from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import PHASES, TrainStepParams, build
 
 GIB = 1024**3
@@ -168,6 +171,15 @@ def test_the_roles_add_up_to_the_peak() -> None:
     assert roles["workspace"] == 2 * HOPPER
 
 
+def test_autocast_keeps_a_copy_of_each_matrix_that_multiplies() -> None:
+    """Two bytes an element; the embedding is looked up and the norms are computed in fp32."""
+    dims = SIZES[2025]["mini"]
+    prediction = prediction_of(size="mini", context_length=64, precision="bf16", **{"pass": "forward"})
+    roles = {s.note: s.value for s in prediction.samples if s.metric == "at_peak_bytes"}
+    matrices = parameter_count(dims) - VOCAB_SIZE * dims.d_model - (2 * dims.num_layers + 1) * dims.d_model
+    assert roles["autocast weight copies"] == 2 * matrices
+
+
 def test_the_pass_alone_is_in_the_whole_step() -> None:
     """A predictor that has just followed the whole step says the same of its passes as one that follows them."""
     cell = {"size": "mini", "context_length": 64, "precision": "bf16"}
@@ -193,6 +205,34 @@ def test_fused_attention_has_no_squares(attention: str, precision: str, squares_
     prediction = prediction_of(**cell)
     assert prediction.how == ("tracked" if attention == "naive" else "modelled"), prediction.reason
     assert sum(s.value or 0 for s in prediction.samples if s.note == "activations: attention squares") == squares_bytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "measured_mib"),
+    [
+        (SDPBackend.FLASH_ATTENTION, torch.bfloat16, 80.5),
+        (SDPBackend.CUDNN_ATTENTION, torch.bfloat16, 80.5),
+        (SDPBackend.EFFICIENT_ATTENTION, torch.bfloat16, 80.53),
+        (SDPBackend.EFFICIENT_ATTENTION, torch.float32, 128.53),
+    ],
+)
+def test_fused_backward_passes_take_what_an_h200_measured(backend: SDPBackend, dtype: torch.dtype, measured_mib: float) -> None:
+    """Causal attention alone: 16,384 tokens, 8 sequences, width 64; the peak less what is held when it begins."""
+    tracker = StorageTracker()
+    with tracker, sdpa_kernel(backend):
+        query, key, value, grad = (
+            torch.empty(8, 1, 16384, 64, dtype=dtype, device="meta", requires_grad=place < 3) for place in range(4)
+        )
+        tracker.begin("first")
+        tracker.enter("forward")
+        output = fused_attention(query, key, value, is_causal=True)
+        tracker.leave("forward")
+        tracker.enter("backward")
+        output.backward(grad)
+        tracker.leave("backward")
+    peaks = replay(tracker.trace, CachingAllocator(), 0)
+    taken = peaks["first", "backward"].requested - peaks["first", "forward"].held_allocated
+    assert taken / 1024**2 == pytest.approx(measured_mib, abs=0.05)
 
 
 def test_what_cannot_be_predicted_says_why() -> None:
