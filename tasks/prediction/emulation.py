@@ -45,7 +45,7 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
     """
     emulation = GpuFunctions(labelling)
     replaced = {
-        "torch.autocast": lambda device_type, **options: _Autocast(emulation, **options),
+        "torch.autocast": lambda device_type, *args, **options: _Autocast(emulation, *args, **options),
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
@@ -60,21 +60,23 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
 class _Autocast(ContextDecorator):
     """What `torch.autocast` is where there is a GPU: nested regions restore, the outermost empties the cache of weights."""
 
-    def __init__(self, emulation: GpuFunctions, dtype: torch.dtype | None = None, enabled: bool = True) -> None:
+    def __init__(
+        self, emulation: GpuFunctions, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = True
+    ) -> None:
         self._emulation = emulation
-        self._inside = enabled, dtype or torch.float16
-        self._outside: list[tuple[bool, torch.dtype]] = []
+        self._inside = enabled, dtype or torch.float16, cache_enabled is not False
+        self._outside: list[tuple[bool, torch.dtype, bool]] = []
 
     def __enter__(self) -> Self:
         emulation = self._emulation
-        self._outside.append((emulation.enabled, emulation.dtype))
-        emulation.enabled, emulation.dtype = self._inside
+        self._outside.append((emulation.enabled, emulation.dtype, emulation.caches))
+        emulation.enabled, emulation.dtype, emulation.caches = self._inside
         emulation.depth += 1
         return self
 
     def __exit__(self, *_: Any) -> None:
         emulation = self._emulation
-        emulation.enabled, emulation.dtype = self._outside.pop()
+        emulation.enabled, emulation.dtype, emulation.caches = self._outside.pop()
         emulation.depth -= 1
         if emulation.depth == 0:
             emulation.cache.clear()
@@ -88,12 +90,13 @@ class _Scaler(torch.amp.GradScaler):
 
 
 class GpuFunctions(TorchFunctionMode):
-    """enabled, dtype, depth: of autocast. cache: the copies of weights that autocast keeps, by the identity of the weight."""
+    """enabled, dtype, caches, depth: of autocast. cache: the copies of weights that it keeps, by the identity of the weight."""
 
     def __init__(self, labelling: Callable[[str], Any]) -> None:
         super().__init__()
         self.enabled = False
         self.dtype = torch.float16
+        self.caches = True
         self.depth = 0
         self.cache: dict[int, tuple[Tensor, Tensor]] = {}
         self._labelling = labelling
@@ -123,7 +126,8 @@ class GpuFunctions(TorchFunctionMode):
         """A weight is copied once a region and the copy kept, as long as gradients may be asked of it."""
         if not tensor.is_floating_point() or tensor.dtype in (self.dtype, torch.float64):
             return tensor
-        if not (tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()):
+        is_weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        if not (is_weight and self.caches):
             return tensor.to(self.dtype)
         if id(tensor) not in self.cache:
             with self._labelling("autocast weight copies"):

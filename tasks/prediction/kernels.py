@@ -45,8 +45,8 @@ def fused_attention(
 ) -> Tensor:
     """`scaled_dot_product_attention` by the kernel that a GPU would choose among those that are switched on.
 
-    On `meta` torch itself would fall back to the plain formula, whatever is switched on. Raises RuntimeError, worded as torch
-    does, where none is left.
+    Where both are, cuDNN's comes before flash on some GPUs, and takes as much. On `meta` torch itself would fall back to the
+    plain formula, whatever is switched on. Raises RuntimeError, worded as torch does, where none is left.
     """
     low = query.dtype in (torch.float16, torch.bfloat16)
     gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from model.accounting import training_peak_bytes
-from tasks.harness.device import Skip
+from tasks.harness.device import CpuDevice, Skip
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
-from tasks.harness.workload import Workload, run_step
+from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
@@ -22,14 +22,14 @@ from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import TrainStepParams, build_on
 
-STEADY_STEPS = 5  # on an H200 what is reserved after 25 steps is met within 1 % then, but for models of under 8 GiB
+STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
 MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
 
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
 
-class NoData:
-    """The device of tensors that have a shape alone."""
+class NoData(CpuDevice):
+    """The device of tensors that have a shape alone. Nobody watches or limits the memory of it."""
 
     kind = "meta"
     torch_device = torch.device("meta")
@@ -87,17 +87,12 @@ class _Forward:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
-def track(
-    params: TrainStepParams,
-    workspace_bytes: int = 0,
-    build: Callable[[TrainStepParams], Workload] = lambda params: build_on(NoData(), params),  # type: ignore[arg-type]
-    kind: str = "meta",
-) -> Trace:
+def track(params: TrainStepParams, workspace_bytes: int = 0) -> Trace:
     """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
-    tracker = StorageTracker(kind, workspace_bytes)
-    with gpu_emulated(tracker.labelling, kind) as emulation, tracker:
+    tracker = StorageTracker(workspace_bytes)
+    with gpu_emulated(tracker.labelling) as emulation, tracker:
         with emulation:
-            workload = build(params)
+            workload = build_on(NoData(), params)
         model, optimizer = workload.model, workload.optimizer
         if model is None or optimizer is None:
             raise Skip("it trains nothing")

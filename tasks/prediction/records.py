@@ -72,8 +72,8 @@ class Prediction:
         return (*self.samples, Sample("prediction", "verdict", "", None, note=verdict)) if verdict else self.samples
 
     def why_oom(self, cap_bytes: int | None) -> str:
-        peak, cap = self.peak_bytes() or 0, cap_bytes or 0
-        return f"it is predicted to need {peak / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
+        peak, cap = self.peak_bytes("peak_reserved_bytes") or 0, cap_bytes or 0
+        return f"it is predicted to reserve {peak / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

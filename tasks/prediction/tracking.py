@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tasks.prediction.kernels import MULTIPLIES, SCRATCH
-from tasks.prediction.shapes import ShapeMemory, tensors_of
+from tasks.prediction.shapes import ShapeMemory
 from tasks.prediction.trace import Label, Span, Step, Trace
 
 PARTS = {
@@ -38,16 +38,15 @@ class _Reference(weakref.ref[Any]):
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes the trace of all that happens to the tensors of one kind of device while it is entered.
+    """Writes the trace of all that happens to tensors on the `meta` device while it is entered.
 
     It is a watcher of steps, told when each phase begins and ends. workspace_bytes: what cuBLAS takes for each thread
     that multiplies, once and for good; on a GPU the backward pass has a thread of its own.
     """
 
-    def __init__(self, kind: str = "meta", workspace_bytes: int = 0) -> None:
+    def __init__(self, workspace_bytes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = Trace()
-        self._kind = kind
         self._workspace_bytes = workspace_bytes
         self._square: tuple[int, ...] | None = None
         self._parts: list[str] = []
@@ -55,7 +54,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, _Reference] = {}
         self._threads: set[bool] = set()
         self._event: Callable[[int], None] = _ignore
-        self._call = _MEMORY.call if kind == "meta" else _call
         self.begin("built")
 
     def __torch_dispatch__(
@@ -63,9 +61,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func is _PUT_ANEW and _in_backward():
             func = _PUT_IN_PLACE  # out of place only because it is watched (index_backward in FunctionsManual.cpp)
-        result, made = self._call(func, args, kwargs or {})
+        result, made = _MEMORY.call(func, args, kwargs or {})
         for tensor in made:
-            if tensor.device.type == self._kind:
+            if tensor.is_meta:
                 self._see(tensor)
         name = func.overloadpacket.__name__
         if name in MULTIPLIES:
@@ -192,11 +190,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Iterable[Tensor]]:
-    result = func(*args, **kwargs)
-    return result, tensors_of(result)
 
 
 def _ignore(event: int) -> None:

@@ -209,7 +209,7 @@ def test_cells_are_left_out_only_when_asked(asked: list[Request], write_config: 
     _, summary = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
     assert (summary.statuses[Status.OK], summary.foreseen, summary.left) == (1, 3, 0)
     assert [line.split(":")[0] for line in said[1:]] == ["left out"] * 3
-    assert any("to need 2.0 GiB, and there are 1.0" in line for line in said)
+    assert any("to reserve 2.2 GiB, and there are 1.0" in line for line in said)
     _, summary = a_run(write_config, tmp_path, said)
     assert summary.statuses[Status.OK] == 3
 

@@ -307,4 +307,6 @@ def test_autocast_copies_a_weight_once_a_region() -> None:
         for _ in range(2):
             with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
                 functional.linear(functional.linear(torch.ones(4, 4, device="meta"), weight), weight)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            functional.linear(torch.ones(4, 4, device="meta"), weight)
     assert labelled == ["autocast weight copies"] * 2
