@@ -1,4 +1,4 @@
-"""Closed forms for parameters and FLOPs of the Transformer. No torch here.
+"""Closed forms for parameters, FLOPs and memory of the Transformer. No torch here.
 
 The FLOP formulas count a multiply-add as two operations and matrix products only; they equal what
 `torch.utils.flop_counter.FlopCounterMode` counts on this model (tests/model/test_accounting.py).
@@ -7,6 +7,8 @@ The FLOP formulas count a multiply-add as two operations and matrix products onl
 from __future__ import annotations
 
 from model.config import VOCAB_SIZE, Dimensions
+
+_FP32 = 4  # bytes
 
 
 def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
@@ -51,3 +53,42 @@ def attention_matmul_flops(batch_size: int, heads: int, length: int, d_head: int
 def softmax_flops(batch_size: int, heads: int, length: int) -> int:
     """Forward, written out: an element of the square is compared, shifted, exponentiated, summed and divided."""
     return 5 * batch_size * heads * length**2
+
+
+def activation_bytes(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:
+    """What the forward pass keeps for the backward pass in fp32 with naive attention, by part of the model.
+
+    A layer keeps ten tensors of (batch, context, d_model), five of (batch, context, d_ff) and two squares of (batch, heads,
+    context, context). What is smaller by a factor of the width, such as the scales of the norms, is left out.
+    """
+    layers, tokens = dims.num_layers, batch_size * context_length
+    narrow, wide = _FP32 * tokens * dims.d_model, _FP32 * tokens * dims.d_ff
+    return {
+        "attention squares": 2 * layers * _FP32 * batch_size * dims.num_heads * context_length**2,
+        "ffn": 5 * layers * wide,
+        "norm": (4 * layers + 2) * narrow,
+        "rope": 2 * layers * narrow,
+        "attention": 2 * layers * narrow,
+        "residual": 2 * layers * narrow,
+        "embedding": narrow,
+        "loss": _FP32 * tokens * vocab_size,
+    }
+
+
+def training_peak_bytes(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:
+    """The steady peak of a training step in fp32 with naive attention and the course's AdamW, by term.
+
+    Parameters take 4 N bytes, gradients 4 N, AdamW's state 8 N, for N parameters; but gradients and activations are never
+    both whole. The peak is at one of three moments: when the backward pass begins, with two temporaries of the logits' size
+    and no gradient yet; when it ends, with all gradients and the activations of a layer; or when the optimizer updates the
+    embedding, with five temporaries of its size.
+    """
+    weights = _FP32 * parameter_count(dims, vocab_size)
+    activations = sum(activation_bytes(dims, batch_size, context_length, vocab_size).values())
+    logits, embedding = _FP32 * batch_size * context_length * vocab_size, _FP32 * vocab_size * dims.d_model
+    moments = [
+        {"gradients": 0, "activations": activations, "temporary": 2 * logits},
+        {"gradients": weights, "activations": activations // dims.num_layers, "temporary": 0},
+        {"gradients": weights, "activations": 0, "temporary": 5 * embedding},
+    ]
+    return {"parameters": weights, "optimizer state": 2 * weights, **max(moments, key=lambda terms: sum(terms.values()))}

@@ -60,14 +60,21 @@ def main() -> None:
 @main.command()
 @selection_options
 @click.option("--all", "everything", is_flag=True, help="Print every cell.")
-def plan(config: Path, everything: bool, **chosen: Any) -> None:
+@click.option("--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none.")
+@click.option("--gpu", metavar="NAME", help="With --memory: whether each cell fits on this GPU, such as 'RTX 5090'.")
+def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
     """Show the cells of CONFIG, how many are done, what would run and why. Starts nothing.
 
-    Example: sweep plan configs/full.yaml --where size=xl
+    Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
-    from orchestrator.inspection import describe_plan
+    from orchestrator.inspection import describe_memory, describe_plan
     from orchestrator.plan import Estimator
+    from orchestrator.report.gpus import find_card
     from orchestrator.run import plan_request, resolve
+
+    if gpu is not None and not memory:
+        raise ConfigError("--gpu: says for which GPU memory is predicted", "Add --memory")
+    card = find_card(gpu) if gpu is not None else None
 
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
     planned = plan_request(request, _choice(chosen))
@@ -76,6 +83,9 @@ def plan(config: Path, everything: bool, **chosen: Any) -> None:
         click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
     for line in describe_plan(planned, request.expansion.label, expected, everything):
         click.echo(line)
+    if memory:
+        for line in describe_memory(request, card):
+            click.echo(line)
 
 
 @main.command()
@@ -91,6 +101,7 @@ def plan(config: Path, everything: bool, **chosen: Any) -> None:
     help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
 )
 @click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
+@click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
 def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
 
@@ -111,6 +122,8 @@ def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **cho
         time_limit_s=limit,
         mixed=chosen["mixed"],
         start_method=chosen["start_method"],
+        skip_predicted_oom=chosen["skip_predicted_oom"],
+        say=click.echo,
     )
     summary = run_sweep(request, _choice(chosen), means)
     _conclude(summary, request)
@@ -286,6 +299,8 @@ def _conclude(summary: Any, request: Any) -> None:
     if summary.recovered:
         click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    if summary.foreseen:
+        click.echo(f"left out {summary.foreseen} cells that are predicted to run out of memory")
     click.echo(f"measured {sum(summary.statuses.values())} cells{f': {counts}' if counts else ''}; kept in {folder}")
     if summary.stopped and summary.stopped != "time limit":
         click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: {again}")

@@ -8,16 +8,22 @@ from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
+from tabulate import tabulate
+
 from orchestrator.attempt import by_hand
 from orchestrator.errors import RunError, nearest
 from orchestrator.plan import Choice, Plan
+from orchestrator.prediction import predict_memory, verdict_of
 from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
-from orchestrator.run import Request, last_command, plan_request
+from orchestrator.report.gpus import Card
+from orchestrator.run import Request, import_paths, last_command, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.prediction.records import Prediction
 
 _SHOWN = 20
+_GIB = 1024**3
 
 
 def describe_plan(plan: Plan, label: Callable[[Cell], str], expected_s: float | None, everything: bool) -> Iterator[str]:
@@ -32,6 +38,28 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected_s: float | 
         yield f"  {mark} {decision.cell.id} {label(decision.cell)}  ({decision.reason})"
     if not everything and len(chosen) > _SHOWN:
         yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"
+
+
+def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
+    """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`."""
+    cells, labels = request.expansion.cells, request.expansion.labels
+    predictions = predict_memory(cells, card, import_paths(request))
+    rows = [[labels[cell.id], *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
+    header = ["cell", "peak GiB", "first step GiB", "reserved GiB", f"on {card.name}" if card else "verdict", "how"]
+    kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    yield ""
+    yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
+
+
+def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:
+    if not prediction.how:
+        return ["", "", "", "", prediction.reason]
+    sizes = (
+        prediction.peak_bytes(),
+        prediction.peak_bytes(mode="first"),
+        prediction.peak_bytes("peak_reserved_bytes"),
+    )
+    return [*(f"{nbytes / _GIB:.2f}" for nbytes in sizes if nbytes), verdict_of(cell, prediction, card) or "", prediction.how]
 
 
 def describe_status(request: Request) -> Iterator[str]:

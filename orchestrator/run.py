@@ -22,13 +22,16 @@ from orchestrator.config import Source, SweepConfig, load_config, validate_confi
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.plan import Choice, Estimator, Past, Plan, make_plan, read_history
+from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
+from orchestrator.report.gpus import Card, seen_card
 from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
 from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
+from tasks.prediction.records import why_not
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
@@ -47,13 +50,17 @@ class Request:
 
 @dataclass
 class Summary:
-    """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time."""
+    """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
+
+    foreseen: cells left out because they were predicted to run out of memory.
+    """
 
     statuses: Counter[Status] = field(default_factory=Counter)
     recovered: int = 0
     stopped: str = ""
     late: int = 0
     left: int = 0
+    foreseen: int = 0
 
 
 def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Path | None) -> Request:
@@ -89,6 +96,8 @@ class Means:
     """How a run goes about it.
 
     mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
+    skip_predicted_oom: whether cells are left out that are predicted to run out of memory. say: tells the user what happens
+    before the first cell begins.
     """
 
     open_scheduler: Callable[[], Scheduler]
@@ -96,6 +105,8 @@ class Means:
     time_limit_s: float | None = None
     mixed: bool = False
     start_method: StartMethod = "fork"
+    skip_predicted_oom: bool = False
+    say: Callable[[str], None] = lambda text: None
 
 
 def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
@@ -133,6 +144,7 @@ class Queue:
         self.late = 0
         self.total = len(self._waiting)
         self.has_results = bool(plan.history)
+        self.cells = tuple(dict.fromkeys(self._waiting))
         self.devices: set[str] = {cell.params.device for cell in self._waiting}
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -148,6 +160,11 @@ class Queue:
             number = 1 + max(self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number)
             self._folders[cell.id] = number
             yield Attempt(cell, number, str(self._request.run.attempt_folder(cell.id, number)), self._settings)
+
+    def leave_out(self, cells: Sequence[Cell]) -> None:
+        ids = {cell.id for cell in cells}
+        self._waiting = [cell for cell in self._waiting if cell.id not in ids]
+        self.total = len(self._waiting)
 
     def finished(self, outcome: Outcome) -> None:
         cell = outcome.attempt.cell
@@ -175,9 +192,14 @@ def make_settings(request: Request, start_method: StartMethod) -> Settings:
         instruments=tuple(config.instruments),
         env=dict(config.env),
         host_memory_gib=config.limits.host_memory_gib,
-        import_paths=tuple(dict.fromkeys(str(path) for path in (Path.cwd(), request.config_path.parent.absolute()))),
+        import_paths=import_paths(request),
         start_method=start_method,
     )
+
+
+def import_paths(request: Request) -> tuple[str, ...]:
+    """Where a model of one's own is looked for: the folder one is in, and the config's."""
+    return tuple(dict.fromkeys(str(path) for path in (Path.cwd(), request.config_path.parent.absolute())))
 
 
 def git_commit() -> str | None:
@@ -208,8 +230,10 @@ def _measure(
     scheduler = means.open_scheduler()
     arm()  # Ray takes SIGTERM for itself when it starts
     try:
-        fingerprints = _check_environment(request, scheduler.environments(), queue, means.mixed)
+        environments = scheduler.environments()
+        fingerprints = _check_environment(request, environments, queue, means.mixed)
         writer.write_manifest(_manifest(request, fingerprints, commit))
+        _foresee(request, writer, queue, means, summary, _smallest_card(environments))
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
@@ -221,6 +245,29 @@ def _measure(
             display.close()
     finally:
         scheduler.close()
+
+
+def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, summary: Summary, card: Card | None) -> None:
+    """Predicts what memory the cells will take, keeps that beside what is measured, and leaves out what is asked."""
+    cells = [cell for cell in queue.cells if not why_not(cell)]
+    if not cells:
+        return
+    means.say(f"predicting the memory of {len(cells)} cells")
+    predictions = predict_memory(cells, card, import_paths(request))
+    verdicts = {cell.id: verdict_of(cell, predictions[cell.id], card) for cell in cells}
+    writer.append_predictions({cell: found.samples_with(verdicts[cell]) for cell, found in predictions.items()})
+    if means.skip_predicted_oom:
+        doomed = [cell for cell in cells if verdicts[cell.id] == "oom"]
+        for cell in doomed:
+            means.say(f"left out: {request.expansion.label(cell)}: {predictions[cell.id].why_oom(cap_bytes(cell, card))}")
+        queue.leave_out(doomed)
+        summary.foreseen = len(doomed)
+
+
+def _smallest_card(environments: Sequence[Mapping[str, Any]]) -> Card | None:
+    """Of the GPUs that a cell may come to, the one with the least memory."""
+    cards = [seen_card(gpu["name"], gpu["memory_bytes"]) for here in environments for gpu in here.get("gpus", [])]
+    return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 
 def _check_environment(

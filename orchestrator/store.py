@@ -4,6 +4,7 @@
     attempts/       one Parquet part an attempt, written last: its presence is completion
     samples/        one Parquet part an attempt that measured something
     kernels/        one Parquet part an attempt whose kernels were watched
+    predictions/    one Parquet part a run that predicted the memory of its cells
     artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
     cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
     report/         what `sweep report` renders
@@ -32,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
-from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome
+from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome, Sample
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,7 +96,19 @@ KERNELS = pa.schema(
         ("sd_ns", pa.float64()),
     ]
 )
-_SCHEMAS = {"attempts": ATTEMPTS, "samples": SAMPLES, "kernels": KERNELS}
+PREDICTIONS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("predicted_at", pa.timestamp("us", tz="UTC")),
+        ("mode", pa.string()),
+        ("phase", pa.string()),
+        ("metric", pa.string()),
+        ("unit", pa.string()),
+        ("value", pa.float64()),
+        ("note", pa.string()),
+    ]
+)
+_SCHEMAS = {"attempts": ATTEMPTS, "samples": SAMPLES, "kernels": KERNELS, "predictions": PREDICTIONS}
 
 
 class Run:
@@ -226,6 +239,15 @@ class RunWriter(Run):
         self._appended += 1
         if self._appended % MERGE_BATCH == 0:
             self.merge_parts()
+
+    def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
+        """By cell. What was predicted of a cell before stays, and counts no more."""
+        now = datetime.now(UTC)
+        rows = [{"cell": cell, "predicted_at": now, **asdict(sample)} for cell, own in samples.items() for sample in own]
+        if rows:
+            with _writing(self.folder):
+                name = f"{time.time_ns()}.parquet"
+                _write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
 
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""

@@ -83,12 +83,16 @@ class TrainStepParams(AttendingParams):
 
 def build(params: TrainStepParams) -> Workload:
     """Model, optimizer and inputs on the device, ready to step. Raises Skip, or torch's out-of-memory."""
-
-    from model.optimizer import OPTIMIZERS
     from tasks.harness.setup import set_up
+
+    return build_on(set_up(params), params)
+
+
+def build_on(device: Device, params: TrainStepParams) -> Workload:
+    """The same on a device that is ready, which need not be the one that the cell names."""
+    from model.optimizer import OPTIMIZERS
     from tasks.harness.workload import Workload
 
-    device = set_up(params)
     model = _build_model(params, device)
     _compile(model, params)
     inputs, targets = _random_tokens(params, device)
@@ -104,6 +108,7 @@ def build(params: TrainStepParams) -> Workload:
         square=_square(params),
         resident=(inputs, targets, *model.parameters(), *model.buffers()),
         model=model,
+        optimizer=optimizer,
     )
 
 

@@ -20,9 +20,14 @@ FORBIDDEN = {
     "model/config.py": {"torch", "einops"},
     "model/accounting.py": {"torch", "einops"},
     "tasks/": {"orchestrator", "ray", "pandas", "pyarrow"},
-    "tasks/harness/": {"tasks.instruments", "tasks.traces", "tasks.train_step"},
-    "tasks/traces/": {"tasks.instruments", "tasks.train_step", "model", "torch"},
-    "tasks/instruments/": {"tasks.train_step", "model"},
+    "tasks/harness/": {"tasks.instruments", "tasks.prediction", "tasks.traces", "tasks.train_step"},
+    "tasks/traces/": {"tasks.instruments", "tasks.prediction", "tasks.train_step", "model", "torch"},
+    "tasks/instruments/": {"tasks.prediction", "tasks.train_step", "model"},
+    "tasks/train_step.py": {"tasks.prediction"},
+    "tasks/prediction/allocator.py": {"torch"},
+    "tasks/prediction/composition.py": {"torch"},
+    "tasks/prediction/records.py": {"torch"},
+    "tasks/prediction/trace.py": {"torch"},
     "orchestrator/": {"torch", "einops", "model"},
     "orchestrator/report/": {"tasks", "ray"},
 }
@@ -51,7 +56,16 @@ def test_rooms(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "plan configs/full.yaml", "status {run}", "report {run}", "show {run} da", "schema"]
+    "command",
+    [
+        "--help",
+        "plan configs/full.yaml",
+        "plan configs/demo.yaml --memory",
+        "status {run}",
+        "report {run}",
+        "show {run} da",
+        "schema",
+    ],
 )
 def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path) -> None:
     program = (

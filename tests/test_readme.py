@@ -71,6 +71,8 @@ def test_every_command_in_it_runs(tmp_path: Path) -> None:
     for command in dict.fromkeys(COMMANDS):
         if "--address" in command or "memory_limit" in command:
             command = command.replace("sweep run", "sweep plan").replace("--address auto", "")
+        elif "--memory" in command:
+            command += " --where size=small,context_length=128,precision=fp32,pass=forward"
         elif command.startswith("sweep run configs/full.yaml"):
             command = re.sub(r" --(set|where) ('[^']*'|\S+)", "", command) + f" {tiny}"
         elif command.startswith("sweep run configs/"):

@@ -15,6 +15,9 @@ import pytest
 from orchestrator import store
 from orchestrator.run import Request, _manifest, resolve
 from orchestrator.store import ATTEMPTS, MERGE_BATCH, Run
+from tasks.harness.registry import make_cell
+from tasks.prediction import records
+from tasks.prediction.predictor import Predictor
 from tests.conftest import ROOT, sweep_command
 
 CONFIG = """
@@ -91,3 +94,22 @@ def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
 
 if __name__ == "__main__":
     sys.exit(pytest.main([__file__, "-v"]))
+
+
+def test_predicting_the_grid_of_2025_is_a_minute_of_two_cores() -> None:
+    """Its 5 sizes have 152 layers, and the time goes with them: 120 cells of 4 lengths, 2 precisions and 3 passes.
+
+    Measured on the 12 layers of the small model at one length, in processor time: what else runs does not count.
+    """
+    cells = [
+        make_cell("train_step", {"size": "small", "precision": precision, "pass": pass_})
+        for precision in ("fp32", "bf16")
+        for pass_ in ("train_step", "forward_backward", "forward")
+    ]
+    seconds = []
+    for _ in range(3):
+        began = time.process_time()
+        predictor = Predictor()
+        assert all(predictor.predict(records.Request(cell)).how == "tracked" for cell in cells)
+        seconds.append(time.process_time() - began)
+    assert min(seconds) * 4 * 152 / 12 < 60 * 2

@@ -37,8 +37,11 @@ _FACTS = (
 )  # fmt: skip
 
 
-def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """One row a cell, of the attempt that counts: the latest success, else the latest that says something."""
+def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame | None = None) -> pd.DataFrame:
+    """One row a cell, of the attempt that counts: the latest success, else the latest that says something.
+
+    What was predicted of a cell stands in its row however it ended.
+    """
     if attempts.empty:
         return pd.DataFrame({"cell": pd.Series(dtype="string"), "status": pd.Series(dtype="string")})
     chosen = _chosen(attempts)
@@ -58,8 +61,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     )
     # What a cell measured before it failed stays in the samples: here it would pass for a result.
     measured = samples.merge(chosen.loc[chosen["status"] == "ok", _KEY], on=_KEY)
-    for group in GROUPS:
-        columns = group(measured)
+    for columns in (*(group(measured) for group in GROUPS), predicted(predictions)):
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
     return _with_profile_cost(_with_utilisation(_with_rates(_with_whole_step(wide)))).apply(_nullable)
 
@@ -126,6 +128,34 @@ def peaks(samples: pd.DataFrame) -> pd.DataFrame:
     parts = memory[memory["phase"] != ""]
     by_phase = parts.assign(column=prefix + parts["phase"] + "_" + parts["metric"])
     return _pivot(pd.concat([whole, by_phase]), "max")
+
+
+def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
+    """The columns of `peaks` after `predicted_`, `predicted_how` and `predicted_verdict`, and by role `predicted_of_…_bytes`.
+
+    The latest prediction of a cell counts. Where there could be none, `predicted_reason` says why.
+    """
+    if predictions is None or predictions.empty:
+        return pd.DataFrame()
+    latest = predictions[predictions["predicted_at"] == predictions.groupby("cell")["predicted_at"].transform("max")]
+    sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
+    made, not_made = sizes[sizes["value"].notna()], sizes[sizes["value"].isna()]
+    roles, verdicts = latest[latest["metric"] == "at_peak_bytes"], latest[latest["metric"] == "verdict"]
+    columns = [
+        peaks(made.assign(instrument="memory")).add_prefix("predicted_"),
+        _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
+        latest[latest["metric"] == "closed_form_bytes"].groupby("cell")["value"].sum().rename("predicted_closed_form_bytes"),
+        made.groupby("cell")["note"].first().rename("predicted_how"),
+        not_made.groupby("cell")["note"].first().rename("predicted_reason"),
+        verdicts.groupby("cell")["note"].first().rename("predicted_verdict"),
+    ]
+    return pd.concat([column for column in columns if len(column)], axis=1)
+
+
+def _column_of_role(role: str) -> str:
+    """Activations of all parts of the model together, but for those that grow with the square of the length."""
+    group, _, part = role.partition(": ")
+    return (part if part == "attention squares" else group).replace(" ", "_")
 
 
 def findings(samples: pd.DataFrame) -> pd.DataFrame:

@@ -50,7 +50,8 @@ def load_results(run: Run) -> Results:
     ]
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
-    return Results(derive_cells(attempts, run.read("samples")), tuple(names), manifest, cache(lambda: run.read("kernels")))
+    cells = derive_cells(attempts, run.read("samples"), run.read("predictions"))
+    return Results(cells, tuple(names), manifest, cache(lambda: run.read("kernels")))
 
 
 def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:

@@ -8,6 +8,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from orchestrator.errors import ConfigError, nearest
+
 _MIB = 1024**2
 
 
@@ -15,6 +17,15 @@ _MIB = 1024**2
 class Gpu:
     name: str
     usable_bytes: int
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU that a prediction is made for. usable_bytes: beside the CUDA context."""
+
+    name: str
+    usable_bytes: int
+    compute_capability: float | None
 
 
 @cache
@@ -28,6 +39,36 @@ def known_gpus() -> tuple[Gpu, ...]:
 @cache
 def _data() -> dict[str, Any]:
     return tomllib.loads(resources.files(__package__).joinpath("gpus.toml").read_text())
+
+
+def find_card(name: str) -> Card:
+    """A known GPU by its name, with or without the maker's. Raises ConfigError."""
+    cards = {card.name: card for card in _known_cards()}
+    short = _short(name)
+    for known, card in cards.items():
+        if known.lower() == short.lower():
+            return card
+    raise ConfigError(f"--gpu {name}: no such GPU is known", nearest(short, cards))
+
+
+def seen_card(name: str, memory_bytes: int) -> Card:
+    """A GPU of this machine or cluster, as its driver tells it."""
+    alike = [card for card in _known_cards() if _short(name).lower().startswith(card.name.lower())]
+    capability = alike[0].compute_capability if alike else None
+    return Card(name, memory_bytes - _data()["context_mib"] * _MIB, capability)
+
+
+@cache
+def _known_cards() -> tuple[Card, ...]:
+    return tuple(
+        Card(name, (gpu["memory_mib"] - _data()["context_mib"]) * _MIB, capability)
+        for gpu in _data()["gpu"]
+        for name, capability in gpu["cards"].items()
+    )
+
+
+def _short(name: str) -> str:
+    return " ".join(word for word in name.split() if word.lower() not in ("nvidia", "geforce"))
 
 
 _PEAK_OF = {"fp16": "bf16", "bf16_pure": "bf16"}  # the same units at the same rate

@@ -98,16 +98,17 @@ class Listing:
 
 @dataclass(frozen=True)
 class ByPhase:
-    """One row a cell and phase."""
+    """One row a cell and phase, for the phases of which the column `known_by` is known."""
 
     phases: tuple[tuple[str, str], ...]  # as in the names of the columns, and for people
     columns: tuple[tuple[str, Callable[[str], Value]], ...]
+    known_by: str = "{}_ms_median"
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
-            phases = [phase for phase in self.phases if known(row, f"{phase[0]}_ms_median")]
+            phases = [phase for phase in self.phases if known(row, self.known_by.format(phase[0]))]
             for phase, name in phases or [(NOTHING, NOTHING)]:
                 rows.append([*axis_texts(row, axes), name, *(value(phase)(row) for _, value in self.columns)])
         return [*axes, PHASE, *(title for title, _ in self.columns)], rows

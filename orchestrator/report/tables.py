@@ -10,13 +10,16 @@ from orchestrator.report.values import (
     Value,
     break_even,
     gib,
+    gib_predicted,
     mean_sd,
     median_interval,
     ms,
     needs,
     number,
+    over,
     per_pair,
     plain,
+    predicted,
     ratio,
     relative_sd,
     speed_up,
@@ -264,10 +267,60 @@ TABLES: tuple[Table, ...] = (
             (
                 *_peaks_by_phase("allocated"),
                 ("peak allocated", gib("peak_allocated_bytes")),
+                ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
                 ("peak reserved", gib("peak_reserved_bytes")),
             )
         ),
         lambda cells: cells if "peak_allocated_bytes" in cells else cells.iloc[:0],
+    ),
+    Table(
+        "prediction",
+        "Predicted memory against measured",
+        "Peaks in GiB, as the allocator counts them: predicted without a GPU, then measured. `tracked`: every storage was "
+        "followed; `modelled`: but for fused kernels; `as eager`: what is compiled may do with less.",
+        ByPhase(
+            (
+                ("first_forward", "first forward"),
+                ("first_backward", "first backward"),
+                ("first_optimizer", "first optimizer"),
+                ("forward", "forward"),
+                ("backward", "backward"),
+                ("optimizer", "optimizer"),
+            ),
+            (
+                ("predicted GiB", lambda phase: gib_predicted(f"predicted_{phase}_peak_allocated_bytes")),
+                ("measured GiB", lambda phase: gib(f"{phase}_peak_allocated_bytes")),
+                ("ratio", lambda phase: over(f"predicted_{phase}_peak_allocated_bytes", f"{phase}_peak_allocated_bytes")),
+                ("predicted reserved", lambda phase: gib_predicted(f"predicted_{phase}_peak_reserved_bytes")),
+                ("measured reserved", lambda phase: gib(f"{phase}_peak_reserved_bytes")),
+                ("reserved ratio", lambda phase: over(f"predicted_{phase}_peak_reserved_bytes", f"{phase}_peak_reserved_bytes")),
+                ("how", lambda phase: predicted("predicted_how", str)),
+            ),
+            "predicted_{}_peak_allocated_bytes",
+        ),
+        having("predicted_peak_allocated_bytes"),
+    ),
+    Table(
+        "predicted-roles",
+        "What the predicted peak is made of",
+        "GiB at the moment of the steady peak; `slack` is by how much the allocator's blocks are larger than what was asked.",
+        Listing(
+            tuple(
+                (role.replace("_", " "), gib_predicted(f"predicted_of_{role}_bytes"))
+                for role in (
+                    "parameters",
+                    "gradients",
+                    "optimizer_state",
+                    "attention_squares",
+                    "activations",
+                    "autocast_weight_copies",
+                    "temporary",
+                    "workspace",
+                    "slack",
+                )
+            )
+        ),
+        having("predicted_of_parameters_bytes"),
     ),
     Table(
         "memory-cpu",
@@ -284,7 +337,8 @@ TABLES: tuple[Table, ...] = (
     Table(
         "oom-map",
         "Where it runs out of memory",
-        "Peak memory reserved and the smallest GPU that has it, its CUDA context included; or OOM, with the allocation refused.",
+        "Peak memory reserved and the smallest GPU that has it, its CUDA context included; or OOM, with the allocation refused. "
+        "What was predicted to be reserved, and whether it would fit, stands beside it.",
         Matrix(needs),
         of_task("train_step"),
     ),

@@ -52,6 +52,20 @@ def gib(column: str) -> Value:
     return number(column, ".2f", 1 / GIB)
 
 
+def predicted(column: str, show: Callable[[Any], str]) -> Value:
+    """For what is known of a cell however it ended."""
+    return lambda row: show(row[column]) if known(row, column) else NOTHING
+
+
+def gib_predicted(column: str) -> Value:
+    return predicted(column, lambda nbytes: f"{nbytes / GIB:.2f}")
+
+
+def over(numerator: str, denominator: str) -> Value:
+    """A ratio close to one."""
+    return where_known(denominator, lambda row: f"{row[numerator] / row[denominator]:.4f}" if known(row, numerator) else NOTHING)
+
+
 def ms(column: str) -> Value:
     return where_known(column, lambda row: format_ms(row[column]))
 
@@ -126,7 +140,11 @@ def per_pair(row: Row) -> str:
 
 
 def needs(row: Row) -> str:
-    """What a cell needs: its peak and the smallest GPU that has it, or that it ran out of memory."""
+    """What a cell needs: its peak and the smallest GPU that has it, or that it ran out of memory; and what was predicted."""
+    return _measured_need(row) + _predicted_need(row)
+
+
+def _measured_need(row: Row) -> str:
     if row["status"] == "oom":
         asked = f" (asked {row['asked_bytes'] / GIB:.2f} GiB more)" if known(row, "asked_bytes") else ""
         return f"OOM{asked}"
@@ -135,6 +153,13 @@ def needs(row: Row) -> str:
     if known(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
     return absent(row)
+
+
+def _predicted_need(row: Row) -> str:
+    if not known(row, "predicted_peak_reserved_bytes"):
+        return ""
+    verdict = f", {row['predicted_verdict']}" if known(row, "predicted_verdict") else ""
+    return f"; predicted {row['predicted_peak_reserved_bytes'] / GIB:.1f} GiB{verdict}"
 
 
 def where_it_ended(row: Row) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from tasks.harness.device import Device
 from tasks.harness.progress import Progress
@@ -33,7 +34,8 @@ class Workload:
     before each phase and never timed: the time of a whole step is then the sum of its phases. square: the shape
     (sequences, length, length) of a tensor of all pairs of positions, to tell those among what is saved; None where
     other tensors have that shape too. resident: what is there before a step and stays, such as parameters and inputs.
-    model: whose modules are the parts that a step can be divided into.
+    model, optimizer: what is trained and by what, where the task trains something; its modules are the parts that a step
+    can be divided into.
     """
 
     step: Callable[[PhaseMarker], None]
@@ -47,6 +49,7 @@ class Workload:
     square: tuple[int, int, int] | None = None
     resident: tuple[Tensor, ...] = ()
     model: nn.Module | None = None
+    optimizer: Optimizer | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.accounting import backward_flops, forward_flops, parameter_count
+from model.accounting import activation_bytes, backward_flops, forward_flops, parameter_count, training_peak_bytes
 from model.config import SIZES, VOCAB_SIZE
 from model.transformer import TransformerLM
 
@@ -47,3 +47,29 @@ def test_flops_equal_what_torch_counts(size: str, context_length: int) -> None:
         loss.backward()
     assert forward.get_total_flops() == forward_flops(dims, 4, context_length, VOCAB_SIZE)
     assert backward.get_total_flops() == backward_flops(dims, 4, context_length, VOCAB_SIZE)
+
+
+def test_activations_are_those_that_autograd_keeps() -> None:
+    dims, (batch, length, vocab) = SIZES[2025]["tiny"], (2, 64, 500)
+    with torch.device("meta"):
+        model, tokens = TransformerLM(dims, length, vocab), torch.zeros(batch, length, dtype=torch.long)
+    resident = {parameter.untyped_storage()._cdata for parameter in (*model.parameters(), *model.buffers(), tokens)}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in resident:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
+    formula = sum(activation_bytes(dims, batch, length, vocab).values())
+    assert sum(storage.nbytes() for storage in kept.values()) == pytest.approx(formula, rel=0.02)
+
+
+def test_the_moment_of_the_peak_moves_with_the_length() -> None:
+    """Short sequences leave it to the optimizer, long ones to the activations."""
+    short, long = (training_peak_bytes(SIZES[2025]["2.7B"], 4, length) for length in (128, 1024))
+    assert (short["activations"], long["gradients"]) == (0, 0)
+    assert long["activations"] > short["gradients"] == short["parameters"] == 4 * PUBLISHED["2.7B"]

@@ -1,0 +1,36 @@
+"""The predicting process: `python -m tasks.prediction` reads a request a line and answers each with a prediction a line.
+
+It ends when its input does: nothing outlives who asks.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import warnings
+
+from tasks.prediction.records import Request
+
+_NICENESS = 19  # what is measured meanwhile comes first
+
+
+def main() -> None:
+    os.nice(_NICENESS)
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model may print: that is no answer
+    warnings.simplefilter("ignore")
+    from tasks.prediction.predictor import Predictor
+
+    predictor = Predictor()
+    gc.disable()  # what a cell leaves is collected after it, and the many small objects of torch are not looked through
+    for line in sys.stdin:
+        request = Request.from_json(line)
+        sys.path.extend(path for path in request.import_paths if path not in sys.path)
+        print(predictor.predict(request).to_json(), file=answers, flush=True)
+        gc.collect()
+        gc.freeze()
+
+
+if __name__ == "__main__":
+    main()

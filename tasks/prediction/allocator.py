@@ -1,0 +1,147 @@
+"""A model of torch's CUDA caching allocator: what of a GPU's memory it holds for a sequence of requests. No torch here.
+
+After c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with its default settings, on one stream: requests are
+rounded up to 512 bytes, served best fit from free blocks, else from a new segment; blocks are split and joined again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass, field
+
+_MIB = 1024**2
+_ROUNDING = 512
+_SMALL = _MIB  # up to this size a request is served from the small pool, and no large block keeps a larger rest unsplit
+_SMALL_SEGMENT = 2 * _MIB
+_LARGE_SEGMENT = 20 * _MIB
+_OWN_SEGMENT = 10 * _MIB  # from this size on a request gets a segment of its own size
+_SEGMENT_ROUNDING = 2 * _MIB
+
+
+class OutOfMemory(Exception):
+    """The cap leaves no room, with all that is free given back."""
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A piece of a segment, with its neighbours in it."""
+
+    size: int
+    address: int
+    pool: list[tuple[int, int, Block]] = field(repr=False)
+    is_free: bool = False
+    requested: int = 0
+    before: Block | None = None
+    after: Block | None = None
+
+
+class CachingAllocator:
+    """Sizes in bytes. allocated: of the blocks in use, whole; requested: what was asked of them; reserved: of all segments."""
+
+    def __init__(self, cap_bytes: int | None = None) -> None:
+        self.requested = self.allocated = self.reserved = 0
+        self._cap = cap_bytes
+        self._small: list[tuple[int, int, Block]] = []  # free blocks by size, then address
+        self._large: list[tuple[int, int, Block]] = []
+        self._next_address = 0
+
+    def allocate(self, nbytes: int) -> Block:
+        """Raises OutOfMemory."""
+        size = max(_ROUNDING, _round_up(nbytes, _ROUNDING))
+        pool = self._small if size <= _SMALL else self._large
+        block = _take_best_fit(pool, size) or self._new_segment(pool, size)
+        rest = block.size - size
+        if rest >= _ROUNDING if pool is self._small else rest > _SMALL:
+            self._split(block, size)
+        block.requested = nbytes
+        self.requested += nbytes
+        self.allocated += block.size
+        return block
+
+    def free(self, block: Block) -> None:
+        self.requested -= block.requested
+        self.allocated -= block.size
+        block.requested = 0
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.is_free:
+                _take(neighbour)
+                _join(block, neighbour)
+        _put(block)
+
+    def _new_segment(self, pool: list[tuple[int, int, Block]], size: int) -> Block:
+        segment = _segment_size(size)
+        if not self._has_room(segment):
+            self._release_whole_segments()
+            if not self._has_room(segment):
+                raise OutOfMemory(f"asked {size} bytes, allocated {self.allocated}, reserved {self.reserved}")
+        self.reserved += segment
+        self._next_address += segment + 1  # blocks of two segments are never neighbours
+        return Block(segment, self._next_address - segment, pool)
+
+    def _has_room(self, segment: int) -> bool:
+        return self._cap is None or self.reserved + segment <= self._cap
+
+    def _release_whole_segments(self) -> None:
+        for pool in (self._small, self._large):
+            whole = [key for key in pool if key[2].before is None and key[2].after is None]
+            self.reserved -= sum(size for size, _, _ in whole)
+            pool[:] = [key for key in pool if key[2].before is not None or key[2].after is not None]
+
+    @staticmethod
+    def _split(block: Block, size: int) -> None:
+        rest = Block(block.size - size, block.address + size, block.pool, before=block, after=block.after)
+        if block.after is not None:
+            block.after.before = rest
+        block.after, block.size = rest, size
+        _put(rest)
+
+
+def _put(block: Block) -> None:
+    block.is_free = True
+    insort(block.pool, (block.size, block.address, block))  # addresses differ: blocks themselves are never compared
+
+
+def _take(block: Block) -> None:
+    block.is_free = False
+    del block.pool[bisect_left(block.pool, (block.size, block.address))]
+
+
+def _take_best_fit(pool: list[tuple[int, int, Block]], size: int) -> Block | None:
+    place = bisect_left(pool, (size,))
+    if place == len(pool):
+        return None
+    block = pool.pop(place)[2]
+    block.is_free = False
+    return block
+
+
+def _join(block: Block, neighbour: Block) -> None:
+    """The neighbour becomes part of the block."""
+    if neighbour is block.before:
+        block.address, block.before = neighbour.address, neighbour.before
+        if block.before is not None:
+            block.before.after = block
+    else:
+        block.after = neighbour.after
+        if block.after is not None:
+            block.after.before = block
+    block.size += neighbour.size
+
+
+def _segment_size(size: int) -> int:
+    if size <= _SMALL:
+        return _SMALL_SEGMENT
+    return _LARGE_SEGMENT if size < _OWN_SEGMENT else _round_up(size, _SEGMENT_ROUNDING)
+
+
+def _round_up(size: int, step: int) -> int:
+    return -(-size // step) * step
+
+
+def cublas_workspace_bytes(compute_capability: float | None) -> int:
+    """What torch hands to cuBLAS for each thread that multiplies: ATen/cuda/CublasHandlePool.cpp.
+
+    For Hopper and, in its newest form, for Blackwell 32 MiB; for what came before 8.125 MiB. Unknown counts as new.
+    """
+    new = compute_capability is None or compute_capability >= 9
+    return 32 * _MIB if new else 2 * 4 * _MIB + 8 * 16 * 1024

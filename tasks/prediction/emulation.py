@@ -1,0 +1,157 @@
+"""What torch does on a GPU and nowhere else, done on the `meta` device: CUDA's autocast, gradient scaling, fused attention.
+
+Without a GPU `torch.autocast("cuda")` switches itself off, and that of the CPU has other lists. Functions are told by name,
+as torch's Python functions see them; what a composite calls inside is not seen, so that those of the model are listed.
+Lists and rules: ATen/autocast_mode.h, torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ContextDecorator, ExitStack, contextmanager
+from typing import Any, Self
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from tasks.prediction.kernels import fused_attention
+
+_LOW = {
+    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d", "conv3d", "einsum", "linear",
+    "matmul", "mm", "multi_dot", "mv", "prelu", "vecdot", "__matmul__", "__rmatmul__", "scaled_dot_product_attention",
+}  # fmt: skip
+_FP32 = {
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "__pow__", "__rpow__", "square",
+    "reciprocal", "rsqrt", "sinh", "softplus", "tan", "layer_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div",
+    "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits", "cdist", "dist", "renorm",
+    "logsumexp", "norm",
+}  # fmt: skip
+_FP32_RESULT = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"}
+if torch.__version__ >= "2.12":
+    _FP32 |= {"rms_norm"}
+
+_CUDA = "cuda"
+
+
+@contextmanager
+def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterator[GpuFunctions]:
+    """What asks torch of a GPU is answered as if there were one; tensors of this kind of device stand for those on it.
+
+    Functions do what they would there while the mode that is given is entered, which costs time and is of use in the forward
+    pass alone. `labelling(role)` is entered where autocast copies weights.
+    """
+    emulation = GpuFunctions(labelling)
+    replaced = {
+        "torch.autocast": lambda device_type, *args, **options: _Autocast(emulation, *args, **options),
+        "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
+        "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
+        "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
+        "torch.optim.optimizer._get_fused_kernels_supported_devices": lambda: [kind],
+    }
+    with ExitStack() as stack:
+        for name, replacement in replaced.items():
+            stack.enter_context(patch(name, replacement))
+        yield emulation
+
+
+class _Autocast(ContextDecorator):
+    """What `torch.autocast` is where there is a GPU: nested regions restore, the outermost empties the cache of weights."""
+
+    def __init__(
+        self, emulation: GpuFunctions, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = True
+    ) -> None:
+        self._emulation = emulation
+        self._inside = enabled, dtype or torch.float16, cache_enabled is not False
+        self._outside: list[tuple[bool, torch.dtype, bool]] = []
+
+    def __enter__(self) -> Self:
+        emulation = self._emulation
+        self._outside.append((emulation.enabled, emulation.dtype, emulation.caches))
+        emulation.enabled, emulation.dtype, emulation.caches = self._inside
+        emulation.depth += 1
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        emulation = self._emulation
+        emulation.enabled, emulation.dtype, emulation.caches = self._outside.pop()
+        emulation.depth -= 1
+        if emulation.depth == 0:
+            emulation.cache.clear()
+
+
+class _Scaler(torch.amp.GradScaler):
+    """Without data nothing tells whether a gradient overflowed: none did."""
+
+    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return optimizer.step(*args, **kwargs)
+
+
+class GpuFunctions(TorchFunctionMode):
+    """enabled, dtype, caches, depth: of autocast. cache: the copies of weights that it keeps, by the identity of the weight."""
+
+    def __init__(self, labelling: Callable[[str], Any]) -> None:
+        super().__init__()
+        self.enabled = False
+        self.dtype = torch.float16
+        self.caches = True
+        self.depth = 0
+        self.cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self._labelling = labelling
+
+    def __torch_function__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if self.enabled:
+            if name == "cross_entropy":
+                return self._cross_entropy(*args, **options)
+            args, options = self._cast_inputs(name, args, options)
+        if func is functional.scaled_dot_product_attention:
+            return fused_attention(*args, **options)
+        return func(*args, **options)
+
+    def _cast_inputs(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if name in _LOW or name in _FP32:
+            cast = self._low if name in _LOW else _fp32
+            return tuple(_map(cast, value) for value in args), {key: _map(cast, value) for key, value in options.items()}
+        if name in _FP32_RESULT and _is_low(args[0]) and options.get("dtype") is None:
+            options["dtype"] = torch.float32
+        return args, options
+
+    def _low(self, tensor: Tensor) -> Tensor:
+        """A weight is copied once a region and the copy kept, as long as gradients may be asked of it."""
+        if not tensor.is_floating_point() or tensor.dtype in (self.dtype, torch.float64):
+            return tensor
+        is_weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        if not (is_weight and self.caches):
+            return tensor.to(self.dtype)
+        if id(tensor) not in self.cache:
+            with self._labelling("autocast weight copies"):
+                self.cache[id(tensor)] = tensor, tensor.to(self.dtype)
+        return self.cache[id(tensor)][1]
+
+    def _cross_entropy(self, logits: Tensor, target: Tensor, **options: Any) -> Tensor:
+        """A composite: its log-softmax keeps the dtype of the logits, of which the loss then takes an fp32 copy."""
+        smoothing = options.pop("label_smoothing", 0.0)
+        if smoothing or not _is_low(logits):
+            return functional.cross_entropy(_fp32(logits), target, label_smoothing=smoothing, **options)
+        logarithms = functional.log_softmax(logits, 1 if logits.ndim > 1 else 0, dtype=logits.dtype)
+        return functional.nll_loss(_fp32(logarithms), target, **options)
+
+
+def _map(cast: Callable[[Tensor], Tensor], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return cast(value)
+    return [_map(cast, one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _is_low(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
+
+def _fp32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.float32) if _is_low(tensor) else tensor

@@ -1,0 +1,156 @@
+"""Predicts one cell: tracks its steps without data, replays the trace in a model of the allocator, says what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model.accounting import training_peak_bytes
+from tasks.harness.device import CpuDevice, Skip
+from tasks.harness.params import default_values
+from tasks.harness.progress import Progress
+from tasks.harness.records import Sample
+from tasks.harness.workload import run_step
+from tasks.prediction.allocator import CachingAllocator, OutOfMemory
+from tasks.prediction.composition import compose
+from tasks.prediction.emulation import GpuFunctions, gpu_emulated
+from tasks.prediction.records import WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
+from tasks.prediction.trace import Replay, Step, Trace, highest, replay
+from tasks.prediction.tracking import StorageTracker
+from tasks.train_step import TrainStepParams, build_on
+
+STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
+MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
+
+_FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
+
+
+class NoData(CpuDevice):
+    """The device of tensors that have a shape alone. Nobody watches or limits the memory of it."""
+
+    kind = "meta"
+    torch_device = torch.device("meta")
+
+
+class Predictor:
+    """Predicts one cell after the other. It remembers the trace of the last training step: that of the passes alone is in it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[TrainStepParams, int, Trace] | None = None
+
+    def predict(self, request: Request) -> Prediction:
+        """Never raises: what cannot be predicted says why."""
+        params = request.cell.params
+        if not isinstance(params, TrainStepParams) or why_not(request.cell):
+            return unknown(why_not(request.cell))
+        try:
+            trace = self._trace(_as_eager(params), request.workspace_bytes)
+            peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+        except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
+            said = str(error).splitlines()
+            return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
+        how = "modelled" if params.attention in _FUSED else "tracked"
+        verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
+        return Prediction(how, "", (*_samples(peaks, how), *_composition(trace, peaks), *_closed_form(params)), verdicts)
+
+    def _trace(self, params: TrainStepParams, workspace_bytes: int) -> Trace:
+        whole = params.model_copy(update={"pass_": "train_step"})
+        if params.pass_ == "forward_backward" and self._last is not None and self._last[:2] == (whole, workspace_bytes):
+            return self._last[2].without("optimizer")
+        trace = track(params, workspace_bytes)
+        self._last = (params, workspace_bytes, trace)
+        return trace
+
+
+def _as_eager(params: TrainStepParams) -> TrainStepParams:
+    """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
+    alike: dict[str, Any] = {name: default for name, default in default_values(TrainStepParams).items() if name in WITHOUT_EFFECT}
+    attention = "efficient" if params.attention == "flex" else params.attention
+    return params.model_copy(update={**alike, "attention": attention})
+
+
+class _Forward:
+    """A watcher that enters a mode for the forward pass."""
+
+    def __init__(self, mode: GpuFunctions) -> None:
+        self._mode = mode
+
+    def enter(self, phase: str) -> None:
+        if phase == "forward":
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
+
+    def leave(self, phase: str) -> None:
+        if phase == "forward":
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+
+def track(params: TrainStepParams, workspace_bytes: int = 0) -> Trace:
+    """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
+    tracker = StorageTracker(workspace_bytes)
+    with gpu_emulated(tracker.labelling) as emulation, tracker:
+        with emulation:
+            workload = build_on(NoData(), params)
+        model, optimizer = workload.model, workload.optimizer
+        if model is None or optimizer is None:
+            raise Skip("it trains nothing")
+        tracker.label(workload.resident, "inputs")
+        tracker.label(model.parameters(), "parameters")
+        tracker.follow(model, workload.square)
+        steps: tuple[Step, ...] = ("first", "steady")
+        for step in steps:
+            tracker.begin(step)
+            run_step(workload, Progress(), tracker, _Forward(emulation))
+            tracker.label(_state_of(optimizer), "optimizer state")
+    return tracker.trace
+
+
+def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
+    """Whether the allocator comes through under a cap on what it reserves, with a margin to either side."""
+    if _survives(trace, peaks, round(cap_bytes * (1 - MARGIN))):
+        return "fits"
+    return "borderline" if _survives(trace, peaks, round(cap_bytes * (1 + MARGIN))) else "oom"
+
+
+def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
+    """Under a cap the allocator gives back what it can before it gives up, so that less may do than it would reserve."""
+    if max(found.reserved for found in peaks.values()) <= cap_bytes:
+        return True
+    if max(found.requested for found in peaks.values()) > cap_bytes:
+        return False
+    try:
+        replay(trace, CachingAllocator(cap_bytes), STEADY_STEPS)
+    except OutOfMemory:
+        return False
+    return True
+
+
+def _samples(peaks: Replay, how: str) -> Iterator[Sample]:
+    for (step, phase), found in peaks.items():
+        sizes = {f"peak_{kind}_bytes": getattr(found, kind) for kind in ("allocated", "requested", "reserved")}
+        sizes["held_allocated_bytes"] = found.held_allocated
+        for metric, nbytes in sizes.items():
+            yield Sample("prediction", metric, "bytes", nbytes, step, phase, note=how)
+
+
+def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
+    """What is there at the peak of the steady step, by role."""
+    phase, peak = highest(peaks, "steady")
+    for role, nbytes in compose(trace, phase, peak).items():
+        yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
+
+
+def _closed_form(params: TrainStepParams) -> Iterator[Sample]:
+    """The formula's account of the peak, by term, for the cells that it is of."""
+    ours = (params.precision in ("fp32", "tf32"), params.attention, params.optimizer, params.pass_)
+    if params.dimensions is not None and ours == (True, "naive", "course", "train_step"):
+        terms = training_peak_bytes(params.dimensions, params.batch_size, params.context_length, params.vocab_size)
+        for term, nbytes in terms.items():
+            yield Sample("prediction", "closed_form_bytes", "bytes", nbytes, "steady", note=term)

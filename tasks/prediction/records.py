@@ -1,0 +1,106 @@
+"""What is asked of a predictor and what it answers. JSON throughout, and no torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from tasks.harness.cell import Cell
+from tasks.harness.records import Sample
+from tasks.harness.registry import make_cell
+
+VERSION = 1  # to be raised when the prediction of an unchanged cell would come out differently
+
+_GIB = 1024**3
+
+AS_EAGER = "as eager"
+
+Verdict = Literal["fits", "borderline", "oom"]
+
+# What is compiled is predicted as eager; a cap changes no size, but whether it fits.
+WITHOUT_EFFECT = ("seed", "warmup_steps", "measured_steps", "memory_limit_gib", "compile", "compile_mode", "compile_cache")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A cell, the memory of GPUs that it may have to do with, and what cuBLAS takes there for each thread."""
+
+    cell: Cell
+    caps_bytes: tuple[int, ...] = ()
+    workspace_bytes: int = 0
+    import_paths: tuple[str, ...] = ()
+
+    def to_json(self) -> str:
+        return json.dumps({**asdict(self), "cell": [self.cell.task, self.cell.params.values()]})
+
+    @classmethod
+    def from_json(cls, text: str) -> Request:
+        body = json.loads(text)
+        return cls(make_cell(*body["cell"]), tuple(body["caps_bytes"]), body["workspace_bytes"], tuple(body["import_paths"]))
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The peaks as samples named like those that are measured, and whether they fit under each cap.
+
+    how: `tracked`, every storage followed; `modelled`, but for fused kernels, of which a model is; `as eager`, an upper
+    guess for what is compiled. Empty where nothing could be predicted: `reason` says why.
+    """
+
+    how: str
+    reason: str = ""
+    samples: tuple[Sample, ...] = ()
+    verdicts: Mapping[int, Verdict] = field(default_factory=dict)  # by the cap in bytes
+
+    def peak_bytes(self, metric: str = "peak_allocated_bytes", mode: str = "steady") -> float | None:
+        """The highest of all phases."""
+        found = [s.value for s in self.samples if (s.metric, s.mode) == (metric, mode) and s.value is not None]
+        return max(found, default=None)
+
+    def as_eager(self) -> Prediction:
+        """An upper guess for what is compiled: it may do with less, so that no verdict is `oom`."""
+        if not self.how:
+            return self
+        samples = tuple(replace(s, note=AS_EAGER) if s.note == self.how else s for s in self.samples)
+        verdicts: dict[int, Verdict] = {cap: "borderline" if v == "oom" else v for cap, v in self.verdicts.items()}
+        return replace(self, how=AS_EAGER, samples=samples, verdicts=verdicts)
+
+    def samples_with(self, verdict: Verdict | None) -> tuple[Sample, ...]:
+        """The samples, and the verdict under the cap that counts."""
+        return (*self.samples, Sample("prediction", "verdict", "", None, note=verdict)) if verdict else self.samples
+
+    def why_oom(self, cap_bytes: int | None) -> str:
+        peak, cap = self.peak_bytes("peak_reserved_bytes") or 0, cap_bytes or 0
+        return f"it is predicted to reserve {peak / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Prediction:
+        body = json.loads(text)
+        samples = tuple(Sample(**sample) for sample in body["samples"])
+        return cls(body["how"], body["reason"], samples, {int(cap): verdict for cap, verdict in body["verdicts"].items()})
+
+
+def unknown(reason: str) -> Prediction:
+    return Prediction("", reason, (Sample("prediction", "peak_allocated_bytes", "bytes", None, "steady", note=reason),))
+
+
+def why_not(cell: Cell) -> str:
+    """Why a cell is none whose memory is predicted; empty where it is."""
+    if cell.task != "train_step":
+        return f"the memory of {cell.task} is not predicted"
+    if cell.params.device != "cuda":
+        return f"on {cell.params.device} the peak is of the whole process, which no model of tensors foretells"
+    return ""
+
+
+def memory_identity(cell: Cell) -> dict[str, Any]:
+    """What of a cell decides how much memory it takes: cells that agree in it share a prediction."""
+    values = {name: value for name, value in cell.params.values().items() if name not in WITHOUT_EFFECT}
+    if values.get("precision") == "tf32":
+        values["precision"] = "fp32"
+    return {"task": cell.task, "version": cell.version, **values}

@@ -1,0 +1,142 @@
+"""What a workload allocated and released, in its order, and what came of it in an allocator. No torch here."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from tasks.prediction.allocator import Block, CachingAllocator
+
+Step = Literal["built", "first", "steady"]
+STEPS: tuple[Step, ...] = ("built", "first", "steady")
+
+
+class Label(NamedTuple):
+    """What is known of a storage when it is made. part: of the model. role: what it is, where its life does not tell."""
+
+    phase: str
+    part: str
+    role: str
+
+
+@dataclass(frozen=True)
+class Span:
+    """The events of one phase of a step, or of what lies between two phases: then it has no name.
+
+    An event is the place of a storage in the trace's lists: as it is where the storage is made, inverted (~) where it goes.
+    """
+
+    phase: str
+    events: array[int] = field(default_factory=lambda: array("q"))
+
+
+@dataclass
+class Trace:
+    """Of a workload's build, its first step and its second. The storages are numbered as they were made."""
+
+    sizes_bytes: list[int] = field(default_factory=list)
+    labels: list[Label] = field(default_factory=list)
+    spans: dict[Step, list[Span]] = field(default_factory=lambda: {step: [] for step in STEPS})
+
+    def without(self, phase: str) -> Trace:
+        """As if this phase were never run: what it made and what it released of its own."""
+        kept = {step: [span for span in spans if span.phase != phase] for step, spans in self.spans.items()}
+        return Trace(self.sizes_bytes, self.labels, kept)
+
+    def events(self, step: Step) -> Iterator[int]:
+        for span in self.spans[step]:
+            yield from span.events
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Bytes at most within a phase, and what is allocated at its end. at: the event at which most is allocated."""
+
+    requested: int
+    allocated: int
+    reserved: int
+    held_allocated: int
+    at: int
+
+
+Replay = dict[tuple[Step, str], Peaks]
+
+
+def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Replay:
+    """The peaks of each phase of each step, those of the build under the phase "".
+
+    The steady step is played until it comes to the same twice, at most `steady_steps` times: where the free blocks are
+    changes from step to step, and so does what is allocated, though the requests are the same. Raises OutOfMemory where
+    the allocator's cap is too small.
+    """
+    player = _Player(trace, allocator)
+    peaks: Replay = {}
+    steps: list[Step] = ["built", "first", *["steady"] * steady_steps]  # type: ignore[list-item]
+    for step in steps:
+        before = dict(peaks)
+        peaks |= {(step, phase): found for phase, found in player.play(step)}
+        if peaks == before or (step == "steady" and not player.can_repeat):
+            break
+    return peaks
+
+
+def highest(peaks: Replay, step: Step) -> tuple[str, Peaks]:
+    """Of the phases of a step, the one that allocates most."""
+    of_step = [(phase, found) for (name, phase), found in peaks.items() if name == step]
+    return max(of_step, key=lambda pair: pair[1].allocated)
+
+
+class _Player:
+    def __init__(self, trace: Trace, allocator: CachingAllocator) -> None:
+        self._trace = trace
+        self._allocator = allocator
+        self._blocks: dict[int, Block] = {}
+        self._successors = _successors(trace)
+        self._steady_before = False
+
+    @property
+    def can_repeat(self) -> bool:
+        return self._successors is not None
+
+    def play(self, step: Step) -> Iterator[tuple[str, Peaks]]:
+        if step == "steady" and self._steady_before and self._successors is not None:
+            for earlier, later in self._successors.items():
+                self._blocks[earlier] = self._blocks.pop(later)
+        self._steady_before = step == "steady"
+        for span in self._trace.spans[step]:
+            peaks = self._play_span(span.events)
+            if span.phase or step == "built":
+                yield span.phase, peaks
+
+    def _play_span(self, events: Sequence[int]) -> Peaks:
+        allocator, blocks, sizes = self._allocator, self._blocks, self._trace.sizes_bytes
+        requested, allocated, reserved = allocator.requested, allocator.allocated, allocator.reserved
+        at = -1
+        for place, event in enumerate(events):
+            if event < 0:
+                allocator.free(blocks.pop(~event))
+                continue
+            blocks[event] = allocator.allocate(sizes[event])
+            if allocator.requested > requested:
+                requested = allocator.requested
+            if allocator.allocated > allocated:
+                allocated, at = allocator.allocated, place
+            if allocator.reserved > reserved:
+                reserved = allocator.reserved
+        return Peaks(requested, allocated, reserved, allocator.allocated, at)
+
+
+def _successors(trace: Trace) -> dict[int, int] | None:
+    """What the second step takes from the first, such as gradients, and in its place leaves to the third.
+
+    None where they are not alike: nothing then tells what a third step would do.
+    """
+    made = {step: {event for event in trace.events(step) if event >= 0} for step in STEPS}
+    gone = {~event for event in trace.events("steady") if event < 0}
+    taken, left = sorted(made["first"] & gone), sorted(made["steady"] - gone)
+    sizes = trace.sizes_bytes
+    if [sizes[storage] for storage in taken] != [sizes[storage] for storage in left]:
+        return None
+    return dict(zip(taken, left, strict=True))

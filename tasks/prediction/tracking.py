@@ -1,0 +1,196 @@
+"""Follows every storage of a workload from its first tensor to its release, on a device without data."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tasks.prediction.kernels import MULTIPLIES, SCRATCH
+from tasks.prediction.shapes import ShapeMemory
+from tasks.prediction.trace import Label, Span, Step, Trace
+
+PARTS = {
+    "Embedding": "embedding",
+    "RMSNorm": "norm",
+    "LayerNorm": "norm",
+    "RotaryEmbedding": "rope",
+    "CausalSelfAttention": "attention",
+    "SwiGLU": "ffn",
+    "Block": "residual",
+    "TransformerLM": "logits",
+}
+_PUT_ANEW, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
+_MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
+
+
+class _Reference(weakref.ref[Any]):
+    """To a storage: its place in the trace, and its address, by which it is known."""
+
+    __slots__ = ("address", "place")
+    address: int
+    place: int
+
+
+class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes the trace of all that happens to tensors on the `meta` device while it is entered.
+
+    It is a watcher of steps, told when each phase begins and ends. workspace_bytes: what cuBLAS takes for each thread
+    that multiplies, once and for good; on a GPU the backward pass has a thread of its own.
+    """
+
+    def __init__(self, workspace_bytes: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = Trace()
+        self._workspace_bytes = workspace_bytes
+        self._square: tuple[int, ...] | None = None
+        self._parts: list[str] = []
+        self._role = ""
+        self._known: dict[int, _Reference] = {}
+        self._threads: set[bool] = set()
+        self._event: Callable[[int], None] = _ignore
+        self.begin("built")
+
+    def __torch_dispatch__(
+        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is _PUT_ANEW and _in_backward():
+            func = _PUT_IN_PLACE  # out of place only because it is watched (index_backward in FunctionsManual.cpp)
+        result, made = _MEMORY.call(func, args, kwargs or {})
+        for tensor in made:
+            if tensor.is_meta:
+                self._see(tensor)
+        name = func.overloadpacket.__name__
+        if name in MULTIPLIES:
+            self._see_product()
+        elif name in SCRATCH:
+            self._pass_by(SCRATCH[name](args))
+        return result
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._event = _ignore  # what goes now goes with the workload
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and to guard against it would cost a tenth of the time
+
+    def begin(self, step: Step) -> None:
+        self._spans = self.trace.spans[step]
+        self._open("")
+
+    def enter(self, phase: str) -> None:
+        self._open(phase)
+
+    def leave(self, phase: str) -> None:
+        self._open("")
+
+    def label(self, tensors: Iterable[Tensor], role: str) -> None:
+        """Says what storages are that were seen before."""
+        for tensor in tensors:
+            reference = self._known.get(tensor.untyped_storage()._cdata)
+            if reference is not None:
+                place = reference.place
+                self.trace.labels[place] = self.trace.labels[place]._replace(role=role)
+
+    @contextmanager
+    def labelling(self, role: str) -> Iterator[None]:
+        """Says what all storages are that are first seen meanwhile."""
+        self._role = role
+        self._relabel()
+        try:
+            yield
+        finally:
+            self._role = ""
+            self._relabel()
+
+    def follow(self, model: nn.Module, square: tuple[int, ...] | None) -> None:
+        """Attributes what is allocated to the part of the model that asked for it, and tells gradients when they come.
+
+        square: the shape of a tensor of all pairs of positions, which is told by it.
+        """
+        self._square = square
+        for module in model.modules():
+            name = type(module).__name__
+            is_part = name in PARTS or not (isinstance(module, nn.Linear) or name == "Linear" or list(module.children()))
+            part = PARTS.get(name, name) if is_part else ""
+            module.register_forward_pre_hook(self._entering(part))
+            module.register_forward_hook(self._leaving, always_call=True)
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+
+    def _open(self, phase: str) -> None:
+        span = Span(phase)
+        self._spans.append(span)
+        self._event = span.events.append
+        self._phase = phase
+        self._relabel()
+
+    def _relabel(self) -> None:
+        part = self._parts[-1] if self._parts else "loss"
+        self._label = Label(self._phase, part, self._role)
+        self._square_label = Label(self._phase, "attention squares", self._role)
+
+    def _see(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address = storage._cdata
+        if address not in self._known:
+            reference = _Reference(storage, self._freed)
+            reference.address = address
+            reference.place = self._allocate(storage.nbytes(), self._label_of(tensor))
+            self._known[address] = reference
+
+    def _freed(self, reference: Any) -> None:
+        del self._known[reference.address]
+        self._event(~reference.place)
+
+    def _allocate(self, nbytes: int, label: Label) -> int:
+        place = len(self.trace.sizes_bytes)
+        self.trace.sizes_bytes.append(nbytes)
+        self.trace.labels.append(label)
+        self._event(place)
+        return place
+
+    def _pass_by(self, sizes_bytes: Iterable[int]) -> None:
+        """A kernel's scratch: all of it is there at once, and gone when the kernel is queued."""
+        label = Label(self._phase, "", "workspace")
+        for place in [self._allocate(nbytes, label) for nbytes in sizes_bytes]:
+            self._event(~place)
+
+    def _see_product(self) -> None:
+        thread = _in_backward()
+        if self._workspace_bytes and thread not in self._threads:
+            self._threads.add(thread)
+            self._allocate(self._workspace_bytes, Label(self._phase, "", "workspace"))
+
+    def _label_of(self, tensor: Tensor) -> Label:
+        is_square = self._square is not None and tensor.shape[-2:] == self._square[-2:] and tensor.is_floating_point()
+        return self._square_label if is_square else self._label
+
+    def _entering(self, part: str) -> Callable[..., None]:
+        def entering(*_: Any) -> None:
+            self._parts.append(part or (self._parts[-1] if self._parts else ""))
+            self._relabel()
+
+        return entering
+
+    def _leaving(self, *_: Any) -> None:
+        self._parts.pop()
+        self._relabel()
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self.label([parameter.grad], "gradients")
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _ignore(event: int) -> None:
+    pass

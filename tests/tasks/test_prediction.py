@@ -1,0 +1,312 @@
+"""Predicted memory against what really allocates: the CPU's allocator, an H200 that was measured, published figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from model.accounting import parameter_count
+from model.config import SIZES, VOCAB_SIZE
+from tasks.harness.progress import Progress
+from tasks.harness.registry import make_cell
+from tasks.harness.workload import run_step
+from tasks.prediction.allocator import CachingAllocator, cublas_workspace_bytes
+from tasks.prediction.emulation import gpu_emulated
+from tasks.prediction.kernels import fused_attention
+from tasks.prediction.predictor import Predictor, track
+from tasks.prediction.records import Prediction, Request, memory_identity
+from tasks.prediction.trace import replay
+from tasks.prediction.tracking import StorageTracker
+from tasks.train_step import PHASES, TrainStepParams, build
+
+GIB = 1024**3
+HOPPER = cublas_workspace_bytes(9.0)
+H200 = json.loads((Path(__file__).parent.parent / "data" / "h200_train_step.json").read_text())
+SMALL: dict[str, Any] = {
+    "device": "cpu", "d_model": 96, "d_ff": 256, "num_layers": 3, "num_heads": 3, "context_length": 64, "batch_size": 2,
+    "vocab_size": 500,
+}  # fmt: skip
+
+
+def params_of(**values: Any) -> TrainStepParams:
+    return TrainStepParams.model_validate(values)
+
+
+class Marks:
+    """A watcher that writes each phase of a step into the profile."""
+
+    def __init__(self, step: str) -> None:
+        self._step = step
+
+    def enter(self, phase: str) -> None:
+        self._mark = record_function(f"{self._step} {phase}")
+        self._mark.__enter__()
+
+    def leave(self, phase: str) -> None:
+        self._mark.__exit__(None, None, None)
+
+
+def measured_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
+    """Of each phase of two real steps on the CPU, under the rules of CUDA's autocast: what its allocator says of itself."""
+    rules = gpu_emulated(lambda role: nullcontext(), "cpu")
+    with rules as mode, mode, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        workload = build(params)
+        for step in ("first", "steady"):
+            run_step(workload, Progress(), Marks(step))
+    seen.export_chrome_trace(str(tmp_path / "trace.json"))
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    phases = {
+        e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith(("first ", "steady ")) and "dur" in e
+    }
+    held, peaks = 0, dict.fromkeys(phases, 0)
+    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
+        before, held = held, held + event["args"]["Bytes"]
+        for phase, (begin, end) in phases.items():
+            if begin <= event["ts"] <= end:
+                peaks[phase] = max(peaks[phase], before, held)
+    return peaks
+
+
+def predicted_peaks(params: TrainStepParams) -> dict[str, int]:
+    peaks = replay(track(params), CachingAllocator(), 1)
+    return {f"{step} {phase}": found.requested for (step, phase), found in peaks.items() if phase}
+
+
+REAL = [
+    *({"pass": pass_} for pass_ in PHASES),
+    *({"optimizer": optimizer} for optimizer in ("foreach", "fused")),
+    *({"attention": attention} for attention in ("torch_softmax", "weights_only", "recompute", "math")),
+    *({"precision": precision} for precision in ("bf16", "fp16")),
+    {"precision": "bf16_pure", "vocab_size": 50},  # more, and the CPU's product for the logits takes scratch that no GPU takes
+    *({"precision": "bf16", "attention": attention} for attention in ("torch_softmax", "weights_only", "recompute")),
+]
+
+
+@pytest.mark.parametrize("values", REAL, ids=lambda values: " ".join(map(str, values.values())))
+def test_it_is_what_the_cpu_allocates(values: dict[str, Any], tmp_path: Path) -> None:
+    params = params_of(**SMALL | values)
+    measured = measured_peaks(params, tmp_path)
+    assert len(measured) == 2 * len(PHASES[params.pass_])
+    assert predicted_peaks(params) == pytest.approx(measured, rel=1e-3)
+
+
+class Liar(nn.Module):
+    """Takes memory that no shape tells of: only where there is data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 16)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if not tokens.is_meta:
+            self.hidden = torch.empty(1_000_000)
+        return functional.linear(self.table(tokens), self.table.weight)
+
+
+def test_a_model_that_lies_shows_a_difference(tmp_path: Path) -> None:
+    own = {"device": "cpu", "model": f"{__name__}:Liar", "context_length": 8, "batch_size": 1, "vocab_size": 50}
+    measured, predicted = measured_peaks(params_of(**own), tmp_path), predicted_peaks(params_of(**own))
+    assert measured["steady forward"] - predicted["steady forward"] >= 4_000_000
+
+
+def prediction_of(caps_bytes: tuple[int, ...] = (), **values: Any) -> Prediction:
+    return Predictor().predict(Request(make_cell("train_step", values), caps_bytes, HOPPER))
+
+
+@pytest.mark.parametrize("size", ["small", "medium", "large", "xl", "2.7B"])
+def test_it_is_what_an_h200_measured(size: str) -> None:
+    """tests/data says with what and when: peaks within 0.5 %, what is reserved within 5 %, no verdict wrong, one in ten open.
+
+    What is asked of the allocator is met but for 2 MiB, the scratch of kernels.
+    """
+    borderline = 0
+    cells = [cell for cell in H200["cells"] if cell["size"] == size]
+    for cell in cells:
+        axes = {name: cell[name] for name in ("size", "context_length", "precision")}
+        prediction = prediction_of((32 * GIB,), **axes)
+        found = {(f"{s.mode} {s.phase}", s.metric): s.value for s in prediction.samples}
+        for phase, (requested, allocated, _) in cell["peaks_bytes"].items():
+            assert found[phase, "peak_requested_bytes"] == pytest.approx(requested, rel=1e-4, abs=2 * 1024**2), (axes, phase)
+            assert found[phase, "peak_allocated_bytes"] == pytest.approx(allocated, rel=0.02), (axes, phase)
+        steady = [peaks for phase, peaks in cell["peaks_bytes"].items() if phase.startswith("steady")]
+        assert prediction.peak_bytes() == pytest.approx(max(allocated for _, allocated, _ in steady), rel=5e-3), axes
+        assert prediction.peak_bytes("peak_reserved_bytes") == pytest.approx(max(peaks[2] for peaks in steady), rel=0.05), axes
+        verdict = prediction.verdicts[32 * GIB]
+        borderline += verdict == "borderline"
+        assert verdict in ("borderline", {"ok": "fits", "oom": "oom"}[cell["under_32_gib"]]), axes
+    assert borderline <= 2
+
+
+@pytest.mark.parametrize(
+    ("pass_", "precision", "context_length", "gib"),
+    [
+        ("forward", "fp32", 128, 12.90),
+        ("forward", "fp32", 512, 13.42),
+        ("forward", "bf16", 128, 19.18),
+        ("forward", "bf16", 512, 19.38),
+    ],
+)
+def test_published_figures_of_the_forward_pass(pass_: str, precision: str, context_length: int, gib: float) -> None:
+    """Of a public write-up of the course's 2.7B model on a GPU."""
+    prediction = prediction_of(size="2.7B", precision=precision, context_length=context_length, **{"pass": "forward"})
+    assert (prediction.peak_bytes() or 0) / GIB == pytest.approx(gib, rel=0.01)
+
+
+def test_the_roles_add_up_to_the_peak() -> None:
+    prediction = prediction_of(size="mini", context_length=256)
+    roles = {s.note: s.value or 0 for s in prediction.samples if s.metric == "at_peak_bytes"}
+    assert sum(roles.values()) == prediction.peak_bytes()
+    assert roles["parameters"] == 4 * parameter_count(SIZES[2025]["mini"])
+    assert roles["optimizer state"] == 2 * roles["parameters"]
+    assert roles["workspace"] == 2 * HOPPER
+
+
+def test_autocast_keeps_a_copy_of_each_matrix_that_multiplies() -> None:
+    """Two bytes an element; the embedding is looked up and the norms are computed in fp32."""
+    dims = SIZES[2025]["mini"]
+    prediction = prediction_of(size="mini", context_length=64, precision="bf16", **{"pass": "forward"})
+    roles = {s.note: s.value for s in prediction.samples if s.metric == "at_peak_bytes"}
+    matrices = parameter_count(dims) - VOCAB_SIZE * dims.d_model - (2 * dims.num_layers + 1) * dims.d_model
+    assert roles["autocast weight copies"] == 2 * matrices
+
+
+def test_the_pass_alone_is_in_the_whole_step() -> None:
+    """A predictor that has just followed the whole step says the same of its passes as one that follows them."""
+    cell = {"size": "mini", "context_length": 64, "precision": "bf16"}
+    predictor = Predictor()
+    predictor.predict(Request(make_cell("train_step", cell), (), HOPPER))
+    passes = Request(make_cell("train_step", {**cell, "pass": "forward_backward"}), (), HOPPER)
+    assert predictor.predict(passes) == Predictor().predict(passes)
+
+
+@pytest.mark.parametrize(
+    ("attention", "precision", "squares_bytes"),
+    [
+        ("naive", "fp32", 2 * 2 * 2 * 4 * 512**2),
+        ("sdpa", "fp32", 0),
+        ("efficient", "fp32", 0),
+        ("flash", "bf16", 0),
+        ("cudnn", "bf16", 0),
+        ("flex", "fp32", 0),
+    ],
+)
+def test_fused_attention_has_no_squares(attention: str, precision: str, squares_bytes: int) -> None:
+    cell = {"size": "tiny", "context_length": 512, "batch_size": 1, "attention": attention, "precision": precision}
+    prediction = prediction_of(**cell)
+    assert prediction.how == ("tracked" if attention == "naive" else "modelled"), prediction.reason
+    assert sum(s.value or 0 for s in prediction.samples if s.note == "activations: attention squares") == squares_bytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "dtype", "measured_mib"),
+    [
+        (SDPBackend.FLASH_ATTENTION, torch.bfloat16, 80.5),
+        (SDPBackend.CUDNN_ATTENTION, torch.bfloat16, 80.5),
+        (SDPBackend.EFFICIENT_ATTENTION, torch.bfloat16, 80.53),
+        (SDPBackend.EFFICIENT_ATTENTION, torch.float32, 128.53),
+    ],
+)
+def test_fused_backward_passes_take_what_an_h200_measured(backend: SDPBackend, dtype: torch.dtype, measured_mib: float) -> None:
+    """Causal attention alone: 16,384 tokens, 8 sequences, width 64; the peak less what is held when it begins."""
+    tracker = StorageTracker()
+    with tracker, sdpa_kernel(backend):
+        query, key, value, grad = (
+            torch.empty(8, 1, 16384, 64, dtype=dtype, device="meta", requires_grad=place < 3) for place in range(4)
+        )
+        tracker.begin("first")
+        tracker.enter("forward")
+        output = fused_attention(query, key, value, is_causal=True)
+        tracker.leave("forward")
+        tracker.enter("backward")
+        output.backward(grad)
+        tracker.leave("backward")
+    peaks = replay(tracker.trace, CachingAllocator(), 0)
+    taken = peaks["first", "backward"].requested - peaks["first", "forward"].held_allocated
+    assert taken / 1024**2 == pytest.approx(measured_mib, abs=0.05)
+
+
+def test_what_cannot_be_predicted_says_why() -> None:
+    own = {"model": "tests.misbehaving:NoSuch"}
+    assert "NoSuch" in prediction_of(**own).reason
+    assert "No available kernel" in prediction_of(size="tiny", attention="flash", precision="fp32").reason
+    assert "process" in prediction_of(size="tiny", device="cpu").reason
+    matmul = Predictor().predict(Request(make_cell("matmul", {})))
+    assert (matmul.how, matmul.peak_bytes()) == ("", None)
+    assert "matmul" in matmul.reason
+
+
+@pytest.mark.parametrize("compiled", ["blocks", "model"])
+def test_what_is_compiled_is_never_said_to_run_out(compiled: str) -> None:
+    prediction = prediction_of((2**20,), size="tiny", compile=compiled)
+    assert prediction.verdicts == {2**20: "oom"}
+    assert (prediction.as_eager().how, prediction.as_eager().verdicts) == ("as eager", {2**20: "borderline"})
+
+
+def test_answers_and_requests_travel_as_json() -> None:
+    request = Request(make_cell("train_step", {"size": "tiny"}), (GIB,), HOPPER, ("/somewhere",))
+    assert Request.from_json(request.to_json()) == request
+    prediction = Predictor().predict(request)
+    assert Prediction.from_json(prediction.to_json()) == prediction
+
+
+def test_what_changes_no_memory_is_no_difference() -> None:
+    def identity(**values: Any) -> dict[str, Any]:
+        return memory_identity(make_cell("train_step", {"size": "tiny", **values}))
+
+    same = {"seed": 7, "warmup_steps": 1, "measured_steps": 99, "memory_limit_gib": 3.0, "precision": "tf32", "compile": "blocks"}
+    assert identity(**same) == identity()
+    for other in ({"precision": "bf16"}, {"optimizer": "fused"}, {"pass": "forward"}, {"attention": "math"}, {"batch_size": 1}):
+        assert identity(**other) != identity()
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype"),
+    [
+        (lambda x, w: x @ w, torch.bfloat16),
+        (lambda x, w: functional.linear(x, w), torch.bfloat16),
+        (lambda x, w: torch.einsum("ij,jk->ik", x, w), torch.bfloat16),
+        (lambda x, w: torch.exp(x.bfloat16()), torch.float32),
+        (lambda x, w: x.bfloat16().pow(2), torch.float32),
+        (lambda x, w: torch.softmax(x.bfloat16(), -1), torch.float32),
+        (lambda x, w: x.bfloat16().sum(), torch.float32),
+        (lambda x, w: functional.layer_norm(x.bfloat16(), (4,)), torch.float32),
+        (lambda x, w: functional.cross_entropy(x.bfloat16(), torch.zeros(4, dtype=torch.long, device="meta")), torch.float32),
+        (lambda x, w: x.bfloat16() * x.bfloat16(), torch.bfloat16),
+        (lambda x, w: x.bfloat16().mean(), torch.bfloat16),
+        (lambda x, w: functional.silu(x.bfloat16()), torch.bfloat16),
+    ],
+)
+def test_autocast_is_that_of_cuda(function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
+    x, weight = torch.ones(4, 4, device="meta"), nn.Parameter(torch.ones(4, 4, device="meta"))
+    with gpu_emulated(lambda role: nullcontext()) as mode, mode, torch.autocast("cuda", dtype=torch.bfloat16):
+        assert function(x, weight).dtype == dtype
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ weight).dtype == torch.float32
+
+
+def test_autocast_copies_a_weight_once_a_region() -> None:
+    labelled: list[str] = []
+
+    @contextmanager
+    def labelling(role: str) -> Iterator[None]:
+        labelled.append(role)
+        yield
+
+    weight = nn.Parameter(torch.ones(4, 4, device="meta"))
+    with gpu_emulated(labelling) as mode, mode:
+        for _ in range(2):
+            with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
+                functional.linear(functional.linear(torch.ones(4, 4, device="meta"), weight), weight)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            functional.linear(torch.ones(4, 4, device="meta"), weight)
+    assert labelled == ["autocast weight copies"] * 2
