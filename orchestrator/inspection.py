@@ -42,9 +42,9 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected_s: float | 
 
 def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
     """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`."""
-    cells, labels = request.expansion.cells, request.expansion.labels
+    cells = request.expansion.cells
     predictions = predict_memory(cells, card, import_paths(request))
-    rows = [[labels[cell.id], *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
+    rows = [[request.expansion.label(cell), *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
     header = ["cell", "peak GiB", "first step GiB", "reserved GiB", f"on {card.name}" if card else "verdict", "how"]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
     yield ""

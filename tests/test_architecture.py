@@ -63,7 +63,7 @@ def test_rooms(path: Path) -> None:
         "plan configs/demo.yaml --memory",
         "status {run}",
         "report {run}",
-        "show {run} da",
+        "show {run} {cell}",
         "schema",
     ],
 )
@@ -75,7 +75,8 @@ def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path)
         "loaded = {'torch', 'ray'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )
-    words = command.format(run=a_run(tmp_path)).split()
+    run = a_run(tmp_path)
+    words = command.format(run=run, cell=next((run / "attempts").iterdir()).name[:6]).split()
     done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
