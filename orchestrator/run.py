@@ -21,15 +21,15 @@ from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
-from orchestrator.plan import Choice, Estimator, Past, Plan, make_plan, read_history
+from orchestrator.plan import Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
+from orchestrator.queue import Queue
 from orchestrator.report.gpus import Card, seen_card
 from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
-from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
-from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
+from tasks.harness.records import Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
 from tasks.prediction.records import why_not
 
@@ -117,7 +117,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
         plan = plan_request(request, choice)
-        queue = Queue(request, plan, deadline, means.start_method)
+        queue = Queue(request.run, request.expansion.cells, plan, make_settings(request, means.start_method), deadline)
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, commit, arm)
@@ -125,64 +125,6 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
         _derive(writer)
     return summary
-
-
-class Queue:
-    """The attempts of a plan, each made when it is taken; those that would not end in time are passed over."""
-
-    def __init__(self, request: Request, plan: Plan, deadline: float | None, start_method: StartMethod) -> None:
-        self._request = request
-        self._deadline = deadline
-        self._history = plan.history
-        self._folders = request.run.highest_attempts()
-        self._waiting = sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda")
-        self._estimator = Estimator(request.expansion.cells, plan.history)
-        self._running: dict[str, Cell] = {}
-        self._ended_badly: set[str] = set()
-        self.not_repeated = 0
-        self._settings = make_settings(request, start_method)
-        self.late = 0
-        self.total = len(self._waiting)
-        self.has_results = bool(plan.history)
-        self.cells = tuple(dict.fromkeys(self._waiting))
-        self.devices: set[str] = {cell.params.device for cell in self._waiting}
-
-    def __iter__(self) -> Iterator[Attempt]:
-        while self._waiting:
-            cell = self._waiting.pop(0)
-            if cell.id in self._ended_badly:
-                self.not_repeated += 1
-                continue
-            if not self._would_end_in_time(cell):
-                self.late += 1
-                continue
-            self._running[cell.id] = cell
-            number = 1 + max(self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number)
-            self._folders[cell.id] = number
-            yield Attempt(cell, number, str(self._request.run.attempt_folder(cell.id, number)), self._settings)
-
-    def leave_out(self, cells: Sequence[Cell]) -> None:
-        ids = {cell.id for cell in cells}
-        self._waiting = [cell for cell in self._waiting if cell.id not in ids]
-        self.total = len(self._waiting)
-
-    def finished(self, outcome: Outcome) -> None:
-        cell = outcome.attempt.cell
-        self._running.pop(cell.id, None)
-        if outcome.status is not Status.OK:
-            self._ended_badly.add(cell.id)
-        self._estimator.learn(cell, outcome.status, outcome.wall_s)
-
-    def remaining_s(self) -> float | None:
-        """Of all that waits or runs, shared by as many as run now."""
-        total = self._estimator.total_seconds([*self._waiting, *self._running.values()])
-        return total and total / max(1, len(self._running))
-
-    def _would_end_in_time(self, cell: Cell) -> bool:
-        if self._deadline is None:
-            return True
-        estimate = self._estimator.seconds(cell) or 0.0
-        return time.monotonic() + estimate < self._deadline
 
 
 def make_settings(request: Request, start_method: StartMethod) -> Settings:
