@@ -20,7 +20,7 @@ EXIT_USER = 2  # something that the user can mend
 EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
 EXIT_INTERRUPTED = 130
 
-STATUSES = ("ok", "oom", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
+STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
 
 
 class OneLine(click.Group):
@@ -101,6 +101,8 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
 )
 @click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
+@click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out.")
+@click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same, at the end.")
 @click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
 def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
@@ -123,6 +125,7 @@ def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **cho
         mixed=chosen["mixed"],
         start_method=chosen["start_method"],
         skip_predicted_oom=chosen["skip_predicted_oom"],
+        verify_inferred=chosen["verify_inferred"],
         say=click.echo,
     )
     summary = run_sweep(request, _choice(chosen), means)
@@ -268,7 +271,9 @@ def schema() -> None:
 def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.plan import Choice
 
-    return Choice(chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
+    return Choice(
+        chosen.get("infer_oom", False), chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"]
+    )
 
 
 def _run_and_cell(text: str) -> tuple[Path, str]:
@@ -309,6 +314,10 @@ def _conclude(summary: Any, request: Any) -> None:
         click.echo(f"out of time with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
     click.echo(f"the tables: sweep report {folder}")
+    if summary.refuted:
+        cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
+        click.echo(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
+        sys.exit(EXIT_FAILURES)
     bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
     if bad:
         click.echo(f"what went wrong: sweep status {folder}")

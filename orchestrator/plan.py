@@ -50,9 +50,11 @@ class Past:
 class Choice:
     """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`.
 
-    repeat: how often each cell is to be measured, in all: what its repetitions differ in is the noise of the machine.
+    infer_oom: whether an out-of-memory that was inferred will do. repeat: how often each cell is to be measured, in all: what
+    its repetitions differ in is the noise of the machine.
     """
 
+    infer_oom: bool = False
     repeat: int = 1
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
@@ -111,6 +113,8 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(cell, choice.repeat, f"fresh: was {status}")
     if status in choice.retry:
         return Decision(cell, max(missing, 1), f"retry: was {status}")
+    if status == Status.OOM_INFERRED and not choice.infer_oom:
+        return Decision(cell, missing, "was inferred, not measured")
     if status == Status.OK and missing > 0:
         return Decision(cell, missing, f"repeat: measured {past.successes} of {choice.repeat} times")
     if status not in RETRIED:

@@ -24,12 +24,13 @@ from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.plan import Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
-from orchestrator.queue import Queue
+from orchestrator.queue import Inferring, Queue
 from orchestrator.report.gpus import Card, seen_card
 from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
+from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
-from tasks.harness.records import Settings, StartMethod, Status
+from tasks.harness.records import Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
 from tasks.prediction.records import why_not
 
@@ -52,7 +53,7 @@ class Request:
 class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
-    foreseen: cells left out because they were predicted to run out of memory.
+    foreseen: cells left out because they were predicted to run out of memory. refuted: those that were inferred to, and fit.
     """
 
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -61,6 +62,7 @@ class Summary:
     late: int = 0
     left: int = 0
     foreseen: int = 0
+    refuted: tuple[Cell, ...] = ()
 
 
 def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Path | None) -> Request:
@@ -96,8 +98,8 @@ class Means:
     """How a run goes about it.
 
     mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
-    skip_predicted_oom: whether cells are left out that are predicted to run out of memory. say: tells the user what happens
-    before the first cell begins.
+    skip_predicted_oom: whether cells are left out that are predicted to run out of memory. verify_inferred: how many
+    inferred out-of-memories are measured all the same. say: tells the user what happens before the first cell begins.
     """
 
     open_scheduler: Callable[[], Scheduler]
@@ -106,6 +108,7 @@ class Means:
     mixed: bool = False
     start_method: StartMethod = "fork"
     skip_predicted_oom: bool = False
+    verify_inferred: int = 0
     say: Callable[[str], None] = lambda text: None
 
 
@@ -117,11 +120,18 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
         plan = plan_request(request, choice)
-        queue = Queue(request.run, request.expansion.cells, plan, make_settings(request, means.start_method), deadline)
+
+        def keep(outcome: Outcome) -> None:
+            writer.append(outcome, commit)
+            summary.statuses[outcome.status] += 1
+
+        settings = make_settings(request, means.start_method)
+        inferring = Inferring(keep, means.verify_inferred) if choice.infer_oom else None
+        queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, inferring)
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
-                _measure(request, writer, queue, means, summary, commit, arm)
-        summary.late = queue.late
+                _measure(request, writer, queue, means, summary, keep, commit, arm)
+        summary.late, summary.refuted = queue.late, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
         _derive(writer)
     return summary
@@ -166,6 +176,7 @@ def _measure(
     queue: Queue,
     means: Means,
     summary: Summary,
+    keep: Callable[[Outcome], None],
     commit: str | None,
     arm: Callable[[], None],
 ) -> None:
@@ -174,14 +185,15 @@ def _measure(
     try:
         environments = scheduler.environments()
         fingerprints = _check_environment(request, environments, queue, means.mixed)
+        if queue.infers:
+            _require_one_kind_of_gpu(fingerprints)
         writer.write_manifest(_manifest(request, fingerprints, commit))
         _foresee(request, writer, queue, means, summary, _smallest_card(environments))
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
-                writer.append(outcome, commit)
+                keep(outcome)
                 queue.finished(outcome)
-                summary.statuses[outcome.status] += 1
                 display.finished(outcome)
         finally:
             display.close()
@@ -237,6 +249,13 @@ def _check_environment(
             )
         known[device] = [*before, *unknown]
     return known
+
+
+def _require_one_kind_of_gpu(fingerprints: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """What ran out of memory on one kind says nothing of another. Raises EnvironmentError."""
+    kinds = sorted({mark["gpu"] for mark in fingerprints.get("cuda", [])})
+    if len(kinds) > 1:
+        raise EnvironmentError(f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out")
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

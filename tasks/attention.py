@@ -5,7 +5,8 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -34,6 +35,13 @@ _AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
 
 
 class AttentionParams(AttendingParams):
+    more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "context_length": (),
+        "batch_size": (),
+        "d_head": (),
+        "pass": tuple(PHASES),
+    }
+
     d_head: PositiveInt = Field(64, description="width of query, key and value; the course calls it d_model here")
     context_length: PositiveInt = 1024
     batch_size: PositiveInt = 8

@@ -5,8 +5,8 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -36,6 +36,14 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 
 class TrainStepParams(AttendingParams):
     """The model is named by `size` and `year`, spelled out by its dimensions, or brought along as a factory."""
+
+    more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "context_length": (),
+        "batch_size": (),
+        "vocab_size": (),
+        "num_layers": (),
+        "pass": tuple(PHASES),
+    }
 
     size: Size | None = Field(None, description="a size of the course")
     year: Literal[2025, 2026] = Field(2025, description="which course year's sizes: xl differs")

@@ -22,6 +22,7 @@ _EVIDENCE = (
     "reason",
     "signal",
     "exit_code",
+    "witness",
     "asked_bytes",
     "allocated_bytes",
     "reserved_bytes",

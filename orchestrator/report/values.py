@@ -16,7 +16,7 @@ Value = Callable[[Row], str]
 GIB = 1024**3
 LONGEST_NAME = 100
 NOTHING = "–"
-STATUS_WORDS = {"oom": "OOM", "host_oom": "host OOM", "timeout": "time-out"}
+STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 
 
 def known(row: Row, column: str) -> bool:

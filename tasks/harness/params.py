@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -19,6 +20,9 @@ class Params(BaseModel):
     """One point of a task's space. Frozen, strict, and unknown names are errors."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+
+    # Axes along which a cell never takes less memory: numbers (), or words in their order. All that is inferred rests on it.
+    more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     device: Device = Field("cuda", description="where the cell is measured")
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of the weights and of the inputs")

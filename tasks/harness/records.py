@@ -26,6 +26,7 @@ class Status(StrEnum):
 
     OK = "ok"
     OOM = "oom"  # the device's memory, or the cap on it
+    OOM_INFERRED = "oom_inferred"  # not measured: a cell that asks for no more ran out of memory
     HOST_OOM = "host_oom"  # the host's memory
     TIMEOUT = "timeout"
     CRASHED = "crashed"  # a signal, or an exit without a word

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -118,6 +119,46 @@ def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(request_of: 
     assert [attempt.number for attempt in scheduler.begun] == [1, 1, 1, 1, 2, 2, 2]
     assert (summary.statuses, summary.left) == ({Status.OK: 6, Status.OOM: 1}, 0)
     assert sum(go(request, FakeScheduler(measure), Choice(repeat=2)).statuses.values()) == 0
+
+
+def out_of_memory_from(context: int) -> Measure:
+    return lambda attempt: outcome_of(
+        attempt, Status.OOM if attempt.cell.params.values()["context_length"] >= context else Status.OK
+    )
+
+
+def lengths_of(scheduler: FakeScheduler) -> list[int]:
+    return [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+
+
+def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(request_of: Callable[..., Request]) -> None:
+    scheduler = FakeScheduler(out_of_memory_from(32))
+    summary = go(request_of(), scheduler, Choice(infer_oom=True))
+    assert lengths_of(scheduler) == [16, 32]
+    assert (summary.statuses, summary.left) == ({Status.OK: 1, Status.OOM: 1, Status.OOM_INFERRED: 2}, 0)
+    attempts = request_of().run.read("attempts").set_index("status")
+    witness = attempts.loc["oom", "cell"]
+    assert set(attempts.loc["oom_inferred", "evidence"].map(lambda text: json.loads(text)["witness"])) == {witness}
+    again = FakeScheduler(out_of_memory_from(32))
+    assert not go(request_of(), again, Choice(infer_oom=True)).statuses
+    assert go(request_of(), again).statuses == {Status.OOM: 2}  # what was inferred is measured where that was not asked for
+
+
+def test_inferred_out_of_memories_are_verified_and_refuted(request_of: Callable[..., Request]) -> None:
+    liar = FakeScheduler(lambda attempt: out_of_memory_from(32 if attempt.number == 1 else 10**9)(attempt))
+    summary = go(request_of(), liar, Choice(infer_oom=True), verify_inferred=1)
+    assert lengths_of(liar) == [16, 32, 64]
+    assert [cell.params.values()["context_length"] for cell in summary.refuted] == [64]
+    assert summary.left == 0
+    assert {row[0]: row[1] for row in request_of().run.rows("attempts", ["attempt", "status"])}[2] == "ok"
+
+
+def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., Request]) -> None:
+    two = FakeScheduler(outcome_of, {"gpu": "A100", "torch": "2.13.0"})
+    two.environments = lambda: [{"fingerprints": {"cuda": [{"gpu": gpu} for gpu in ("A100", "H100")]}}]  # type: ignore[method-assign]
+    request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
+    with pytest.raises(EnvironmentError, match="A100, H100"):
+        go(request, two, Choice(infer_oom=True), mixed=True)
 
 
 def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., Request]) -> None:
