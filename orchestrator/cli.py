@@ -306,7 +306,8 @@ def _conclude(summary: Any, request: Any) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
     if summary.foreseen:
         click.echo(f"left out {summary.foreseen} cells that are predicted to run out of memory")
-    click.echo(f"measured {sum(summary.statuses.values())} cells{f': {counts}' if counts else ''}; kept in {folder}")
+    measured = sum(summary.statuses.values()) - summary.statuses["oom_inferred"]
+    click.echo(f"measured {measured} cells{f': {counts}' if counts else ''}; kept in {folder}")
     if summary.stopped and summary.stopped != "time limit":
         click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
