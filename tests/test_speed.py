@@ -92,10 +92,6 @@ def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
     assert best_of(5, "status", many.run.folder) < 3
 
 
-if __name__ == "__main__":
-    sys.exit(pytest.main([__file__, "-v"]))
-
-
 def test_predicting_the_grid_of_2025_is_a_minute_of_two_cores() -> None:
     """Its 5 sizes have 152 layers, and the time goes with them: 120 cells of 4 lengths, 2 precisions and 3 passes.
 
@@ -113,3 +109,7 @@ def test_predicting_the_grid_of_2025_is_a_minute_of_two_cores() -> None:
         assert all(predictor.predict(records.Request(cell)).how == "tracked" for cell in cells)
         seconds.append(time.process_time() - began)
     assert min(seconds) * 4 * 152 / 12 < 60 * 2
+
+
+if __name__ == "__main__":
+    sys.exit(pytest.main([__file__, "-v"]))
