@@ -1,0 +1,77 @@
+"""A run as pandas frames: `import orchestrator as sweep; run = sweep.load("results/full"); run.cells`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.report.frames import Results, load_results
+from orchestrator.report.render import lay_out
+from orchestrator.report.values import NOTHING
+from orchestrator.store import Run
+
+
+class LoadedRun:
+    """What a results folder holds, read once when it is first asked for. Reading needs neither torch nor a GPU.
+
+    cells: one wide row a cell, nullable dtypes, the unit in each column's name; the same as cells.parquet.
+    samples: every number as it was measured, of every attempt: instrument, mode, phase, metric, unit, step, value.
+    kernels: one row a kernel, operator, phase and module, of the attempts that count; times in ns, and `ms` a step.
+    predictions: what was foreseen of each cell's memory, in bytes, by step and phase.
+    manifest: run.json.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run.require()
+
+    @cached_property
+    def _results(self) -> Results:
+        return load_results(self._run)
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        return self._results.cells
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self._results.manifest
+
+    @cached_property
+    def samples(self) -> pd.DataFrame:
+        return self._run.read("samples")
+
+    @cached_property
+    def kernels(self) -> pd.DataFrame:
+        return self._results.kernels()
+
+    @cached_property
+    def predictions(self) -> pd.DataFrame:
+        return self._run.read("predictions")
+
+    def table(self, name: str) -> pd.DataFrame:
+        """A table of the report as it is printed, null where it prints nothing; a column of plain numbers has numbers.
+
+        Raises ConfigError for a name that is no table. Empty where the run has nothing for it.
+        """
+        for page in lay_out(self._results, [name]):
+            printed = pd.DataFrame(page.rows, columns=page.header, dtype="string").replace(NOTHING, pd.NA)
+            return printed.apply(_numbers)
+        return pd.DataFrame()
+
+    def __repr__(self) -> str:
+        return f"LoadedRun({str(self._run.folder)!r}, {len(self.cells)} cells)"
+
+
+def load(folder: str | Path) -> LoadedRun:
+    """Raises RunError where `folder` holds no run."""
+    return LoadedRun(Run(Path(folder)))
+
+
+def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+    """As numbers, if all of it is plain numbers."""
+    numeric = pd.to_numeric(column, errors="coerce")
+    return numeric.convert_dtypes() if numeric.notna().equals(column.notna()) else column

@@ -1,0 +1,70 @@
+"""A run as frames: the same numbers as in the files and in the tables, nulls as nulls."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import orchestrator as sweep
+from orchestrator.api import LoadedRun
+from orchestrator.errors import ConfigError, RunError
+from orchestrator.report.frames import load_results
+from orchestrator.store import Run
+from tasks.harness.records import KernelRow, Outcome, Status
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> LoadedRun:
+    with Run(tmp_path / "run").opened_for_writing() as writer:
+        writer.write_manifest({"name": "test"})
+        watched = make_outcome(context_length=32, precision="bf16", step_ms=(4.0, 5.0, 6.0))
+        kernel = KernelRow("forward", "ffn", "GEMM", "scope", "aten::mm", "sgemm", 2, 4, 4_000_000, 1e6, 1e6, 1, 2, 0.5)
+        for outcome in (
+            make_outcome(context_length=32),
+            Outcome(**{**vars(watched), "kernels": (kernel,)}),
+            make_outcome(Status.OOM, context_length=64),
+            make_outcome(context_length=64, precision="bf16"),
+        ):
+            writer.append(outcome, None)
+        writer.write_cells(load_results(writer).cells)
+    return sweep.load(tmp_path / "run")
+
+
+def test_frames_are_those_of_the_files(run: LoadedRun, tmp_path: Path) -> None:
+    written = pd.read_parquet(tmp_path / "run" / "cells.parquet")
+    assert list(run.cells["cell"]) == list(written["cell"])
+    assert run.cells["step_ms_median"].tolist() == written["step_ms_median"].tolist()
+    assert len(run.samples) == 3 * 12
+    assert run.kernels.set_index("name").loc["sgemm", "ms"] == 2.0  # of a step, of two
+    assert run.manifest["name"] == "test"
+
+
+def test_dtypes_know_null(run: LoadedRun) -> None:
+    oom = run.cells.set_index("status").loc["oom"]
+    assert oom["step_ms_median"] is pd.NA
+    assert run.cells["context_length"].dtype == "Int64"
+
+
+def test_a_table_has_numbers_where_it_prints_nothing_else(run: LoadedRun) -> None:
+    table = run.table("precision").set_index("context_length")
+    assert table["bf16 ms"].to_dict() == {32: 5.0, 64: 11.0}
+    assert table.loc[64, "fp32 ms"] == "OOM"
+    assert table.loc[32, "bf16 speed-up"] == "2.20×"
+    assert run.table("attention").empty
+
+
+def test_what_is_not_there(run: LoadedRun, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no table 'precisions'"):
+        run.table("precisions")
+    with pytest.raises(RunError, match="holds no run"):
+        sweep.load(tmp_path)
+
+
+def test_importing_it_costs_nothing() -> None:
+    program = "import sys, orchestrator; assert not {'pandas', 'torch', 'ray', 'pyarrow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
