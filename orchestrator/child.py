@@ -18,6 +18,7 @@ from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 
 _PREPARATION_S = 300.0
+_ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
 
 class ParentLost(Exception):
@@ -35,7 +36,7 @@ class Child(Protocol):
         ...
 
     def exit_code(self) -> int:
-        """Waits for it. Negative for a signal. Raises ParentLost."""
+        """Of one that has ended, or was killed. Negative for a signal. Raises ParentLost."""
         ...
 
 
@@ -65,9 +66,12 @@ class ForkedChild:
         return self._code is not None
 
     def exit_code(self) -> int:
-        return self._hear(None)
+        try:
+            return self._hear(_ANSWER_S)
+        except TimeoutError as error:
+            raise ParentLost("it does not answer") from error
 
-    def _hear(self, timeout_s: float | None) -> int:
+    def _hear(self, timeout_s: float) -> int:
         if self._code is None:
             self._code = int(self._parent.hear(timeout_s)["code"])
         return self._code
@@ -102,11 +106,11 @@ class PreparedParent:
         request = Request(attempt_file, journal_file, os.getcwd(), variables)
         try:
             socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
-        except OSError as error:
+            return ForkedChild(self.hear(_ANSWER_S)["pid"], self)
+        except OSError as error:  # a timeout is one
             raise ParentLost(str(error)) from error
-        return ForkedChild(self.hear(None)["pid"], self)
 
-    def hear(self, timeout_s: float | None) -> dict[str, Any]:
+    def hear(self, timeout_s: float) -> dict[str, Any]:
         """Its next message. Raises TimeoutError or ParentLost."""
         self._channel.settimeout(timeout_s)
         try:
@@ -143,7 +147,7 @@ class Starter:
             return
         device = attempt.cell.params.device
         key = (device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE))
-        if self._parent is not None and self._parent.is_alive and key == self._prepared_for:
+        if self._parent is not None and key == self._prepared_for and (self._parent.is_alive or self._parent.broken):
             return
         self.close()
         with (attempt.path / LOG_FILE).open("ab") as log:

@@ -114,6 +114,17 @@ def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(make_attemp
     assert execute(make_attempt(2)).status is Status.OK
 
 
+def test_a_parent_that_no_longer_answers_is_replaced(make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.child._ANSWER_S", 2.0)
+    execute(make_attempt(1))
+    stopped = _parent()
+    stopped.suspend()
+    outcome = execute(make_attempt(2))
+    assert (outcome.status, "went away" in outcome.evidence["message"]) == (Status.LOST, True)
+    assert not stopped.is_running()
+    assert execute(make_attempt(3)).status is Status.OK
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_attempt: MakeAttempt, number: int) -> None:
     attempt = make_attempt()
