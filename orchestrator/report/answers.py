@@ -1,0 +1,192 @@
+"""The sentences that people write under their tables, from the data: each with its numbers, and only where there are such."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import linear_regression
+
+import pandas as pd
+
+from orchestrator.report.frames import Results
+from orchestrator.report.layouts import ordered_values
+
+_LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
+_FEW = 3  # points, below which no exponent is fitted
+_TIME = "step_ms_median"
+_NONE = "–"
+
+
+@dataclass(frozen=True)
+class Answer:
+    question: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """answer: gives a sentence for each thing that the cells have to say about it, or none."""
+
+    text: str
+    answer: Callable[[Results], Iterator[str]]
+
+
+def answers(results: Results) -> list[Answer]:
+    """Of the questions that this run can answer."""
+    found = [Answer(question.text, tuple(question.answer(results))) for question in QUESTIONS]
+    return [answer for answer in found if answer.sentences]
+
+
+def backward_over_forward(results: Results) -> Iterator[str]:
+    cells = _measured(results, "train_step", "forward_ms_median", "backward_ms_median")
+    for told, group in _told_apart(cells, ["precision", "compile"]):
+        ratios = group["backward_ms_median"] / group["forward_ms_median"]
+        yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass"
+
+
+def variability_by_warm_up(results: Results) -> Iterator[str]:
+    cells = _measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd", "warmup_steps")
+    if cells.empty or cells["warmup_steps"].nunique() < 2:
+        return
+    for told, group in _told_apart(cells, ["warmup_steps"]):
+        relative = group["step_synced_ms_sd"] / group["step_synced_ms_mean"]
+        yield f"{told}: a step varies by {relative.median():.1%} (std/mean, median of {len(group)} cells)"
+
+
+def where_narrow_precision_pays(results: Results) -> Iterator[str]:
+    """Faster is where the intervals of the medians leave a gap."""
+    cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
+    for precision in [name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))]:
+        pairs = _pairs(cells, results, "precision", "fp32", precision)
+        for told, group in _told_apart(pairs, ["size", "compile", "pass"]):
+            ordered = group.sort_values("context_length")
+            pays = ordered["step_ms_ci_high"] < ordered["step_ms_ci_low_base"]
+            longest = ordered.iloc[-1]
+            if not pays.any():
+                lengths = ", ".join(str(length) for length in ordered["context_length"].unique())
+                yield f"{told}: {precision} is nowhere faster than fp32 (contexts {lengths})"
+                continue
+            speed_up = longest[f"{_TIME}_base"] / longest[_TIME]
+            where = _from_where(ordered["context_length"], pays)
+            yield f"{told}: {precision} is faster than fp32 {where}; {speed_up:.2f}× at {longest['context_length']}"
+
+
+def gain_of_compiling(results: Results) -> Iterator[str]:
+    cells = _measured(results, "train_step", _TIME)
+    for how in [name for name in ("blocks", "model") if name in set(cells.get("compile", ()))]:
+        pairs = _pairs(cells, results, "compile", "eager", how, ("compile_mode", "compile_cache"))
+        for told, group in _told_apart(pairs, ["size", "precision", "pass"]):
+            yield f"{told}: compiled ({how}) a step is {_spread(group[f'{_TIME}_base'] / group[_TIME])} as fast as eager"
+
+
+def growth_of_attention(results: Results) -> Iterator[str]:
+    """By least squares of the logarithms."""
+    cells = _measured(results, "attention", _TIME)
+    if "context_length" not in cells:
+        return
+    long = cells[cells["context_length"] >= _LONG]
+    for told, group in _told_apart(long, [axis for axis in _axes(long, results) if axis != "context_length"]):
+        if group["context_length"].nunique() < _FEW:
+            continue
+        exponents = [f"time as length^{_exponent(group, _TIME):.2f}"]
+        if "peak_allocated_bytes" in group and group["peak_allocated_bytes"].notna().all():
+            exponents.append(f"peak memory as length^{_exponent(group, 'peak_allocated_bytes'):.2f}")
+        lengths = f"{group['context_length'].min()} to {group['context_length'].max()}"
+        yield f"{told}: {' and '.join(exponents)}, from {lengths}"
+
+
+def where_memory_ends(results: Results) -> Iterator[str]:
+    cells = results.cells
+    if "context_length" not in cells:
+        return
+    decided = cells[cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()]
+    others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "warmup_steps", "measured_steps")]
+    for told, group in _told_apart(decided, others, always=("memory_limit_gib",)):
+        first = group.loc[group["status"] != "ok", "context_length"].min()
+        fits = group.loc[(group["status"] == "ok") & ~(group["context_length"] >= first), "context_length"]
+        if not pd.isna(first):
+            longest = f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
+            yield f"{told}: runs out of memory at context {first}{longest}"
+    if len(decided) and (decided["status"] == "ok").all():
+        yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
+
+
+QUESTIONS: tuple[Question, ...] = (
+    Question("How long is the backward pass, against the forward pass?", backward_over_forward),
+    Question("How much does a step vary, with and without warm-up?", variability_by_warm_up),
+    Question("Where does a narrower precision start to pay?", where_narrow_precision_pays),
+    Question("What does compiling gain, by size?", gain_of_compiling),
+    Question("How does attention grow with length?", growth_of_attention),
+    Question("At which context does memory run out?", where_memory_ends),
+)
+
+
+def _measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
+    """The cells of a task that have a number in each of the columns."""
+    cells = results.cells
+    if not {"task", *columns} <= set(cells):
+        return cells.iloc[:0]
+    return cells[(cells["task"] == task) & cells[list(columns)].notna().all(axis=1)]
+
+
+def _axes(cells: pd.DataFrame, results: Results) -> list[str]:
+    """Those of the cells' parameters that any of them has."""
+    return [axis for axis in results.axes if cells[axis].notna().any()]
+
+
+def _pairs(cells: pd.DataFrame, results: Results, axis: str, base: str, other: str, without: Sequence[str] = ()) -> pd.DataFrame:
+    """The cells with `other`, each beside its counterpart with `base`, whose columns end in `_base`.
+
+    All is equal in the two but `axis` and what is listed in `without`.
+    """
+    keys = [name for name in _axes(cells, results) if name != axis and name not in without]
+    hashable = cells.assign(
+        **{key: cells[key].astype("string").fillna("") for key in keys if key not in ("context_length", "size")}
+    )
+    bases, others = (hashable[hashable[axis] == value] for value in (base, other))
+    return others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base")) if keys else others.iloc[:0]
+
+
+def _groups(cells: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
+    """By the values of the axes that there are, in the order of tables."""
+    if cells.empty or not set(axes) <= set(cells):
+        return
+    ranks = {axis: {str(value): place for place, value in enumerate(ordered_values(axis, cells[axis]))} for axis in axes}
+    named = cells.assign(**{f"_{axis}": cells[axis].astype("string").fillna(_NONE) for axis in axes})
+    found = [
+        (keys if isinstance(keys, tuple) else (keys,), group) for keys, group in named.groupby([f"_{axis}" for axis in axes])
+    ]
+    yield from sorted(found, key=lambda one: [ranks[axis].get(str(key), -1) for axis, key in zip(axes, one[0], strict=True)])
+
+
+def _told_apart(
+    cells: pd.DataFrame, axes: Sequence[str], always: Sequence[str] = ("size",)
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Groups by some axes, each with the values in which it differs from the others; `always`: those that are said anyway."""
+    present = [axis for axis in axes if axis in cells]
+    shown = [axis for axis in present if cells[axis].nunique(dropna=False) > 1 or axis in always]
+    for keys, group in _groups(cells, present):
+        values = dict(zip(present, keys, strict=True))
+        yield " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE) or "All cells", group
+
+
+def _spread(ratios: pd.Series[float]) -> str:
+    """The median, and from where to where."""
+    if len(ratios) == 1:
+        return f"{ratios.iloc[0]:.2f}× (one cell)"
+    return f"{ratios.median():.2f}× (median of {len(ratios)} cells, {ratios.min():.2f}× to {ratios.max():.2f}×)"
+
+
+def _from_where(lengths: pd.Series[int], pays: pd.Series[bool]) -> str:
+    """From which context on something holds, and what contradicts that."""
+    first = lengths[pays].min()
+    contrary = lengths[~pays & (lengths > first)].unique()
+    unless = f", but not at {', '.join(map(str, contrary))}" if len(contrary) else ""
+    since = f"at context {first}, the shortest that was tried" if first == lengths.min() else f"from context {first} on"
+    return since + unless
+
+
+def _exponent(group: pd.DataFrame, column: str) -> float:
+    lengths, values = ([math.log(value) for value in group[name]] for name in ("context_length", column))
+    return linear_regression(lengths, values).slope

@@ -1,0 +1,122 @@
+"""What a report says in words: the numbers of the cells, and nothing where there are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.report.answers import answers
+from orchestrator.report.frames import Results
+
+BASE: dict[str, Any] = {
+    "task": "train_step", "status": "ok", "size": "small", "context_length": 128, "precision": "fp32", "compile": "eager",
+    "pass": "train_step", "warmup_steps": 5, "memory_limit_gib": None,
+}  # fmt: skip
+AXES = ("size", "context_length", "precision", "compile", "pass", "warmup_steps", "memory_limit_gib", "attention")
+
+
+def cell(step_ms: float | None = 10.0, **values: Any) -> dict[str, Any]:
+    status = "ok" if step_ms else "oom"
+    times = {} if step_ms is None else {
+        "step_ms_median": step_ms, "step_ms_ci_low": step_ms * 0.99, "step_ms_ci_high": step_ms * 1.01,
+        "forward_ms_median": step_ms / 4, "backward_ms_median": step_ms / 2, "step_synced_ms_mean": step_ms,
+        "step_synced_ms_sd": step_ms / 100,
+    }  # fmt: skip
+    return {**BASE, "status": status, **times, **values}
+
+
+def said(*cells: dict[str, Any]) -> dict[str, tuple[str, ...]]:
+    frame = pd.DataFrame(list(cells)).convert_dtypes()
+    axes = tuple(axis for axis in AXES if axis in frame)
+    return {answer.question: answer.sentences for answer in answers(Results(frame, axes, {}))}
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert answers(Results(pd.DataFrame({"cell": [], "status": []}), (), {})) == []
+
+
+def test_backward_over_forward_by_precision() -> None:
+    found = said(cell(precision="fp32"), cell(precision="bf16", backward_ms_median=7.5), cell(precision="bf16", size="xl"))
+    assert found["How long is the backward pass, against the forward pass?"] == (
+        "precision=fp32: the backward pass takes 2.00× (one cell) as long as the forward pass",
+        "precision=bf16: the backward pass takes 2.50× (median of 2 cells, 2.00× to 3.00×) as long as the forward pass",
+    )
+
+
+def test_variability_needs_two_numbers_of_warm_up_steps() -> None:
+    question = "How much does a step vary, with and without warm-up?"
+    assert question not in said(cell())
+    found = said(cell(warmup_steps=0, step_synced_ms_sd=5.0), cell(warmup_steps=5))
+    assert [sentence[:46] for sentence in found[question]] == [
+        "warmup_steps=0: a step varies by 50.0% (std/me", "warmup_steps=5: a step varies by 1.0% (std/mea",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("bf16_ms", "sentence"),
+    [
+        ({128: 11, 512: 12, 1024: 50}, "bf16 is faster than fp32 from context 1024 on; 2.00× at 1024"),
+        (
+            {128: 5, 512: 12, 1024: 50},
+            "bf16 is faster than fp32 at context 128, the shortest that was tried, but not at 512; 2.00×",
+        ),
+        ({128: 9.95, 512: 40, 1024: 101}, "bf16 is nowhere faster than fp32 (contexts 128, 512, 1024)"),  # intervals overlap
+    ],
+)
+def test_where_a_narrow_precision_pays(bf16_ms: dict[int, float], sentence: str) -> None:
+    fp32 = {128: 10, 512: 12, 1024: 100}
+    cells = [
+        cell(ms, precision=p, context_length=n) for p, series in (("fp32", fp32), ("bf16", bf16_ms)) for n, ms in series.items()
+    ]
+    (found,) = said(*cells)["Where does a narrower precision start to pay?"]
+    assert found.startswith(f"size=small: {sentence}")
+
+
+def test_the_gain_of_compiling_is_of_cells_alike_in_all_else() -> None:
+    found = said(
+        cell(10, compile="eager"), cell(8, compile="blocks"), cell(5, compile="model"),
+        cell(90, compile="eager", size="xl", context_length=512), cell(10, compile="blocks", size="xl", context_length=1024),
+    )  # fmt: skip
+    assert found["What does compiling gain, by size?"] == (
+        "size=small: compiled (blocks) a step is 1.25× (one cell) as fast as eager",
+        "size=small: compiled (model) a step is 2.00× (one cell) as fast as eager",
+    )
+
+
+def test_the_exponent_of_attention() -> None:
+    lengths = (256, 1024, 2048, 4096)  # the first is too short to count
+    naive = [
+        cell(
+            7.0 if n == 256 else 1e-6 * n**2,
+            task="attention",
+            size=None,
+            attention="naive",
+            context_length=n,
+            peak_allocated_bytes=3 * n**2,
+        )
+        for n in lengths
+    ]
+    flash = [
+        cell(1e-3 * n, task="attention", size=None, attention="flash", context_length=n, peak_allocated_bytes=n) for n in lengths
+    ]
+    assert said(*naive, *flash)["How does attention grow with length?"] == (
+        "attention=naive: time as length^2.00 and peak memory as length^2.00, from 1024 to 4096",
+        "attention=flash: time as length^1.00 and peak memory as length^1.00, from 1024 to 4096",
+    )
+
+
+def test_where_memory_ends() -> None:
+    question = "At which context does memory run out?"
+    cells = [
+        cell(None if n > 256 else 1.0, context_length=n, size=size, memory_limit_gib=24.5)
+        for n in (128, 256, 512)
+        for size in ("small", "xl")
+    ]
+    cells[1] = cell(None, context_length=128, size="xl", memory_limit_gib=24.5)
+    assert said(*cells)[question] == (
+        "size=small memory_limit_gib=24.5: runs out of memory at context 512, and has enough for 256",
+        "size=xl memory_limit_gib=24.5: runs out of memory at context 128, the shortest that was tried",
+    )
+    assert said(cell(context_length=512))[question] == ("Nothing ran out of memory, up to context 512",)
