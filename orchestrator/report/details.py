@@ -52,7 +52,7 @@ def _attempts(run: Run) -> dict[str, list[dict[str, Any]]]:
                 "where": where_it_ended(row),
                 "started": str(row["started_at"])[:19],
                 "wall_s": round(row["wall_s"], 1),
-                "evidence": {name: _text(name, value) for name, value in json.loads(row["evidence"]).items()},
+                "evidence": {name: _text(name, value) for name, value in json.loads(row["evidence"]).items() if value != ""},
             }
         )
     return found

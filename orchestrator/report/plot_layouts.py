@@ -120,7 +120,7 @@ class SpeedUps:
             return times.iloc[:0]
         is_first = times[self.axis] == values[0]
         baseline, others = times.loc[is_first].drop(columns=self.axis), times.loc[~is_first]
-        both = others.merge(baseline, on=axes or None, how="inner" if axes else "cross", suffixes=("", "_baseline"))
+        both: pd.DataFrame = others.merge(baseline, on=axes or None, how="inner" if axes else "cross", suffixes=("", "_baseline"))
         return both.assign(value=both["value_baseline"] / both[_VALUE]).drop(columns="value_baseline")
 
 
@@ -193,7 +193,7 @@ def _varying(results: Results, without: tuple[str, ...] = ()) -> list[str]:
 def _melted(cells: pd.DataFrame, axes: Sequence[str], measures: Sequence[Measure]) -> pd.DataFrame:
     """One row a cell and measure that is known. Axes are texts but where they are numbers."""
     parts = [
-        cells[list(axes)].assign(**{_MEASURE: measure.title, _VALUE: cells[measure.column].astype(float) * measure.scale})
+        cells[list(axes)].assign(measure=measure.title, value=cells[measure.column].astype(float) * measure.scale)
         for measure in measures
         if measure.column in cells
     ]

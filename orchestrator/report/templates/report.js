@@ -1,7 +1,8 @@
 const WORDS = /^(–|never|OOM.*|host OOM|time-out|ok|oom|host_oom|timeout|crashed|failed|skipped|lost)$/;
 const NUMBER = /^[≈±+−-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?(?![A-Za-z\d.])/;
 const BAD = /^(OOM|host OOM|time-out|oom|host_oom|timeout|crashed|failed|lost)\b/;
-const AT_ONCE = 200;
+const AT_ONCE = Number(document.getElementById("report").dataset.rowsAtOnce);
+const LONG = 60;
 
 function numberIn(text) {
   const found = NUMBER.exec(text);
@@ -25,7 +26,8 @@ class SortableTable {
     this.rows = [...shown, ...JSON.parse(section.querySelector("script.rows").textContent)];
     this.haystacks = this.rows.map((row) => row.join(" ").toLowerCase());
     this.numeric = this.titles.map((_, column) => this.isNumeric(column));
-    this.largest = Math.max(...this.rows.flatMap((row) => row.map(gibibytes)));
+    this.isHeatMap = section.querySelector("table.heat") !== null;
+    this.largest = this.rows.flat().reduce((most, text) => Math.max(most, gibibytes(text)), 0);
     this.sorted = { column: -1, order: "none" };
     this.limit = AT_ONCE;
     this.heads.forEach((head, column) => {
@@ -85,7 +87,8 @@ class SortableTable {
     const cell = element("td");
     if (this.numeric[column]) cell.classList.add("number");
     if (BAD.test(text)) cell.classList.add("bad");
-    if (this.section.querySelector(".heat") && gibibytes(text)) {
+    if (text.length > LONG) cell.classList.add("long");
+    if (this.isHeatMap && gibibytes(text)) {
       cell.classList.add("heat");
       cell.style.setProperty("--heat", `${warmth(gibibytes(text), this.largest)}%`);
     }
@@ -153,12 +156,12 @@ function definitions(values) {
 function samplesTable(samples) {
   const table = element("table", "", "samples");
   const head = table.createTHead().insertRow();
-  for (const title of ["series", "n", "values in their order", "unit", ""]) head.append(element("th", title));
+  for (const title of ["series", "values in their order", "unit", ""]) head.append(element("th", title));
   const body = table.createTBody();
   for (const { name, unit, values } of samples) {
     const row = body.insertRow();
-    row.append(element("td", name), element("td", values.length, "number"));
-    row.append(element("td", values.map((value) => value ?? "null").join(", "), "values"), element("td", unit));
+    const texts = values.map((value) => value ?? "null").join(", ");
+    row.append(element("td", name), element("td", texts, "values"), element("td", unit));
     const last = element("td");
     if (values.length > 1) last.append(strip(values));
     row.append(last);
