@@ -43,6 +43,7 @@ MERGE_BATCH = 128
 _MERGED = "merged-"
 _REPLACES = b"replaces"
 _READ_TRIES = 5
+_BATCH_ROWS = 10_000
 
 ATTEMPTS = pa.schema(
     [
@@ -146,9 +147,9 @@ class Run:
         return frame
 
     def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
-        """The same row by row, for what should not wait until pandas is imported."""
-        whole = self._read_table(table, columns)
-        return zip(*(whole.column(name).to_pylist() for name in columns), strict=True)
+        """The same row by row, for what should not wait until pandas is imported, or not have all of it in memory."""
+        for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
     def write_report(self, files: Mapping[str, str | bytes]) -> None:
         """`files` by their path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
