@@ -34,11 +34,11 @@ def lay_out(results: Results, names: Iterable[str] = ()) -> list[Page]:
     for name in names:
         if name not in by_name:
             raise ConfigError(f"there is no table {name!r}", nearest(name, by_name))
-    pages = []
+    pages, measured_with = [], provenance(results)
     for table in [by_name[name] for name in names] or list(TABLES):
         header, rows = table.lay_out(results)
         if rows:
-            pages.append(Page(table, header, rows, provenance(results)))
+            pages.append(Page(table, header, rows, measured_with))
     return pages
 
 

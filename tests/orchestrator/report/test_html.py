@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from html.parser import HTMLParser
@@ -21,6 +23,8 @@ from orchestrator.report.plots import PLOTS, Plot, draw_figures, figure_files
 from orchestrator.report.render import lay_out
 from orchestrator.store import Run
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Outcome, Status
+from tests.conftest import ROOT
+from tests.test_architecture import a_run
 
 MakeOutcome = Callable[..., Outcome]
 SCRIPT = "</script><script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
@@ -200,6 +204,23 @@ def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any
     assert done.returncode == 0
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert (page.parent / "figures" / "step-time.svg").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["plan", "configs/demo.yaml"], ["status", "{run}"], ["report", "{run}", "--table", "timings"]]
+)
+def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "try: main(sys.argv[1:], prog_name='sweep')\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "loaded = {'altair', 'vl_convert', 'jinja2'} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+    run = a_run(tmp_path)
+    command = [sys.executable, "-c", program, *(word.format(run=run) for word in words)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_torn_part_is_one_line(run: Run, sweep: Callable[..., Any]) -> None:
