@@ -172,7 +172,7 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
 
     Example: sweep report results/demo --table timings
     """
-    from orchestrator.report.formats import FORMATS, files_of
+    from orchestrator.report.formats import files_of
     from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.render import lay_out
     from orchestrator.store import Run
@@ -180,14 +180,15 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     folder = Run(run_folder).require()
     results = load_results(folder)
     pages = lay_out(results if cells is None else choose_cells(results, cells.split(",")), tables)
+    files = files_of(pages)
     for page in pages:
-        click.echo(FORMATS[form](page))
+        click.echo(files[f"{page.table.name}.{form}"])
     if not pages:
         click.echo("nothing measured yet")
     if cells is not None:
         return
     try:
-        folder.write_report(files_of(pages))
+        folder.write_report(files)
         if not tables:
             click.echo(f"as one page: {_write_page(folder, results, pages)}", err=True)
     except SweepError as error:

@@ -11,6 +11,7 @@ from tabulate import LATEX_ESCAPE_RULES
 
 from orchestrator.report.render import Page, to_markdown
 
+_STRING = json.JSONEncoder(ensure_ascii=False)
 _LATEX = str.maketrans(LATEX_ESCAPE_RULES)
 
 
@@ -68,7 +69,7 @@ def _latex(text: str) -> str:
 
 
 def _typst(text: str) -> str:
-    return json.dumps(_printable(text), ensure_ascii=False)
+    return _STRING.encode(_printable(text))
 
 
 def _printable(text: str) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import vl_convert
 
 from orchestrator.report.frames import Results
 from orchestrator.report.plot_layouts import KernelClasses, Lines, Measure, Phases, PlotLayout, SpeedUps
@@ -116,8 +117,7 @@ def figure_files(figures: list[Figure]) -> dict[str, str | bytes]:
 
 
 def _rendered(plot: Plot, chart: Any) -> Figure:
-    titled = chart.properties(title=plot.title, description=f"{plot.title}. {plot.read}")
-    svg, png = io.StringIO(), io.BytesIO()
-    titled.save(svg, format="svg")
-    titled.save(png, format="png", scale_factor=_PNG_SCALE)
-    return Figure(plot, chart.properties(description=f"{plot.title}. {plot.read}").to_dict(), svg.getvalue(), png.getvalue())
+    """The page has the title as a heading; the pictures have it in them."""
+    spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
+    svg = vl_convert.vegalite_to_svg({**spec, "title": plot.title})
+    return Figure(plot, spec, svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
