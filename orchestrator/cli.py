@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +171,11 @@ def show(run_folder: Path, cell: str) -> None:
 def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | None) -> None:
     """Print the comparison tables of RUN and write them to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
+    Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
+
     Example: sweep report results/demo --table timings
     """
-    from orchestrator.report.formats import FORMATS, files_of
+    from orchestrator.report.formats import files_of
     from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.render import lay_out
     from orchestrator.store import Run
@@ -180,14 +183,17 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     folder = Run(run_folder).require()
     results = load_results(folder)
     pages = lay_out(results if cells is None else choose_cells(results, cells.split(",")), tables)
+    files = files_of(pages)
     for page in pages:
-        click.echo(FORMATS[form](page))
+        click.echo(files[f"{page.table.name}.{form}"])
     if not pages:
         click.echo("nothing measured yet")
     if cells is not None:
         return
     try:
-        folder.write_report(files_of(pages))
+        folder.write_report(files)
+        if not tables:
+            click.echo(f"as one page: {_write_page(folder, results, pages)}", err=True)
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
 
@@ -266,6 +272,19 @@ def schema() -> None:
     from orchestrator.config import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))
+
+
+def _write_page(run: Any, results: Any, pages: Any) -> Path:
+    """Writes the report as a page, and its charts. Raises RunUnwritable."""
+    from orchestrator.artifacts import read_artifacts
+    from orchestrator.report.details import read_details
+    from orchestrator.report.html import to_html
+    from orchestrator.report.plots import draw_figures, figure_files
+
+    figures = draw_figures(results)
+    details = read_details(run, results, partial(read_artifacts, run))
+    run.write_report({"index.html": to_html(results, pages, figures, details), **figure_files(figures)})
+    return Path(run.folder) / "report" / "index.html"
 
 
 def _choice(chosen: dict[str, Any]) -> Any:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 
-from orchestrator.attempt import by_hand
+from orchestrator.artifacts import read_artifacts
 from orchestrator.errors import RunError, nearest
 from orchestrator.plan import Choice, Plan
 from orchestrator.prediction import predict_memory, verdict_of
@@ -17,7 +16,7 @@ from orchestrator.report.gpus import Card
 from orchestrator.run import Request, import_paths, last_command, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
-from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.harness.records import LOG_FILE
 from tasks.prediction.records import Prediction
 
 _SHOWN = 20
@@ -87,13 +86,12 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     for row in rows:
         yield from _attempt(row)
     yield from _samples(run, cell, int(last["attempt"]))
-    log = run.attempt_folder(cell, int(last["attempt"])) / LOG_FILE
-    if log.exists() and log.stat().st_size:
-        yield f"log: {log}"
-        yield from (f"  {line}" for line in log.read_text(errors="replace").splitlines()[-_SHOWN:])
-    file = run.attempt_folder(cell, int(last["attempt"])) / ATTEMPT_FILE
-    with suppress(OSError, ValueError, KeyError):  # not on this machine, torn, or of a task that has changed since
-        yield "by hand: " + by_hand(Attempt.from_json(file.read_text()))
+    left = read_artifacts(run, cell, int(last["attempt"]))
+    if left.log:
+        yield f"log: {run.attempt_folder(cell, int(last['attempt'])) / LOG_FILE}"
+        yield from (f"  {line}" for line in left.log)
+    if left.by_hand:
+        yield f"by hand: {left.by_hand}"
 
 
 def _failures(request: Request) -> Iterator[str]:

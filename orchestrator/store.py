@@ -43,6 +43,7 @@ MERGE_BATCH = 128
 _MERGED = "merged-"
 _REPLACES = b"replaces"
 _READ_TRIES = 5
+_BATCH_ROWS = 10_000
 
 ATTEMPTS = pa.schema(
     [
@@ -146,16 +147,17 @@ class Run:
         return frame
 
     def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
-        """The same row by row, for what should not wait until pandas is imported."""
-        whole = self._read_table(table, columns)
-        return zip(*(whole.column(name).to_pylist() for name in columns), strict=True)
+        """The same row by row, for what should not wait until pandas is imported, or not have all of it in memory."""
+        for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
-    def write_report(self, texts: Mapping[str, str]) -> None:
-        """`texts` by file name. Raises RunUnwritable: a run may be somebody else's, to read only."""
+    def write_report(self, files: Mapping[str, str | bytes]) -> None:
+        """`files` by their path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
         with _writing(self.folder):
-            (self.folder / "report").mkdir(exist_ok=True)
-            for name, text in texts.items():
-                _replace(self.folder / "report" / name, text.encode())
+            for name, content in files.items():
+                path = self.folder / "report" / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _replace(path, content.encode() if isinstance(content, str) else content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         return (self.folder / "artifacts" / cell / str(number)).absolute()
@@ -296,7 +298,7 @@ def _read_parts(folder: Path, columns: list[str] | None) -> list[pa.Table]:
 
 
 def _read_part(path: Path, columns: list[str] | None) -> pa.Table:
-    with pq.ParquetFile(path) as part:
+    with _reading(path), pq.ParquetFile(path) as part:
         present = columns and [name for name in columns if name in part.schema_arrow.names]
         return part.read(columns=present)
 
@@ -305,7 +307,8 @@ def _replaced_parts(folder: Path) -> set[str]:
     """The names of the parts whose rows are in a merged one."""
     replaced: set[str] = set()
     for path in folder.glob(f"{_MERGED}*.parquet"):
-        replaced |= set(json.loads((pq.read_schema(path).metadata or {}).get(_REPLACES, b"[]")))
+        with _reading(path):
+            replaced |= set(json.loads((pq.read_schema(path).metadata or {}).get(_REPLACES, b"[]")))
     return replaced
 
 
@@ -337,6 +340,18 @@ def _replace(path: Path, content: bytes) -> None:
         with suppress(OSError):
             aside.unlink()
         raise
+
+
+@contextmanager
+def _reading(part: Path) -> Iterator[None]:
+    """Turns what no Parquet reader takes, such as half a copy, into one line with its remedy."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{part}: cannot be read: {reason}", "Copy it again, or move it away to measure its cells anew") from error
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import store
 from orchestrator.run import Request, _manifest, resolve
-from orchestrator.store import ATTEMPTS, MERGE_BATCH, Run
+from orchestrator.store import ATTEMPTS, MERGE_BATCH, SAMPLES, Run
 from tasks.harness.progress import Progress
 from tasks.harness.registry import make_cell
 from tasks.harness.workload import run_step
@@ -60,8 +60,18 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
         }
         for cell in request.expansion.cells
     ]  # fmt: skip
+    samples = [
+        {
+            "cell": cell.id, "attempt": 1, "instrument": "timing", "mode": "synced", "phase": phase, "metric": "duration",
+            "unit": "ms", "step": step, "value": 10.0 + step,
+        }
+        for cell in request.expansion.cells
+        for phase in ("forward", "backward", "optimizer", "step")
+        for step in range(3)
+    ]  # fmt: skip
     with Run(folder / "run").opened_for_writing() as writer:
         writer.write_manifest(_manifest(request, [], None))
+        store._write_part(folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES))
         singles = len(rows) % MERGE_BATCH
         for start in range(0, len(rows) - singles, MERGE_BATCH):
             name = f"merged-{start}.parquet"
@@ -93,6 +103,14 @@ def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> No
 
 def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
     assert best_of(5, "status", many.run.folder) < 3
+
+
+def test_the_report_of_ten_thousand_cells(many: Request) -> None:
+    """With its page: every cell is in it, and what a browser has to lay out at once is bounded."""
+    assert best_of(2, "report", many.run.folder) < 20
+    page = (many.run.folder / "report" / "index.html").read_text()
+    assert page.count("data-cell=") == 10_080
+    assert page.count("<tr>") < 3_000
 
 
 def test_a_prediction_takes_no_longer_than_the_steps_that_it_follows() -> None:

@@ -7,9 +7,12 @@ import io
 import json
 from collections.abc import Callable, Iterable, Mapping
 
-from tabulate import tabulate
+from tabulate import LATEX_ESCAPE_RULES
 
 from orchestrator.report.render import Page, to_markdown
+
+_STRING = json.JSONEncoder(ensure_ascii=False)
+_LATEX = str.maketrans(LATEX_ESCAPE_RULES)
 
 
 def to_csv(page: Page) -> str:
@@ -21,9 +24,18 @@ def to_csv(page: Page) -> str:
 
 def to_latex(page: Page) -> str:
     r"""A `table` with a caption, to be \input; needs \usepackage{booktabs}."""
-    align = ["right"] * len(page.header)
-    rows, header = [list(map(_printable, row)) for row in page.rows], list(map(_printable, page.header))
-    body = tabulate(rows, header, tablefmt="latex_booktabs", disable_numparse=True, colalign=align)
+    header, *rows = [r" & ".join(map(_latex, row)) + r" \\" for row in (page.header, *page.rows)]
+    body = "\n".join(
+        [
+            rf"\begin{{tabular}}{{{'r' * len(page.header)}}}",
+            r"\toprule",
+            header,
+            r"\midrule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    )
     caption = _latex(f"{page.table.title}. {page.table.read} {page.provenance}")
     return f"\\begin{{table}}\n\\centering\n{body}\n\\caption{{{caption}}}\n\\label{{tab:{page.table.name}}}\n\\end{{table}}\n"
 
@@ -53,22 +65,16 @@ def files_of(pages: Iterable[Page]) -> dict[str, str]:
 
 
 def _latex(text: str) -> str:
-    """Escaped as tabulate escapes its cells."""
-    return (
-        tabulate([[_printable(text)]], tablefmt="latex_booktabs", disable_numparse=True)
-        .splitlines()[2]
-        .removesuffix(r"\\")
-        .strip()
-    )
+    return _printable(text).translate(_LATEX)
 
 
 def _typst(text: str) -> str:
-    return json.dumps(_printable(text), ensure_ascii=False)
+    return _STRING.encode(_printable(text))
 
 
 def _printable(text: str) -> str:
     """Without control characters, such as colours in a message, which no compiler takes."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _typst_row(texts: Iterable[str]) -> str:

@@ -92,8 +92,8 @@ class Fused:
         keys, all_kernels = key_axes(results, without=self.axes), results.kernels()
         ways = list(dict.fromkeys(self._way(row) for row in each(sort_cells(results.cells, self._present(results)))))
         rows: Rows = []
-        for _, group in groups(sort_cells(results.cells, keys), keys):
-            cells = {self._way(row): row for row in each(group)}
+        for group in groups(sort_cells(results.cells, keys), keys):
+            cells = {self._way(row): row for row in group}
             tables = {way: _counts(all_kernels[all_kernels["cell"] == row["cell"]]) for way, row in cells.items()}
             if len(tables) < 2:
                 continue
@@ -140,8 +140,7 @@ class Difference:
         if len(cells) == 2:
             return cells[0], cells[1]
         for axis in [axis for axis in self.preferred if axis in axes]:
-            for _, group in groups(sort_cells(results.cells, axes), [other for other in axes if other != axis]):
-                members = list(each(group))
+            for members in groups(sort_cells(results.cells, axes), [other for other in axes if other != axis]):
                 if len(members) > 1:
                     return members[0], members[1]
         return None

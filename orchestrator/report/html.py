@@ -1,0 +1,92 @@
+"""The report as one page that needs nothing else: no server, no network, no other file.
+
+Whatever came from outside is escaped by Jinja, or stands in JSON that the page's script puts there as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from orchestrator.report.frames import Results
+from orchestrator.report.layouts import Listing
+from orchestrator.report.plots import Figure
+from orchestrator.report.render import Page, provenance
+from orchestrator.report.table import Table
+from orchestrator.report.values import gib, ms, plain, where_it_ended, why_it_ended
+
+ROWS_AT_ONCE = 200  # of a table; further ones are shown when asked for, so that ten thousand cells open as fast as ten
+
+_CELLS = Table(
+    "cells",
+    "Every cell",
+    "A click on its id opens all that is known of a cell: parameters, attempts with their evidence, samples, log.",
+    Listing(
+        (
+            ("task", plain("task")),
+            ("cell", plain("cell")),
+            ("status", plain("status")),
+            ("step ms", ms("step_ms_median")),
+            ("peak GiB", gib("peak_allocated_bytes")),
+            ("where", where_it_ended),
+            ("why", why_it_ended),
+        )
+    ),
+)
+_PLATFORM = ("gpu", "cpu", "torch", "cuda", "driver", "python", "host")
+_EMBED = "window.vegaEmbed = vegaEmbed;"
+_FAILURES = "failures"
+
+
+def to_html(results: Results, pages: Sequence[Page], figures: Sequence[Figure], details: Iterable[Mapping[str, Any]]) -> str:
+    """pages: every table of the report. details: one a cell, of whatever JSON takes (see `details`)."""
+    environment = Environment(
+        loader=PackageLoader("orchestrator.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["with_code"] = _with_code
+    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    return environment.get_template("index.html").render(
+        manifest=results.manifest,
+        provenance=provenance(results),
+        platforms=_platforms(results),
+        statuses=_statuses(results),
+        failures=[page for page in pages if page.table.name == _FAILURES],
+        figures=figures,
+        tables=[page for page in pages if page.table.name != _FAILURES],
+        cells=_cells(results),
+        details=details,
+        rows_at_once=ROWS_AT_ONCE,
+        vega=Markup(vl_convert.javascript_bundle(_EMBED)) if any(not figure.problem for figure in figures) else "",
+    )
+
+
+def _statuses(results: Results) -> dict[str, int]:
+    return {str(status): int(count) for status, count in results.cells["status"].value_counts().items()}
+
+
+def _platforms(results: Results) -> list[dict[str, str]]:
+    """The different combinations of hardware and software that cells were measured on; a cell without any says nothing."""
+    present = [name for name in _PLATFORM if name in results.cells]
+    rows = results.cells[present].drop_duplicates().to_dict("records")
+    known = [{str(name): str(value) for name, value in row.items() if not pd.isna(value)} for row in rows]
+    return [row for row in known if row]
+
+
+def _with_code(text: str) -> Markup:
+    """What stands between backticks, as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _cells(results: Results) -> list[Page]:
+    header, rows = _CELLS.lay_out(results)
+    return [Page(_CELLS, header, rows, provenance(results))] if rows else []

@@ -1,0 +1,263 @@
+"""The shapes a chart can have. Each turns results into an Altair chart; `plots` says which and of what.
+
+A chart shows medians over what it does not tell apart, such as seeds. One with fewer than two points is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import altair as alt
+import pandas as pd
+
+from orchestrator.report.frames import Results
+from orchestrator.report.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
+from orchestrator.report.layouts import axis_texts, each, key_axes, ordered_values
+from orchestrator.report.selections import Selection
+
+Chart = alt.Chart | alt.FacetChart
+
+MOST_PANELS = 12
+_PANEL = "panel"
+_MEASURE = "measure"
+_VALUE = "value"
+_ALONE = {"width": 560, "height": 300}
+_BESIDE_OTHERS = {"width": 230, "height": 170}
+_LOGARITHMIC: dict[str, Any] = {"type": "log", "nice": False, "padding": 12}
+_PHASES = ("forward", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A column of `cells` and what it is multiplied by, under the name that the legend shows."""
+
+    title: str
+    column: str
+    scale: float = 1.0
+
+
+class PlotLayout(Protocol):
+    def draw(self, results: Results) -> Chart | None: ...
+
+
+@dataclass(frozen=True)
+class Lines:
+    """A line a combination of the axes, both scales logarithmic: on them a power of `along` is a straight line."""
+
+    cells: Selection
+    along: str
+    unit: str
+    measures: tuple[Measure, ...]
+
+    def draw(self, results: Results) -> Chart | None:
+        chosen = replace(results, cells=self.cells(results.cells))
+        axes = _varying(chosen, without=(self.along,))
+        points = _medians(_melted(chosen.cells, [*axes, self.along], self.measures), [*axes, self.along, _MEASURE])
+        points = points[_lengths_of_series(points, [*axes, _MEASURE], self.along) > 1]
+        if points.empty:
+            return None
+        told_apart = [*axes[:1], *([_MEASURE] if points[_MEASURE].nunique() > 1 else []), *axes[1:]]
+        colour, dash, rest = told_apart[:1], told_apart[1:2], told_apart[2:]
+        points, panels = _in_panels(points, rest)
+        legend = alt.selection_point(fields=colour, bind="legend")
+        lengths = sorted(points[self.along].unique().tolist())
+        base = alt.Chart(points).mark_line(point=True)
+        encodings: dict[str, Any] = {
+            "x": alt.X(self.along, type="quantitative", axis=alt.Axis(values=lengths, format="d")).scale(base=2, **_LOGARITHMIC),
+            "y": alt.Y(_VALUE, type="quantitative", title=self.unit).scale(**_LOGARITHMIC),
+            "tooltip": _tooltip([*told_apart, self.along], self.unit),
+        }
+        if colour:
+            encodings["color"] = self._told_by(alt.Color, colour[0], points)
+            encodings["opacity"] = alt.when(legend).then(alt.value(1.0)).otherwise(alt.value(0.15))
+            base = base.add_params(legend)
+        if dash:
+            encodings["strokeDash"] = self._told_by(alt.StrokeDash, dash[0], points)
+        zoom = alt.selection_interval(bind="scales", zoom="wheel![event.shiftKey]")
+        return _facetted(base.encode(**encodings).add_params(zoom), panels)
+
+    def _told_by(self, channel: Any, name: str, points: pd.DataFrame) -> Any:
+        if name != _MEASURE:
+            return _nominal(channel, name, points)
+        return channel(name, type="nominal", sort=[measure.title for measure in self.measures], title=None)
+
+
+@dataclass(frozen=True)
+class SpeedUps:
+    """How many times faster each value of an axis is than its first one: a bar a value, a panel what else differs."""
+
+    cells: Selection
+    axis: str
+    column: str = "step_ms_median"
+
+    def draw(self, results: Results) -> Chart | None:
+        chosen = replace(results, cells=self.cells(results.cells))
+        if self.axis not in chosen.cells or self.column not in chosen.cells:
+            return None
+        axes = _varying(chosen, without=(self.axis,))
+        bars = self._speed_ups(chosen.cells, axes)
+        if len(bars) < 2:
+            return None
+        across, rest = _across(axes)
+        bars, panels = _in_panels(bars, rest)
+        drawn = alt.Chart().mark_bar().encode(
+            x=_nominal(alt.X, across, bars) if across else alt.value(_BESIDE_OTHERS["width"] / 2),
+            xOffset=_nominal(alt.XOffset, self.axis, bars),
+            y=alt.Y(_VALUE, type="quantitative", title="times faster"),
+            color=_nominal(alt.Color, self.axis, bars),
+            tooltip=_tooltip([*axes, self.axis], "times faster"),
+        )  # fmt: skip
+        as_fast = alt.Chart().mark_rule(strokeDash=[4, 3]).encode(y=alt.datum(1))
+        return _facetted(alt.layer(drawn, as_fast, data=bars), panels)
+
+    def _speed_ups(self, cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
+        """The rows of all values but the first, with their speed-up as `value`."""
+        times = _medians(_melted(cells, [*axes, self.axis], (Measure("", self.column),)), [*axes, self.axis])
+        values = ordered_values(self.axis, times[self.axis])
+        if len(values) < 2:
+            return times.iloc[:0]
+        is_first = times[self.axis] == values[0]
+        baseline, others = times.loc[is_first].drop(columns=self.axis), times.loc[~is_first]
+        both: pd.DataFrame = others.merge(baseline, on=axes or None, how="inner" if axes else "cross", suffixes=("", "_baseline"))
+        return both.assign(value=both["value_baseline"] / both[_VALUE]).drop(columns="value_baseline")
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Which share of a step each phase takes: a stacked bar a cell, a panel what else differs."""
+
+    cells: Selection
+
+    def draw(self, results: Results) -> Chart | None:
+        chosen = replace(results, cells=self.cells(results.cells))
+        axes = _varying(chosen)
+        measures = tuple(Measure(phase, f"{phase}_ms_median") for phase in _PHASES)
+        bars = _medians(_melted(chosen.cells, axes, measures), [*axes, _MEASURE])
+        if len(bars) < 2:
+            return None
+        across, rest = _across(axes)
+        bars, panels = _in_panels(bars, rest)
+        order = {phase: place for place, phase in enumerate(_PHASES)}
+        bars = bars.assign(order=bars[_MEASURE].map(order))
+        drawn = alt.Chart(bars).mark_bar().encode(
+            x=_nominal(alt.X, across, bars) if across else alt.value(_BESIDE_OTHERS["width"] / 2),
+            y=alt.Y(_VALUE, type="quantitative", title="share of the phases' time", stack="normalize"),
+            color=alt.Color(_MEASURE, type="nominal", sort=list(_PHASES), title="phase"),
+            order=alt.Order("order", type="quantitative"),
+            tooltip=_tooltip([*axes, _MEASURE], "ms"),
+        )  # fmt: skip
+        return _facetted(drawn, panels)
+
+
+@dataclass(frozen=True)
+class KernelClasses:
+    """Milliseconds of kernels a step: a stacked bar a phase, a panel a cell."""
+
+    def draw(self, results: Results) -> Chart | None:
+        kernels = results.kernels()
+        inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+        if inside.empty:
+            return None
+        axes = key_axes(results)
+        labels = {row["cell"]: " · ".join(axis_texts(row, axes)) for row in each(results.cells)}
+        totals = inside.groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"].sum()
+        bars = pd.DataFrame(
+            {
+                _PANEL: totals["cell"].map(labels),
+                "phase": totals["phase"].replace("", OUTSIDE_PHASES),
+                "class": totals["kernel_class"],
+                _VALUE: totals["ms"],
+            }
+        )
+        if len(bars) < 2:
+            return None
+        bars, panels = _first_panels(bars, list(labels.values()))
+        order = [*_PHASES, OUTSIDE_PHASES]
+        drawn = alt.Chart(bars).mark_bar().encode(
+            x=alt.X("phase", type="nominal", sort=order, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y(_VALUE, type="quantitative", title="ms a step"),
+            color=alt.Color("class", type="nominal"),
+            tooltip=_tooltip([_PANEL, "phase", "class"], "ms a step"),
+        )  # fmt: skip
+        return _facetted(drawn, panels)
+
+
+def _varying(results: Results, without: tuple[str, ...] = ()) -> list[str]:
+    """The axes that a chart tells apart. Seeds are repetitions to it."""
+    cells = results.cells
+    return [axis for axis in key_axes(results, without=(*without, "seed")) if cells[axis].nunique(dropna=False) > 1]
+
+
+def _melted(cells: pd.DataFrame, axes: Sequence[str], measures: Sequence[Measure]) -> pd.DataFrame:
+    """One row a cell and measure that is known. Axes are texts but where they are numbers."""
+    parts = [
+        cells[list(axes)].assign(measure=measure.title, value=cells[measure.column].astype(float) * measure.scale)
+        for measure in measures
+        if measure.column in cells
+    ]
+    if not parts:
+        return pd.DataFrame(columns=[*axes, _MEASURE, _VALUE])
+    rows = pd.concat(parts, ignore_index=True)
+    for axis in axes:
+        if not pd.api.types.is_numeric_dtype(rows[axis]):
+            rows[axis] = rows[axis].map(str)
+    return rows.dropna(subset=[_VALUE])
+
+
+def _medians(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    return rows.groupby(by, dropna=False)[[_VALUE]].median().reset_index()
+
+
+def _lengths_of_series(points: pd.DataFrame, series: list[str], along: str) -> pd.Series[int]:
+    """By row, at how many places along the axis its line has a point."""
+    return points.groupby(series, dropna=False)[along].transform("nunique")
+
+
+def _across(axes: list[str]) -> tuple[str, list[str]]:
+    """Which axis goes along a panel, and which make the panels."""
+    across = "context_length" if "context_length" in axes else axes[-1] if axes else ""
+    return across, [axis for axis in axes if axis != across]
+
+
+def _in_panels(points: pd.DataFrame, axes: list[str]) -> tuple[pd.DataFrame, list[str]]:
+    """With the text of its panel in each row, and those texts in order. Without axes there are no panels."""
+    if not axes:
+        return points, []
+    orders = [ordered_values(axis, points[axis]) for axis in axes]
+    ranks = [
+        points[axis].map({value: place for place, value in enumerate(order)}) for axis, order in zip(axes, orders, strict=True)
+    ]
+    ordered = points.loc[pd.concat(ranks, axis=1, keys=axes).sort_values(axes, kind="stable").index]
+    texts = pd.Series([" · ".join(_named(axis, row[axis]) for axis in axes) for row in each(ordered)], index=ordered.index)
+    return _first_panels(ordered.assign(**{_PANEL: texts}), list(texts))
+
+
+def _named(axis: str, value: Any) -> str:
+    """A word says which axis it is of; a number or a truth does not."""
+    return value if isinstance(value, str) else f"{axis}={value}"
+
+
+def _first_panels(points: pd.DataFrame, panels: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
+    """More than MOST_PANELS nobody reads: the tables hold the rest."""
+    shown = list(dict.fromkeys(panel for panel in panels if (points[_PANEL] == panel).any()))[:MOST_PANELS]
+    return points[points[_PANEL].isin(shown)], shown
+
+
+def _facetted(chart: Any, panels: list[str]) -> Chart:
+    if len(panels) < 2:
+        alone: Chart = chart.properties(**_ALONE)
+        return alone
+    facet = alt.Facet(_PANEL, type="nominal", sort=panels, title=None)
+    facetted: Chart = chart.properties(**_BESIDE_OTHERS).facet(facet=facet, columns=3)
+    return facetted
+
+
+def _nominal(channel: Any, axis: str, points: pd.DataFrame) -> Any:
+    upright = {"axis": alt.Axis(labelAngle=0)} if channel is alt.X else {}
+    return channel(axis, type="nominal", sort=ordered_values(axis, points[axis]), **upright)
+
+
+def _tooltip(axes: list[str], unit: str) -> list[alt.Tooltip]:
+    return [*(alt.Tooltip(axis) for axis in axes), alt.Tooltip(_VALUE, type="quantitative", title=unit, format=".4~g")]
