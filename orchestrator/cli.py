@@ -169,29 +169,31 @@ def show(run_folder: Path, cell: str) -> None:
 @click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
 @click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
 def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | None) -> None:
-    """Print the comparison tables of RUN and write them to RUN/report, as Markdown, CSV, LaTeX and Typst.
+    """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
     Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
 
     Example: sweep report results/demo --table timings
     """
-    from orchestrator.report.formats import files_of
+    from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import choose_cells, load_results
-    from orchestrator.report.render import lay_out
+    from orchestrator.report.render import answers_to_markdown, lay_out
     from orchestrator.store import Run
 
     folder = Run(run_folder).require()
     results = load_results(folder)
     pages = lay_out(results if cells is None else choose_cells(results, cells.split(",")), tables)
-    files = files_of(pages)
+    words = "" if tables or cells is not None else answers_to_markdown(results)
+    if form == "md" and words:
+        click.echo(words)
     for page in pages:
-        click.echo(files[f"{page.table.name}.{form}"])
+        click.echo(FORMATS[form](page))
     if not pages:
         click.echo("nothing measured yet")
     if cells is not None:
         return
     try:
-        folder.write_report(files)
+        folder.write_report({**files_of(pages), **({"answers.md": words} if words else {})})
         if not tables:
             click.echo(f"as one page: {_write_page(folder, results, pages)}", err=True)
     except SweepError as error:

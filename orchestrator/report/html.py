@@ -14,6 +14,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from orchestrator.report.answers import answers
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Listing
 from orchestrator.report.plots import Figure
@@ -60,6 +61,7 @@ def to_html(results: Results, pages: Sequence[Page], figures: Sequence[Figure], 
         provenance=provenance(results),
         platforms=_platforms(results),
         statuses=_statuses(results),
+        answers=answers(results),
         failures=[page for page in pages if page.table.name == _FAILURES],
         figures=figures,
         tables=[page for page in pages if page.table.name != _FAILURES],

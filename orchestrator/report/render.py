@@ -11,6 +11,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
+from orchestrator.report.answers import answers
 from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.table import Table
@@ -61,6 +62,12 @@ def _pipes(texts: list[str], widths: list[int]) -> str:
 
 def _in_a_pipe_table(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
+
+
+def answers_to_markdown(results: Results) -> str:
+    """What the cells have to say to the questions that people ask, or nothing."""
+    parts = [f"### {one.question}\n\n" + "\n".join(f"- {said}" for said in one.sentences) for one in answers(results)]
+    return "\n\n".join(["## In words", *parts, f"*{provenance(results)}*"]) + "\n" if parts else ""
 
 
 def describe_comparison(report: Report) -> Iterator[str]:
