@@ -17,6 +17,8 @@ from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 
+# What a device's driver makes of a fork is to be measured (benchmarks/start_method.py) before it is done unasked.
+_FORKED_UNASKED = ("cpu",)
 _PREPARATION_S = 300.0
 _ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
@@ -143,7 +145,7 @@ class Starter:
 
     def prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
         """Has the parent ready that the attempt will be forked from, if it will be: it takes as long as a fresh process."""
-        if attempt.settings.start_method != "fork" or not sys.platform.startswith("linux"):
+        if not _is_forked(attempt):
             return
         device = attempt.cell.params.device
         key = (device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE))
@@ -158,7 +160,7 @@ class Starter:
         """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ParentLost."""
         environment = {**os.environ, **own}
         with (attempt.path / LOG_FILE).open("ab") as log:
-            if attempt.settings.start_method != "fork" or self._parent is None:
+            if not _is_forked(attempt) or self._parent is None:
                 return _start_fresh(attempt, environment, log.fileno(), lifeline)
             if self._parent.broken:
                 log.write(f"a fresh process, since the prepared parent cannot fork: {self._parent.broken}\n".encode())
@@ -174,6 +176,13 @@ class Starter:
 
 STARTER = Starter()  # of this process: a supervisor measures one cell at a time
 atexit.register(STARTER.close)
+
+
+def _is_forked(attempt: Attempt) -> bool:
+    if not sys.platform.startswith("linux"):
+        return False
+    asked = attempt.settings.start_method
+    return asked == "fork" or (asked is None and attempt.cell.params.device in _FORKED_UNASKED)
 
 
 def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:

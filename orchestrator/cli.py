@@ -98,8 +98,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @click.option(
     "--start-method",
     type=click.Choice(["fork", "spawn"]),
-    default="fork",
-    help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
+    help="Of each cell's process: from a prepared parent where that works, or afresh.  [CPU cells: fork; else spawn]",
 )
 @click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
 @click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out.")

@@ -106,7 +106,7 @@ class Means:
     open_display: Callable[[int, Callable[[], float | None]], Display]
     time_limit_s: float | None = None
     mixed: bool = False
-    start_method: StartMethod = "fork"
+    start_method: StartMethod | None = None
     skip_predicted_oom: bool = False
     verify_inferred: int = 0
     say: Callable[[str], None] = lambda text: None
@@ -137,7 +137,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     return summary
 
 
-def make_settings(request: Request, start_method: StartMethod) -> Settings:
+def make_settings(request: Request, start_method: StartMethod | None) -> Settings:
     config = request.config
     return Settings(
         timeout_s=config.limits.timeout_s,

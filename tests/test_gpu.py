@@ -56,6 +56,26 @@ def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
         assert requested <= allocated <= reserved
 
 
+def test_a_forked_child_is_as_good_as_a_fresh_one(make_attempt: MakeAttempt) -> None:
+    """The same memory to the byte, an out-of-memory contained, kernels seen, and nothing of one child left for the next."""
+    instruments = ("timing", "memory", "telemetry", "kernels")
+    own = {"device": "cuda", "size": "small", "context_length": 128}
+    forked, again, fresh = (
+        execute(make_attempt(number, settings={"start_method": method, "instruments": instruments, "timeout_s": 200}, **own))
+        for number, method in enumerate(("fork", "fork", "spawn"), start=1)
+    )
+    assert [outcome.facts["start_method"] for outcome in (forked, again, fresh)] == ["fork", "fork", "spawn"]
+    peaks = [
+        {(s.mode, s.phase, s.metric): s.value for s in outcome.samples if s.metric.startswith("peak_allocated")}
+        for outcome in (forked, again, fresh)
+    ]
+    assert peaks[0] == peaks[1] == peaks[2]
+    assert forked.kernels
+    capped = {**own, "size": "medium", "memory_limit_gib": 2.0}
+    assert execute(make_attempt(4, settings={"start_method": "fork"}, **capped)).status is Status.OOM
+    assert execute(make_attempt(5, settings={"start_method": "fork"}, **own)).status is Status.OK
+
+
 def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(device="cuda"))
     telemetry = [sample for sample in outcome.samples if sample.instrument == "telemetry"]

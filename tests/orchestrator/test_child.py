@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from orchestrator.attempt import child_environment, execute
-from orchestrator.child import STARTER, PreparedParent
+from orchestrator.child import STARTER, PreparedParent, _is_forked
 from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
 
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -73,6 +73,14 @@ def test_what_is_read_late_may_differ_between_children_of_one_parent(make_attemp
         assert f"compiles into {folder}\n" in (attempt.path / LOG_FILE).read_text()
         parents.add(_parent())
     assert len(parents) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "forked"),
+    [("cpu", None, True), ("cuda", None, False), ("cuda", "fork", True), ("cpu", "spawn", False), ("mps", None, False)],
+)
+def test_a_gpu_is_forked_for_when_asked(make_attempt: MakeAttempt, device: str, asked: str | None, forked: bool) -> None:
+    assert _is_forked(make_attempt(device=device, settings={"start_method": asked})) is forked
 
 
 def test_where_forking_does_not_work_the_process_is_a_fresh_one(
