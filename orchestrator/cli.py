@@ -174,15 +174,17 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
 
     Example: sweep report results/demo --table timings
     """
+    from orchestrator.report.answers import answers
     from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import choose_cells, load_results
-    from orchestrator.report.render import answers_to_markdown, lay_out
+    from orchestrator.report.render import answers_to_markdown, lay_out, provenance
     from orchestrator.store import Run
 
     folder = Run(run_folder).require()
     results = load_results(folder)
     pages = lay_out(results if cells is None else choose_cells(results, cells.split(",")), tables)
-    words = "" if tables or cells is not None else answers_to_markdown(results)
+    found = [] if tables or cells is not None else answers(results)
+    words = answers_to_markdown(found, provenance(results)) if found else ""
     if form == "md" and words:
         click.echo(words)
     for page in pages:
@@ -194,7 +196,7 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     try:
         folder.write_report({**files_of(pages), **({"answers.md": words} if words else {})})
         if not tables:
-            click.echo(f"as one page: {_write_page(folder, results, pages)}", err=True)
+            click.echo(f"as one page: {_write_page(folder, results, found, pages)}", err=True)
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
 
@@ -275,7 +277,7 @@ def schema() -> None:
     click.echo(json.dumps(json_schema(), indent=1))
 
 
-def _write_page(run: Any, results: Any, pages: Any) -> Path:
+def _write_page(run: Any, results: Any, found: Any, pages: Any) -> Path:
     """Writes the report as a page, and its charts. Raises RunUnwritable."""
     from orchestrator.artifacts import read_artifacts
     from orchestrator.report.details import read_details
@@ -284,7 +286,7 @@ def _write_page(run: Any, results: Any, pages: Any) -> Path:
 
     figures = draw_figures(results)
     details = read_details(run, results, partial(read_artifacts, run))
-    run.write_report({"index.html": to_html(results, pages, figures, details), **figure_files(figures)})
+    run.write_report({"index.html": to_html(results, found, pages, figures, details), **figure_files(figures)})
     return Path(run.folder) / "report" / "index.html"
 
 

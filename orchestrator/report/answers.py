@@ -13,6 +13,7 @@ from orchestrator.report.frames import Results
 from orchestrator.report.layouts import ordered_values
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
+_MOST_SENTENCES = 24
 _FEW = 3  # points, below which no exponent is fitted
 _TIME = "step_ms_median"
 _NONE = "–"
@@ -34,8 +35,14 @@ class Question:
 
 def answers(results: Results) -> list[Answer]:
     """Of the questions that this run can answer."""
-    found = [Answer(question.text, tuple(question.answer(results))) for question in QUESTIONS]
+    found = [Answer(question.text, _not_too_many(list(question.answer(results)))) for question in QUESTIONS]
     return [answer for answer in found if answer.sentences]
+
+
+def _not_too_many(sentences: list[str]) -> tuple[str, ...]:
+    """What is more than somebody reads is in the tables."""
+    more = len(sentences) - _MOST_SENTENCES
+    return (*sentences[:_MOST_SENTENCES], f"… and {more} more, as the tables show") if more > 0 else tuple(sentences)
 
 
 def backward_over_forward(results: Results) -> Iterator[str]:
@@ -101,15 +108,18 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     if "context_length" not in cells:
         return
     decided = cells[cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()]
-    others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "warmup_steps", "measured_steps")]
-    for told, group in _told_apart(decided, others, always=("memory_limit_gib",)):
-        first = group.loc[group["status"] != "ok", "context_length"].min()
-        fits = group.loc[(group["status"] == "ok") & ~(group["context_length"] >= first), "context_length"]
-        if not pd.isna(first):
-            longest = f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
-            yield f"{told}: runs out of memory at context {first}{longest}"
-    if len(decided) and (decided["status"] == "ok").all():
+    ran_out = decided["status"] != "ok"
+    if len(decided) and not ran_out.any():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
+        return
+    others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "warmup_steps", "measured_steps")]
+    keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
+    of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided
+    for told, group in _told_apart(of_interest, others, among=decided, always=("memory_limit_gib",)):
+        first = group.loc[group["status"] != "ok", "context_length"].min()
+        fits = group.loc[(group["status"] == "ok") & (group["context_length"] < first), "context_length"]
+        longest = f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
+        yield f"{told}: runs out of memory at context {first}{longest}"
 
 
 QUESTIONS: tuple[Question, ...] = (
@@ -161,11 +171,14 @@ def _groups(cells: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[ob
 
 
 def _told_apart(
-    cells: pd.DataFrame, axes: Sequence[str], always: Sequence[str] = ("size",)
+    cells: pd.DataFrame, axes: Sequence[str], always: Sequence[str] = ("size",), among: pd.DataFrame | None = None
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Groups by some axes, each with the values in which it differs from the others; `always`: those that are said anyway."""
-    present = [axis for axis in axes if axis in cells]
-    shown = [axis for axis in present if cells[axis].nunique(dropna=False) > 1 or axis in always]
+    """Groups by some axes, each with the values in which it differs from the others, or from all that it is `among`.
+
+    always: axes that are said anyway.
+    """
+    present, others = [axis for axis in axes if axis in cells], cells if among is None else among
+    shown = [axis for axis in present if others[axis].nunique(dropna=False) > 1 or axis in always]
     for keys, group in _groups(cells, present):
         values = dict(zip(present, keys, strict=True))
         yield " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE) or "All cells", group

@@ -14,7 +14,7 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from orchestrator.report.answers import answers
+from orchestrator.report.answers import Answer
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Listing
 from orchestrator.report.plots import Figure
@@ -45,8 +45,14 @@ _EMBED = "window.vegaEmbed = vegaEmbed;"
 _FAILURES = "failures"
 
 
-def to_html(results: Results, pages: Sequence[Page], figures: Sequence[Figure], details: Iterable[Mapping[str, Any]]) -> str:
-    """pages: every table of the report. details: one a cell, of whatever JSON takes (see `details`)."""
+def to_html(
+    results: Results,
+    found: Sequence[Answer],
+    pages: Sequence[Page],
+    figures: Sequence[Figure],
+    details: Iterable[Mapping[str, Any]],
+) -> str:
+    """found: what it says in words. pages: its tables. details: one a cell, of whatever JSON takes (see `details`)."""
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=True,
@@ -61,7 +67,7 @@ def to_html(results: Results, pages: Sequence[Page], figures: Sequence[Figure], 
         provenance=provenance(results),
         platforms=_platforms(results),
         statuses=_statuses(results),
-        answers=answers(results),
+        answers=found,
         failures=[page for page in pages if page.table.name == _FAILURES],
         figures=figures,
         tables=[page for page in pages if page.table.name != _FAILURES],

@@ -11,7 +11,7 @@ import pandas as pd
 from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
-from orchestrator.report.answers import answers
+from orchestrator.report.answers import Answer
 from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.table import Table
@@ -64,10 +64,9 @@ def _in_a_pipe_table(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def answers_to_markdown(results: Results) -> str:
-    """What the cells have to say to the questions that people ask, or nothing."""
-    parts = [f"### {one.question}\n\n" + "\n".join(f"- {said}" for said in one.sentences) for one in answers(results)]
-    return "\n\n".join(["## In words", *parts, f"*{provenance(results)}*"]) + "\n" if parts else ""
+def answers_to_markdown(found: Iterable[Answer], measured_with: str) -> str:
+    parts = [f"### {one.question}\n\n" + "\n".join(f"- {said}" for said in one.sentences) for one in found]
+    return "\n\n".join(["## In words", *parts, f"*{measured_with}*"]) + "\n"
 
 
 def describe_comparison(report: Report) -> Iterator[str]:

@@ -107,6 +107,14 @@ def test_the_exponent_of_attention() -> None:
     )
 
 
+def test_what_nobody_reads_is_counted() -> None:
+    cells = [cell(None, context_length=128, size="small", batch_size=batch) for batch in range(30)]
+    frame = pd.DataFrame(cells)
+    (found,) = answers(Results(frame, (*AXES[:-1], "batch_size"), {}))
+    assert len(found.sentences) == 25
+    assert found.sentences[-1] == "… and 6 more, as the tables show"
+
+
 def test_where_memory_ends() -> None:
     question = "At which context does memory run out?"
     cells = [

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from orchestrator.artifacts import read_artifacts
+from orchestrator.report.answers import answers
 from orchestrator.report.details import read_details
 from orchestrator.report.frames import load_results
 from orchestrator.report.html import to_html
@@ -60,7 +61,7 @@ class Outline(HTMLParser):
 def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
     figures = draw_figures(results) if with_figures else []
-    return to_html(results, lay_out(results), figures, read_details(run, results, partial(read_artifacts, run)))
+    return to_html(results, answers(results), lay_out(results), figures, read_details(run, results, partial(read_artifacts, run)))
 
 
 @pytest.fixture
