@@ -85,24 +85,24 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
 
 
 def test_help_is_there_at_once() -> None:
-    assert best_of(5, "--help") < 0.3
+    assert best_of(3, "--help") < 0.3
 
 
 def test_a_plan_of_ten_thousand_cells(many: Request, tmp_path: Path) -> None:
     assert len(many.expansion.cells) == 10_080
-    assert best_of(5, "plan", many.config_path, "--out", tmp_path / "new") < 3
-    assert best_of(5, "plan", many.config_path, "--out", many.run.folder) < 3
+    assert best_of(3, "plan", many.config_path, "--out", tmp_path / "new") < 3
+    assert best_of(3, "plan", many.config_path, "--out", many.run.folder) < 3
 
 
 def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> None:
     """What is left is estimated from what is done: in time that grows with the cells, not with their square."""
     seeds = ",".join(str(seed) for seed in range(14))
     halves = ("--set", "batch_size=4,8", "--set", f"seed={seeds}")
-    assert best_of(5, "plan", many.config_path, "--out", many.run.folder, *halves) < 3
+    assert best_of(3, "plan", many.config_path, "--out", many.run.folder, *halves) < 3
 
 
 def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
-    assert best_of(5, "status", many.run.folder) < 3
+    assert best_of(3, "status", many.run.folder) < 3
 
 
 def test_the_report_of_ten_thousand_cells(many: Request) -> None:
