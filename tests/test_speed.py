@@ -109,7 +109,7 @@ def test_the_report_of_ten_thousand_cells(many: Request) -> None:
     """Its page holds every cell, and what a browser has to lay out at once is bounded."""
     subprocess.run(sweep_command("report", many.run.folder), check=True, capture_output=True, cwd=ROOT)
     page = (many.run.folder / "report" / "index.html").read_text()
-    assert page.count("data-cell=") == 10_080
+    assert page.count('json" data-cell=') == 10_080
     assert page.count("<tr>") < 3_000
 
 
