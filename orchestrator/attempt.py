@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from orchestrator.child import PROGRAM, STARTER, Child, ParentLost
+from orchestrator.child import PROGRAM, STARTER, Child, ParentLost, import_path
 from tasks.harness.progress import read_phase
 from tasks.harness.records import (
     ATTEMPT_FILE,
@@ -78,9 +78,8 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
 
 def child_environment(attempt: Attempt) -> dict[str, str]:
     """What must be set before torch is imported. The config's own variables win, but where a cell wants a cold cache."""
-    packages = str(Path(__file__).resolve().parent.parent)
     variables = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": import_path(),
         "KINETO_LOG_LEVEL": "99",
         "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parent.parent.parent / "cache" / "inductor"),
     }

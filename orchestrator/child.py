@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Request
@@ -21,6 +22,12 @@ PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `ta
 _FORKED_UNASKED = ("cpu",)
 _PREPARATION_S = 300.0
 _ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
+
+
+def import_path() -> str:
+    """PYTHONPATH for a process of ours: our packages first, wherever it is started."""
+    packages = str(Path(__file__).resolve().parent.parent)
+    return os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
 
 
 class ParentLost(Exception):
@@ -160,13 +167,13 @@ class Starter:
         """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ParentLost."""
         environment = {**os.environ, **own}
         with (attempt.path / LOG_FILE).open("ab") as log:
-            if not _is_forked(attempt) or self._parent is None:
-                return _start_fresh(attempt, environment, log.fileno(), lifeline)
-            if self._parent.broken:
-                log.write(f"a fresh process, since the prepared parent cannot fork: {self._parent.broken}\n".encode())
+            parent = self._parent if _is_forked(attempt) else None
+            if parent is not None and not parent.broken:
+                return parent.fork(attempt, environment, log.fileno(), lifeline)
+            if parent is not None:
+                log.write(f"a fresh process, since the prepared parent cannot fork: {parent.broken}\n".encode())
                 log.flush()
-                return _start_fresh(attempt, environment, log.fileno(), lifeline)
-            return self._parent.fork(attempt, environment, log.fileno(), lifeline)
+            return _start_fresh(attempt, environment, log.fileno(), lifeline)
 
     def close(self) -> None:
         if self._parent is not None:

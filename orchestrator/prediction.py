@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from orchestrator.child import PROGRAM
+from orchestrator.child import PROGRAM, import_path
 from orchestrator.report.gpus import Card
 from tasks.harness.cell import Cell
 from tasks.prediction.allocator import cublas_workspace_bytes
@@ -181,10 +181,9 @@ class _Child:
         self._said.close()
 
     def _start(self) -> subprocess.Popen[str]:
-        packages = str(Path(__file__).resolve().parent.parent)
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": import_path(),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }

@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from orchestrator.child import PROGRAM
+from orchestrator.child import PROGRAM, import_path
 from orchestrator.errors import EnvironmentError
 
 _TIMEOUT_S = 120
@@ -17,8 +16,7 @@ _TIMEOUT_S = 120
 
 def probe_here() -> Mapping[str, Any]:
     """Raises EnvironmentError where torch itself does not work."""
-    packages = str(Path(__file__).resolve().parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([packages, os.environ.get("PYTHONPATH", "")])}
+    environment = {**os.environ, "PYTHONPATH": import_path()}
     command = [*PROGRAM, "--probe"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=True)

@@ -291,8 +291,7 @@ def _program_version() -> str:
 
 def _recover(writer: RunWriter, commit: str | None) -> int:
     """Keeps what was measured for a driver that died before it could write it down."""
-    frame = writer.read("attempts", ["cell", "attempt"])
-    recorded = list(zip(frame["cell"], frame["attempt"], strict=True))
+    recorded = writer.rows("attempts", ["cell", "attempt"])
     outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
     for outcome in outcomes:
         writer.append(outcome, commit)
