@@ -18,8 +18,6 @@ from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 
-# What a device's driver makes of a fork is to be measured (benchmarks/start_method.py) before it is done unasked.
-_FORKED_UNASKED = ("cpu",)
 _PREPARATION_S = 300.0
 _ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
@@ -186,10 +184,7 @@ atexit.register(STARTER.close)
 
 
 def _is_forked(attempt: Attempt) -> bool:
-    if not sys.platform.startswith("linux"):
-        return False
-    asked = attempt.settings.start_method
-    return asked == "fork" or (asked is None and attempt.cell.params.device in _FORKED_UNASKED)
+    return sys.platform.startswith("linux") and attempt.settings.start_method != "spawn"
 
 
 def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:

@@ -98,7 +98,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @click.option(
     "--start-method",
     type=click.Choice(["fork", "spawn"]),
-    help="Of each cell's process: from a prepared parent where that works, or afresh.  [CPU cells: fork; else spawn]",
+    help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
 )
 @click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
 @click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out.")

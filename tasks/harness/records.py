@@ -44,7 +44,7 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     host_memory_gib: float | None = None
     import_paths: tuple[str, ...] = ()
-    start_method: StartMethod | None = None  # None: what the device is known to bear
+    start_method: StartMethod | None = None  # None: forked where that works
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,13 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from tasks.harness.collection import uncollected
 from tasks.harness.compilation import keep_provenance, kept_provenance
 from tasks.harness.params import Params
 from tasks.harness.parts import part_functions, parts_named
@@ -61,19 +63,26 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
     profiled, step_ms = _profile(session)
     yield Sample("kernels", "profiled_step", "ms", step_ms)
     began = time.perf_counter_ns()
-    with TemporaryDirectory(dir=session.folder) as scratch:
+    with uncollected(), TemporaryDirectory(dir=session.folder) as scratch:
         trace = Path(scratch) / "trace.json"
         profiled.export_chrome_trace(str(trace))
+        yield from _read(session, trace)
+    yield Sample("kernels", "processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+
+
+def _read(session: Session, trace: Path) -> Iterator[Sample]:
+    """The trace is packed while it is read: the packing leaves Python's lock alone."""
+    with ThreadPoolExecutor(1) as beside:
+        kept = beside.submit(_keep, trace, session.folder / trace_name(session.params)) if session.folder else None
         timeline = read_chrome(trace)
-        if device.kind == "cuda" and not timeline.on_device:  # else operators of the host would pass for kernels
+        if session.workload.device.kind == "cuda" and not timeline.on_device:  # else operators would pass for kernels
             yield Sample("kernels", "busy", "ratio", None, note="the trace has no kernels: CUPTI is refused here, see the log")
             return
         works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)
         yield from to_samples(works, _STEPS, timeline.on_device)
-        if session.folder is not None:
-            yield _keep(trace, session.folder / trace_name(session.params))
-    yield Sample("kernels", "processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+        if kept is not None:
+            yield kept.result()
 
 
 def _graphs(session: Session) -> list[Graph]:

@@ -8,14 +8,13 @@ far it was ahead of the device (`lead`); the drain is the wait at the end. A hos
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
+from tasks.harness.collection import uncollected
 from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.records import Sample
@@ -94,7 +93,7 @@ def time_pipelined(session: Session) -> list[Sample]:
         return []
     steps, device = session.count("measured_steps"), session.workload.device
     timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
-    with _undisturbed():
+    with uncollected():
         device.synchronize()
         for _ in range(steps):
             timer.mark(_STEP)
@@ -110,7 +109,7 @@ def time_pipelined(session: Session) -> list[Sample]:
 
 
 def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
-    with _undisturbed():
+    with uncollected():
         for step in range(count):
             yield from _synced_step(session, mode, step)
 
@@ -159,19 +158,6 @@ def _steps_as_sums(samples: list[Sample]) -> list[Sample]:
         if sample.metric == "duration":
             sums[sample.step] += sample.value or 0.0  # type: ignore[assignment]
     return [*phases, *(Sample("timing", "duration", "ms", ms, "pipelined", _STEP, step) for step, ms in sums.items())]
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """No garbage collection while the clock runs."""
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 STAGES = (

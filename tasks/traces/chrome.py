@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, Timeline
 
@@ -17,7 +18,7 @@ _NS_PER_US = 1000
 
 def read_chrome(path: Path) -> Timeline:
     """Raises ValueError for what is no such trace."""
-    document = json.loads(path.read_bytes())
+    document = orjson.loads(path.read_bytes())
     events = document.get("traceEvents") if isinstance(document, dict) else None
     if events is None:
         raise ValueError(f"{path}: has no traceEvents")
