@@ -18,8 +18,10 @@ class Block(nn.Module):
         self.ffn = SwiGLU(dims.d_model, dims.d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln1(x))
-        return x + self.ffn(self.ln2(x))  # type: ignore[no-any-return]
+        normed = self.ln1(x)
+        x = x + self.attn(normed)
+        normed = self.ln2(x)
+        return x + self.ffn(normed)  # type: ignore[no-any-return]
 
 
 class TransformerLM(nn.Module):
@@ -46,4 +48,5 @@ class TransformerLM(nn.Module):
         x = self.token_embeddings(token_ids)
         for layer in self.layers:
             x = layer(x)
-        return self.lm_head(self.ln_final(x))  # type: ignore[no-any-return]
+        normed = self.ln_final(x)
+        return self.lm_head(normed)  # type: ignore[no-any-return]

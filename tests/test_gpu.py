@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import statistics
 from collections import Counter
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from orchestrator.attempt import execute
 from tasks.attention import AttentionParams, build
 from tasks.harness.records import Attempt, Outcome, Status
 from tasks.traces.attribution import attribute
-from tasks.traces.chrome import from_events
+from tasks.traces.chrome import from_json
 from tests.model.test_attention import BOUND, errors_in_eps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -229,16 +228,19 @@ def test_where_the_time_goes(make_attempt: MakeAttempt, size: str, length: int, 
     assert gemm_share(training) < gemm_share(inference)
 
 
-def test_projections_of_one_block_cost_the_same(make_attempt: MakeAttempt) -> None:
-    """By the trace that the cell left, in which blocks still have their numbers."""
-    outcome = kernels_of(make_attempt, size="xl", context_length=1024, precision="bf16")
+@pytest.mark.parametrize(("precision", "blocks"), [("fp32", range(20, 21)), ("bf16", range(48))])
+def test_projections_of_one_block_cost_the_same(make_attempt: MakeAttempt, precision: str, blocks: range) -> None:
+    """By the trace that the cell left, in which blocks still have their numbers.
+
+    In bf16 of the block in the middle by cost: single kernels of 50 µs scatter by more.
+    """
+    outcome = kernels_of(make_attempt, size="xl", context_length=1024, precision=precision)
     (trace,) = outcome.attempt.path.glob("trace_*.json.gz")
-    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     times: Counter[tuple[str, str]] = Counter()
-    for work in attribute(from_events(events), name_part=str):
+    for work in attribute(from_json(gzip.decompress(trace.read_bytes())), name_part=str):
         times[work.part, work.phase] += work.duration_ns
     for phase in ("forward", "backward"):
-        costs = [times[f"layers.20.attn.{name}_proj", phase] for name in ("q", "k", "v")]
+        costs = [statistics.median(times[f"layers.{n}.attn.{name}_proj", phase] for n in blocks) for name in ("q", "k", "v")]
         assert max(costs) < 1.05 * min(costs)
 
 

@@ -63,8 +63,12 @@ class KinetoTrace:
             }
         )
 
+    @property
+    def text(self) -> bytes:
+        return json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 0, "traceEvents": self.events}).encode()
+
     def write(self, path: Path) -> Path:
-        path.write_text(json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 0, "traceEvents": self.events}))
+        path.write_bytes(self.text)
         return path
 
     def _host(self, category: str, name: str, start: float, end: float, thread: int, details: dict[str, Any]) -> None:

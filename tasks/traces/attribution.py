@@ -17,7 +17,7 @@ from typing import NamedTuple
 from tasks.traces.classes import classify
 from tasks.traces.parts import OPTIMIZER, label_of
 from tasks.traces.provenance import Graph, Regions
-from tasks.traces.timeline import PART_PREFIX, Kind, Thread, Timeline
+from tasks.traces.timeline import PART_PREFIX, Kind, Thread, ThreadId, Timeline
 
 OUTSIDE = "outside operators"  # of a host alone: allocation, page faults, Python, other threads
 
@@ -149,7 +149,7 @@ class _OriginFinder:
 
 
 def _compiled_regions(timeline: Timeline, graphs: Sequence[Graph]) -> Iterator[tuple[Thread, Regions]]:
-    launched: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
+    launched: dict[ThreadId, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for activity in timeline.activities:
         if activity.launch is not None and activity.launch.thread in timeline.threads:
             index = timeline.threads[activity.launch.thread].innermost(activity.launch.at_ns)

@@ -3,69 +3,85 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
-import orjson
+from msgspec import DecodeError, Struct, field
+from msgspec.json import Decoder
 
-from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, Timeline
+from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, ThreadId, Timeline
 
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _NS_PER_US = 1000
+
+
+class _Details(Struct, frozen=True, gc=False):
+    correlation: int | None = None
+    sequence: int | None = field(default=None, name="Sequence number")
+    forward_thread: int = field(default=0, name="Fwd thread id")
+
+
+_NO_DETAILS = _Details()
+
+
+class _Event(Struct, gc=False):
+    """Times in µs, with ns as fractions."""
+
+    name: str = ""
+    category: str = field(default="", name="cat")
+    at: float = field(default=0.0, name="ts")
+    took: float = field(default=0.0, name="dur")
+    thread: ThreadId = field(default=0, name="tid")
+    details: _Details = field(default=_NO_DETAILS, name="args")
+
+
+class _Document(Struct):
+    events: list[_Event] = field(name="traceEvents")
+
+
+_DECODER = Decoder(_Document)
 
 
 def read_chrome(path: Path) -> Timeline:
     """Raises ValueError for what is no such trace."""
-    document = orjson.loads(path.read_bytes())
-    events = document.get("traceEvents") if isinstance(document, dict) else None
-    if events is None:
-        raise ValueError(f"{path}: has no traceEvents")
-    return from_events(events)
+    try:
+        return from_json(path.read_bytes())
+    except DecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
-def from_events(events: Iterable[Mapping[str, Any]]) -> Timeline:
-    """`events`: those of the file's `traceEvents`; times in µs, with ns as fractions."""
+def from_json(text: bytes) -> Timeline:
+    """Raises msgspec's DecodeError, a ValueError, for what is no such trace."""
     phases: list[Phase] = []
-    spans: dict[int, list[Span]] = defaultdict(list)
+    spans: dict[ThreadId, list[Span]] = defaultdict(list)
     launches: dict[int, Launch] = {}
-    on_device: list[Mapping[str, Any]] = []
-    for event in events:
-        category = event.get("cat")
+    on_device: list[_Event] = []
+    operator, part = Kind.OPERATOR, Kind.PART
+    for event in _DECODER.decode(text).events:
+        category, details = event.category, event.details
         if category == "cpu_op":
-            spans[event["tid"]].append(_operator(event))
-        elif category in _LAUNCHES:
-            correlation = event.get("args", {}).get("correlation")
-            if correlation is not None:
-                launches[correlation] = Launch(event["tid"], _ns(event["ts"]))
+            start_ns, end_ns = _interval(event)
+            of_backward = details.forward_thread != 0
+            spans[event.thread].append(Span(event.name, operator, start_ns, end_ns, details.sequence, of_backward))
         elif category in _ON_DEVICE:
             on_device.append(event)
+        elif category in _LAUNCHES:
+            if details.correlation is not None:
+                launches[details.correlation] = Launch(event.thread, round(event.at * _NS_PER_US))
         elif category == "user_annotation":
-            name: str = event["name"]
-            if name.startswith(PHASE_PREFIX):
-                phases.append(Phase(name.removeprefix(PHASE_PREFIX), *_interval(event)))
-            elif name.startswith(PART_PREFIX):
-                spans[event["tid"]].append(Span(name, Kind.PART, *_interval(event)))
-    activities = [Activity(e["name"], *_interval(e), launches.get(e.get("args", {}).get("correlation"))) for e in on_device]
+            if event.name.startswith(PHASE_PREFIX):
+                phases.append(Phase(event.name.removeprefix(PHASE_PREFIX), *_interval(event)))
+            elif event.name.startswith(PART_PREFIX):
+                spans[event.thread].append(Span(event.name, part, *_interval(event)))
+    activities = [Activity(event.name, *_interval(event), _launch(event, launches)) for event in on_device]
     return Timeline(phases, spans, activities, on_device=bool(activities or launches))
 
 
-def _operator(event: Mapping[str, Any]) -> Span:
-    details = event.get("args", {})
-    return Span(
-        event["name"],
-        Kind.OPERATOR,
-        *_interval(event),
-        sequence=details.get("Sequence number"),
-        backward=bool(details.get("Fwd thread id")),
-    )
+def _launch(event: _Event, launches: dict[int, Launch]) -> Launch | None:
+    correlation = event.details.correlation
+    return None if correlation is None else launches.get(correlation)
 
 
-def _interval(event: Mapping[str, Any]) -> tuple[int, int]:
-    start_ns = _ns(event["ts"])
-    return start_ns, start_ns + _ns(event.get("dur", 0))
-
-
-def _ns(us: float) -> int:
-    return round(us * _NS_PER_US)
+def _interval(event: _Event) -> tuple[int, int]:
+    start_ns = round(event.at * _NS_PER_US)
+    return start_ns, start_ns + round(event.took * _NS_PER_US)

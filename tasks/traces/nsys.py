@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, Timeline
+from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, ThreadId, Timeline
 
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "optimizer_step": "optimizer"}
 _PUSH_POP, _START_END = 59, 60  # event types of NVTX_EVENTS
@@ -50,10 +50,10 @@ def _launches(database: sqlite3.Connection, tables: set[str]) -> Mapping[_Launch
     return {(thread & _OF_PROCESS, correlation): Launch(thread, start) for thread, correlation, start in rows}
 
 
-def _ranges(database: sqlite3.Connection, tables: set[str]) -> tuple[list[Phase], Mapping[int, list[Span]]]:
+def _ranges(database: sqlite3.Connection, tables: set[str]) -> tuple[list[Phase], Mapping[ThreadId, list[Span]]]:
     """Those of the default domain: libraries such as NCCL have domains of their own."""
     phases: list[Phase] = []
-    spans: dict[int, list[Span]] = defaultdict(list)
+    spans: dict[ThreadId, list[Span]] = defaultdict(list)
     if "NVTX_EVENTS" not in tables:
         return phases, spans
     rows = database.execute(

@@ -21,6 +21,7 @@ _REGION = "## Call CompiledFxGraph"
 _PRODUCT = re.compile(r"^(?:extern_kernels\.|aten::)(\w*mm)$")
 _FRAME = re.compile(r'  File ".*", line \d+, in (?P<function>\S+)\n    (?P<code>.*)(?:\n    (?P<marks>[ ~^]*\^[ ~^]*))?')
 _CALLED = re.compile(r"self\.(\w+)\(")
+_ONLY_CALLED = re.compile(r"(?:return |\w+ = )?self\.(\w+)\([\w, ]*\)(?:  #.*)?")
 
 
 @dataclass(frozen=True)
@@ -53,18 +54,33 @@ def _joined(stacks: Iterable[str], functions: Mapping[str, str]) -> str:
 def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
     """The innermost part that is being called in a stack: a function that is one, or a module by its attribute's name.
 
-    Python marks in each line what it was calling; where no name is known, that of the innermost module.
+    Where no name is known, that of the innermost module.
     """
     unknown = ""
-    for frame in reversed(list(_FRAME.finditer(stack))):
+    for depth, frame in enumerate(reversed(list(_FRAME.finditer(stack)))):
         if frame["function"] in functions:
             return functions[frame["function"]]
-        code, marks = frame["code"], frame["marks"] or "^"
-        called = _CALLED.match(code[marks.index("^") :] if frame["marks"] else code)
-        if called and (label := known_label(called[1])):
+        called = _called(frame["code"], frame["marks"], innermost=depth == 0)
+        if label := known_label(called):
             return label
-        unknown = unknown or (called[1] if called else "")
+        unknown = unknown or called
     return unknown
+
+
+def _called(code: str, marks: str | None, innermost: bool) -> str:
+    """Which attribute of `self` a line was calling.
+
+    A stack of torch 2.13 has Python's marks under what was being called; one of 2.11 has none. A line without them tells
+    where it calls one attribute only; the innermost line, which may do more than to call it, where it does no more.
+    """
+    if marks:
+        found = _CALLED.match(code[marks.index("^") :])
+        return found[1] if found else ""
+    if innermost:
+        only = _ONLY_CALLED.fullmatch(code)
+        return only[1] if only else ""
+    calls: list[str] = _CALLED.findall(code)
+    return calls[0] if len(calls) == 1 else ""
 
 
 class Regions:

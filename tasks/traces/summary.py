@@ -84,7 +84,8 @@ def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
 def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
     """How busy the device was over all, how long it was idle between kernels, and for how much of that the host was late.
 
-    The host is late where it launches what comes after a gap when the gap has begun.
+    The host is late where it launches what comes after a gap when the gap has begun: the whole of the gap is then its,
+    the way of the launch to the device included.
     """
     if not works:
         return
@@ -94,8 +95,8 @@ def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
     for work in ordered[1:]:
         gap_ns = max(0, work.start_ns - reached_ns)
         idle_ns += gap_ns
-        if gap_ns and work.launched_ns is not None:
-            late_ns += min(gap_ns, max(0, work.launched_ns - reached_ns))
+        if work.launched_ns is not None and work.launched_ns > reached_ns:
+            late_ns += gap_ns
         reached_ns = max(reached_ns, work.end_ns)
     yield _sample("busy", "ratio", _busy_ns(works) / _span_ns(works))
     yield _sample("idle", "ms", idle_ns / scale)

@@ -11,6 +11,9 @@ from typing import NamedTuple
 PHASE_PREFIX, PART_PREFIX = "phase::", "mod::"  # how the ranges are called that an instrument leaves in a trace
 
 
+ThreadId = int | str
+
+
 class Kind(Enum):
     PART = "part"  # a range around a module, or a function that is a part
     OPERATOR = "operator"
@@ -40,7 +43,7 @@ class Span(NamedTuple):
 class Launch(NamedTuple):
     """Which thread of the host asked for something on the device, and when."""
 
-    thread: int
+    thread: ThreadId
     at_ns: int
 
 
@@ -68,16 +71,28 @@ class Thread:
         self.backward: list[int] = []
         self._starts = [span.start_ns for span in self.spans]
         inside: list[int] = []
-        for index, span in enumerate(self.spans):
-            while inside and self.spans[inside[-1]].end_ns <= span.start_ns:
+        ends_ns: list[int] = []
+        a_part = Kind.PART
+        for index, (_, kind, start_ns, end_ns, _, is_backward) in enumerate(self.spans):
+            while ends_ns and ends_ns[-1] <= start_ns:
+                ends_ns.pop()
                 inside.pop()
-            around = inside[-1] if inside else -1
-            is_part = span.kind is Kind.PART
+            around = part = operator = backward = -1
+            if inside:
+                around = inside[-1]
+                part, operator, backward = self.part[around], self.operator[around], self.backward[around]
+            if kind is a_part:
+                part = index
+            else:
+                operator = index
+            if is_backward:
+                backward = index
             self.around.append(around)
-            self.part.append(index if is_part else _of(self.part, around))
-            self.operator.append(_of(self.operator, around) if is_part else index)
-            self.backward.append(index if span.backward else _of(self.backward, around))
+            self.part.append(part)
+            self.operator.append(operator)
+            self.backward.append(backward)
             inside.append(index)
+            ends_ns.append(end_ns)
 
     def innermost(self, at_ns: int) -> int:
         """The index of the innermost span at a moment; -1 in none."""
@@ -87,15 +102,11 @@ class Thread:
         return index
 
 
-def _of(found: list[int], index: int) -> int:
-    return found[index] if index >= 0 else -1
-
-
 class Timeline:
     """A trace. Without activities it is one of a host alone, whose operators are the work."""
 
     def __init__(
-        self, phases: Iterable[Phase], spans: Mapping[int, Iterable[Span]], activities: Iterable[Activity], on_device: bool
+        self, phases: Iterable[Phase], spans: Mapping[ThreadId, Iterable[Span]], activities: Iterable[Activity], on_device: bool
     ) -> None:
         self.phases = sorted(phases, key=lambda phase: phase.start_ns)
         self.threads = {thread: Thread(of_thread) for thread, of_thread in spans.items()}

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tasks.traces.attribution import How, Work, attribute
-from tasks.traces.chrome import from_events
+from tasks.traces.chrome import from_json
 from tasks.traces.provenance import Graph, part_of_stack, read_graph
 from tests.traces import AUTOGRAD, KinetoTrace
 
@@ -21,6 +21,11 @@ def stack(*frames: tuple[str, str, str]) -> str:
         marks = " " * code.index(called) + "^" * len(called)
         lines.append(f'  File "/somewhere/model.py", line 21, in {function}\n    {code}\n    {marks}\n')
     return "".join(lines)
+
+
+def unmarked(said: str) -> str:
+    """As torch 2.11 writes it."""
+    return "".join(line for line in said.splitlines(keepends=True) if line.strip(" ^\n"))
 
 
 NORM = stack(
@@ -47,6 +52,15 @@ SOFTMAX = stack(
     ("softmax", "shifted = scores - scores.max(dim=-1).values", "scores.max(dim=-1)"),
 )
 RESIDUAL = stack(("forward", "x = x + self.attn(self.ln1(x))", "x + self.attn(self.ln1(x))"))
+QUERY_ALONE = stack(
+    ("forward", "x = x + self.attn(normed)", "self.attn(normed)"),
+    ("forward", "query = self.q_proj(x)", "self.q_proj(x)"),
+    ("forward", "return functional.linear(x, self.weight)", "functional.linear(x, self.weight)"),
+)
+SUM = stack(
+    ("forward", "x = self.layers(x)", "self.layers(x)"),
+    ("forward", "return x + self.ffn(normed)  # type: ignore", "x + self.ffn(normed)"),
+)
 OWN = stack(
     ("forward", "x = self.mixer(x)", "self.mixer(x)"), ("forward", "return self.c_proj(x)", "self.c_proj(x)"), ("f", "a", "a")
 )
@@ -61,6 +75,9 @@ OWN = stack(
         (SOFTMAX, "softmax"),
         (RESIDUAL, ""),
         (OWN, "c_proj"),
+        (unmarked(NORM), ""),  # of a line that calls several modules none is picked
+        (unmarked(QUERY_ALONE), "q projection"),
+        (unmarked(SUM), "residual"),
         ('  File "/x.py", line 1, in forward\n    self.ffn(x)\n', "ffn"),
         ("", ""),
     ],
@@ -114,7 +131,7 @@ GRAPHS = (
 
 
 def works_of(trace: KinetoTrace, *graphs: Graph) -> dict[tuple[str, str], Work]:
-    return {(work.phase, work.name): work for work in attribute(from_events(trace.events), graphs=graphs)}
+    return {(work.phase, work.name): work for work in attribute(from_json(trace.text), graphs=graphs)}
 
 
 def test_a_region_is_of_the_graph_that_calls_the_same(trace: KinetoTrace) -> None:
