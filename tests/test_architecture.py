@@ -66,6 +66,7 @@ def test_rooms(path: Path) -> None:
         "plan configs/demo.yaml --memory",
         "status {run}",
         "report {run}",
+        "report {run} --against h100",
         "show {run} {cell}",
         "schema",
     ],

@@ -5,6 +5,7 @@ Computed from the numbers and from closed forms, never typed in. What nothing ca
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -19,11 +20,11 @@ from model.accounting import (
 )
 from model.config import SIZES
 from orchestrator.report.gpus import bandwidth_gb_s, peak_tflops
+from orchestrator.report.published.matching import WARM
 from orchestrator.report.published.records import Number, published
 from orchestrator.report.published.schema import devices
 
 APART = 1.25  # how many times apart two tables of a write-up may put the same cell: from run to run a few percent are usual
-_WARM = 5
 _FP32_BYTES, _NARROW_BYTES = 4, 2
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "bf16_pure")
 # By pass, how many times its parameters a model holds at once in training: with gradients, with AdamW's two moments.
@@ -58,13 +59,10 @@ class Around:
 
     def of_row(self, number: Number, phase: str, statistic: str) -> float | None:
         """What the same row says of another phase or statistic, in the same unit."""
+        wanted = (number.metric, phase, statistic, number.variant)
         for other in self._rows[self._row(number)]:
-            if (other.metric, other.phase, other.statistic, other.variant) == (
-                number.metric,
-                phase,
-                statistic,
-                number.variant,
-            ) and (_overlap(number, other, ("pass",))):
+            told = (other.metric, other.phase, other.statistic, other.variant)
+            if told == wanted and _overlap(number, other, without=("pass",)):
                 return other.amount
         return None
 
@@ -208,9 +206,9 @@ def _too_little_memory(number: Number, _: Around) -> Iterator[str]:
 
 def _too_much_memory(number: Number, _: Around) -> Iterator[str]:
     device = devices()[number.device]
-    if number.metric in ("peak", "held") and number.amount is not None and device.memory_gib is not None:
-        if number.amount > device.memory_gib * 1024**3:
-            yield f"More memory than the {device.name} has."
+    most = math.inf if device.memory_gib is None else device.memory_gib * 1024**3
+    if number.metric in ("peak", "held") and (number.amount or 0.0) > most:
+        yield f"More memory than the {device.name} has."
 
 
 def _falls_with_length(number: Number, around: Around) -> Iterator[str]:
@@ -232,7 +230,7 @@ def _told_otherwise(number: Number, around: Around) -> Iterator[str]:
 
 def _warm(number: Number) -> bool:
     """As far as is said."""
-    return min(number.params.get("warmup_steps", (_WARM,))) >= _WARM
+    return all(steps >= WARM for steps in number.params.get("warmup_steps", ()))
 
 
 def _overlap(number: Number, other: Number, without: Sequence[str]) -> bool:

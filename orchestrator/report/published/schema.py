@@ -21,7 +21,8 @@ Unit = Literal["s", "ms", "us", "ns", "B", "MiB", "GiB", "%", "1"]
 Kind = Literal["timings", "memory", "attention", "kernels", "gemm-share", "softmax", "accumulation", "allocations", "calculation"]
 Metric = Literal[
     "duration", "total", "warmup_total",  # of a phase; of all steps together; of the warm-up together
-    "peak", "peak_more", "held", "held_more", "held_per_pair", "saved", "saved_and_state", "saved_squares", "tensor", "tensor_more",
+    "peak", "peak_more", "held", "held_more", "held_per_pair", "saved", "saved_and_state", "saved_squares",
+    "tensor", "tensor_more",
     "kernel_time", "launches", "share", "top_share", "gemm_share", "softmax_over_matmul",
     "speed_up", "parameters", "sum", "absolute_error",
 ]  # fmt: skip
@@ -31,7 +32,8 @@ ABSENT = ("N/A", "-")  # a cell of a table that says nothing
 OUT_OF_MEMORY = "OOM"
 LABELS = ("part", "kernel", "device", "rank")  # what tells rows apart and is no axis of ours, or not one to compare by
 _COUNTS = (
-    "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head", "warmup_steps", "measured_steps", "count",
+    "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head",
+    "warmup_steps", "measured_steps", "count",
 )  # fmt: skip
 _SWITCHES = ("upcast", "at_once", "projections", "causal")
 _WORDS: Mapping[str, list[str]] = {

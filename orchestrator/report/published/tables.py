@@ -127,7 +127,7 @@ class Beside:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         cells = self.prepare(results) if self.numbers else results.cells.iloc[:0]
-        pairs = list(matches(self.numbers, each(cells)))
+        pairs = [(number, row) for number, row in matches(self.numbers, each(cells)) if self._says_something(number, row)]
         mine = cells[cells["cell"].isin({row["cell"] for _, row in pairs})] if pairs else cells.iloc[:0]
         axes = key_axes(replace(results, cells=mine)) if pairs else []
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
@@ -135,6 +135,10 @@ class Beside:
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
         header = [*axes, PHASE, "published in", "there on", *titles, "ours / theirs", "their TFLOP/s", NOTES]
         return header, [self._row(number, row, axes) for number, row in pairs]
+
+    def _says_something(self, number: Number, row: Row) -> bool:
+        """Ours has the same, or ended in a way that is worth a word."""
+        return row["status"] != "ok" or self.ours(number, row) is not None
 
     def _row(self, number: Number, row: Row, axes: list[str]) -> list[str]:
         ours, theirs = self.ours(number, row), number.amount
