@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tabulate import LATEX_ESCAPE_RULES
 
-from orchestrator.report.render import Page, notes_of, to_markdown
-from orchestrator.report.table import NOTES
+from orchestrator.report.render import Page, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
 _LATEX = str.maketrans(LATEX_ESCAPE_RULES)
@@ -19,15 +18,8 @@ _LATEX = str.maketrans(LATEX_ESCAPE_RULES)
 def to_csv(page: Page) -> str:
     """The header and the rows as they are printed elsewhere, notes in full; full precision is in cells.parquet."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([page.header, *(_notes_written_out(page, row) for row in page.rows)])
+    csv.writer(text, lineterminator="\n").writerows([page.header, *written_out(page)])
     return text.getvalue()
-
-
-def _notes_written_out(page: Page, row: list[str]) -> list[str]:
-    if not page.notes:
-        return row
-    column = page.header.index(NOTES)
-    return [*row[:column], " ".join(notes_of(page, row)), *row[column + 1 :]]
 
 
 def to_latex(page: Page) -> str:

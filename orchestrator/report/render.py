@@ -64,6 +64,14 @@ def notes_of(page: Page, row: Sequence[str]) -> list[str]:
     return [] if named == NOTHING else [page.notes[int(number) - 1] for number in named.split(", ")]
 
 
+def written_out(page: Page) -> list[list[str]]:
+    """The rows with their notes in full, for what has no foot to put them at."""
+    if not page.notes:
+        return page.rows
+    column = page.header.index(NOTES)
+    return [[*row[:column], " ".join(notes_of(page, row)), *row[column + 1 :]] for row in page.rows]
+
+
 def to_markdown(page: Page) -> str:
     rows = [[_in_a_pipe_table(text) for text in row] for row in page.rows]
     widths = column_widths(page.header, rows)

@@ -23,6 +23,10 @@ _NAMING = {  # by task, the axes without which a cell is not named
     "accumulation": ("accumulator", "addend", "upcast", "value", "count"),
 }
 _NOT_COMPARED = ("measured_steps",)
+_SAME_PHASE = {  # passes of which a phase is the same, whatever follows it
+    "forward": {"forward_grad", "forward_backward", "train_step"},
+    "backward": {"forward_backward", "train_step"},
+}
 _SPELLED = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
@@ -49,8 +53,11 @@ def fits(number: Number, row: Row) -> bool:
 def left_open(number: Number) -> str:
     """What the write-up does not say of a cell, or leaves between several; empty where it says all."""
     several = {axis: number.params.get(axis, ()) for axis in _NAMING[number.task] if number.one(axis) is None}
-    if number.phase in ("forward", "backward"):
+    alike = _SAME_PHASE.get(number.phase, set())
+    if alike:
         several.pop("optimizer", None)
+    if set(several.get("pass", ("none",))) <= alike:
+        several.pop("pass")
     words = [f"{axis} ({' or '.join(map(str, values))})" if values else axis for axis, values in several.items()]
     return f"Not said, and whatever of ours fits stands beside it: {', '.join(words)}." if words else ""
 
@@ -65,8 +72,8 @@ def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bo
     ours = row[axis]
     if axis == "warmup_steps":
         return any(ours == theirs or min(ours, theirs) >= WARM for theirs in allowed)
-    if axis == "pass" and number.phase in ("forward", "backward") and "forward_backward" in allowed:
-        return ours in (*allowed, "train_step")  # of which these phases are the same
+    if axis == "pass" and ours in (alike := _SAME_PHASE.get(number.phase, set())):
+        return bool(alike & set(allowed))
     return any(math.isclose(ours, theirs) if isinstance(theirs, float) else ours == theirs for theirs in allowed)
 
 

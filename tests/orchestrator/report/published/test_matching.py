@@ -69,7 +69,13 @@ def test_warm_is_warm(theirs: int, ours: int, fit: bool) -> None:
 def test_phases_of_a_training_step_are_those_of_both_passes() -> None:
     forward = replace(NUMBER, phase="forward")
     assert fits(forward, {**OURS, "pass": "train_step"})
+    assert "pass" not in left_open(replace(forward, params={**SAID, "pass": ("forward_backward", "train_step")}))
     assert not fits(forward, {**OURS, "pass": "forward"})  # of inference
+    either = replace(forward, params={**SAID, "pass": ("forward", "forward_grad")})
+    assert fits(either, {**OURS, "pass": "forward"})
+    assert fits(either, {**OURS, "pass": "train_step"})
+    assert "pass (forward or forward_grad)" in left_open(either)
+    assert not fits(replace(forward, params={**SAID, "pass": ("forward",)}), {**OURS, "pass": "train_step"})
 
 
 def test_a_run_from_before_an_axis_fits() -> None:

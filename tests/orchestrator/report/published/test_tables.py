@@ -6,13 +6,16 @@ import csv
 import io
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from orchestrator.api import load
 from orchestrator.cli import PublishedDevice, main
+from orchestrator.errors import ConfigError
 from orchestrator.report.formats import FORMATS, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.html import to_html
@@ -182,6 +185,27 @@ def test_the_command_prints_and_writes_them(run: Run) -> None:
     only = report(run, "--against", "h100", "--table", "against-compile", "--format", "csv")
     assert only.stdout.startswith("size,context_length,phase,published in,")
     assert "82.70" not in only.stdout
+
+
+def test_as_a_frame_the_doubts_are_written_out(run: Run) -> None:
+    frame = load(run.folder).table("against-timings", against="h100")
+    assert list(frame["theirs ms"]) == [82.70, 56.60, 50.80, 1246.3]
+    assert frame["doubts"].str.startswith("The unit is not said").all()
+    with pytest.raises(ConfigError, match="Published are"):
+        load(run.folder).table("against-timings", against="h20")
+
+
+def test_shares_of_kernels(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
+    """Of the made kernels all are matrix products; theirs at small/512 in training: 53.5 %."""
+    outcome = make_outcome(**{**COURSE, "measured_steps": 1})
+    watched = Sample("kernels", "attributed_to_phase", "1", 1.0, "profiled", "", None)
+    results = load_results(run_of(replace(outcome, samples=(*outcome.samples, watched))))
+    shares = page(results, "against-gemm-share", "rtx5090")
+    assert (column(shares, "ours"), column(shares, "theirs"), column(shares, "ours / theirs")) == (
+        ["100.0%"],
+        ["53.5%"],
+        ["1.87"],
+    )
 
 
 def test_no_common_cell_is_said(run: Run) -> None:
