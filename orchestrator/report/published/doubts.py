@@ -25,6 +25,7 @@ from orchestrator.report.published.records import Number, published
 from orchestrator.report.published.schema import devices
 
 APART = 1.25  # how many times apart two tables of a write-up may put the same cell: from run to run a few percent are usual
+NEAR = 0.9  # of the peak: closer than a whole pass comes, norms and softmax included
 _FP32_BYTES, _NARROW_BYTES = 4, 2
 _PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "bf16_pure")
 # By pass, how many times its parameters a model holds at once in training: with gradients, with AdamW's two moments.
@@ -132,6 +133,8 @@ def _faster_than_the_peak(number: Number, _: Around) -> Iterator[str]:
     peaks = {name: peak for name in possible if (peak := peak_tflops(device.limit, name)) is not None}
     exceeded = [name for name, peak in peaks.items() if reached > peak]
     if not exceeded:
+        for name in (name for name, peak in peaks.items() if reached > NEAR * peak):
+            yield f"More than {NEAR:.0%} of the {peaks[name]:g} TFLOP/s that the {device.name} has in {name}: hardly in {name}."
         return
     left = [name for name in possible if name not in exceeded]
     limits = ", ".join(f"{peaks[name]:g} TFLOP/s in {name}" for name in exceeded)

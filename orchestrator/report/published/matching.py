@@ -22,6 +22,7 @@ _NAMING = {  # by task, the axes without which a cell is not named
     "attention": ("d_head", "context_length", "batch_size", "precision", "compile", "attention", "causal", "projections"),
     "accumulation": ("accumulator", "addend", "upcast", "value", "count"),
 }
+_SHAPE = ("size", "d_head", "context_length")  # without one of these a number is of no cell in particular
 _NOT_COMPARED = ("measured_steps",)
 _SAME_PHASE = {  # passes of which a phase is the same, whatever follows it
     "forward": {"forward_grad", "forward_backward", "train_step"},
@@ -59,7 +60,13 @@ def left_open(number: Number) -> str:
     if set(several.get("pass", ("none",))) <= alike:
         several.pop("pass")
     words = [f"{axis} ({' or '.join(map(str, values))})" if values else axis for axis, values in several.items()]
-    return f"Not said, and whatever of ours fits stands beside it: {', '.join(words)}." if words else ""
+    said = f"Not said, and whatever of ours fits stands beside it: {', '.join(words)}." if words else ""
+    return said if names_a_shape(number) else f"{said} Without a ratio: it may be of another shape."
+
+
+def names_a_shape(number: Number) -> bool:
+    """Whether size and length are said: else a ratio to a cell of ours would say nothing."""
+    return all(number.one(axis) is not None for axis in _SHAPE if axis in _NAMING[number.task])
 
 
 def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bool:

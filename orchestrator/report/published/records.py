@@ -27,7 +27,8 @@ _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 class Number:
     """One published number, or that a cell ran out of memory (`value` null).
 
-    value, unit: as printed, or as taken where the unit is not said. doubts: a sentence each, typed in with the table.
+    value, unit: as printed, or as taken where the unit is not said. said: what the write-up itself says of the table, by
+    subject. doubts: a sentence each, typed in with the table.
     """
 
     writeup: str
@@ -47,6 +48,7 @@ class Number:
     unit: str
     over: int = 1
     or_unit: str | None = None
+    said: tuple[tuple[str, str], ...] = ()
     doubts: tuple[str, ...] = ()
     repeats: bool = False
     row: int = 0
@@ -117,6 +119,7 @@ def _number(writeup: Writeup, table: Table, column: Measure, cell: Cell, said: M
         unit=unit,
         over=column.over,
         or_unit=column.or_unit,
+        said=tuple(table.said.model_dump(exclude_none=True).items()),
         doubts=(*table.doubts, *column.doubts, *of_row),
         repeats=table.repeats is not None,
         row=row,

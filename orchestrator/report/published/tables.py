@@ -12,9 +12,9 @@ from orchestrator.report.frames import Results
 from orchestrator.report.kernel_tables import gemm_shares, softmax_and_matmul
 from orchestrator.report.layouts import PHASE, Header, Rows, axis_texts, each, key_axes, sort_cells
 from orchestrator.report.published.doubts import doubts_of, implied_tflops, is_time_of_a_phase
-from orchestrator.report.published.matching import left_open, matches, siblings
+from orchestrator.report.published.matching import left_open, matches, names_a_shape, siblings
 from orchestrator.report.published.records import Number, published_on
-from orchestrator.report.published.schema import devices
+from orchestrator.report.published.schema import devices, writeups
 from orchestrator.report.selections import of_task
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.values import GIB, NOTHING, Row, absent, format_ms, known
@@ -30,7 +30,7 @@ _MODES = ("compile_mode", "compile_cache")  # which an eager cell does not have
 def against(device: str) -> tuple[Table, ...]:
     """The tables of what was published on a device, each with the cells of the run that are the same. Raises KeyError."""
     numbers = _once(published_on(device))
-    where = f"Published on {devices()[device].name}"
+    where = f"Published on {devices()[device].name} ({_sources(numbers)})"
     times = tuple(number for number in numbers if is_time_of_a_phase(number) and number.statistic in ("mean", "median"))
     return (
         Table(
@@ -147,13 +147,22 @@ class Beside:
             *axis_texts(row, axes),
             number.phase or NOTHING,
             ": ".join(filter(None, (number.writeup, number.title, number.variant))),
-            number.labels.get("device", NOTHING),
+            number.labels.get("device", "cuda").replace("cuda", NOTHING),
             absent(row) if ours is None else self.show(ours),
             "OOM" if theirs is None else self.show(theirs),
-            f"{ours / theirs:.2f}" if ours is not None and theirs else NOTHING,
+            f"{ours / theirs:.2f}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
-            "\n".join(filter(None, (*doubts_of(number), left_open(number)))),
+            "\n".join(filter(None, (*doubts_of(number), left_open(number), _said(number)))),
         ]
+
+
+def _said(number: Number) -> str:
+    return f"Said there: {'; '.join(f'{subject}: {words}' for subject, words in number.said)}." if number.said else ""
+
+
+def _sources(numbers: Numbers) -> str:
+    named = {number.writeup for number in numbers}
+    return "; ".join(f"{one.name} is {one.title} ({one.source})" for one in writeups() if one.name in named)
 
 
 def nothing_in_common(device: str) -> str:

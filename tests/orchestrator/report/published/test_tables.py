@@ -83,6 +83,13 @@ def test_doubts_are_notes_that_each_row_names(run: Run) -> None:
     assert any("What is set with `float32`" in note for note in of_rows[2])
 
 
+def test_what_a_write_up_says_and_where_it_is_from(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
+    results = load_results(run_of(make_outcome(**{**COURSE, "context_length": 256})))
+    timings = page(results, "against-timings", "rtx-pro-6000")
+    assert "assignment report is CS336 2025, assignment 2, Assignment report (author not named)" in timings.table.read
+    assert all("Said there: precision: dtype float32." in notes_of(timings, row) for row in timings.rows)
+
+
 def test_a_time_beyond_the_hardware_says_so(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
     results = load_results(run_of(make_outcome(compile="model", **{**COURSE, "size": "2.7B"})))
     timings = page(results, "against-timings")
@@ -131,6 +138,21 @@ def test_attention_and_its_memory(run_of: MakeRun) -> None:
     assert (column(memory, "ours GiB"), column(memory, "theirs GiB")) == (["4.00"], ["4.24"])
     assert any("Taken as ms" in note for note in times.notes)
     assert not any("unit" in note for note in memory.notes)
+
+
+def test_without_a_shape_there_is_no_ratio(run: Run) -> None:
+    """Full steps of a write-up that says no context length: beside ours, and no more."""
+    timings = page(load_results(run), "against-timings", "not-named")
+    unsaid = [row for row in timings.rows if "section 1.2" in row[timings.header.index("published in")]]
+    assert {row[timings.header.index("theirs ms")] for row in unsaid} == {"48.47", "36.86", "15.87", "9.206", "174.4", "725.0"}
+    assert {row[timings.header.index("ours / theirs")] for row in unsaid} == {"–"}
+    assert all("Without a ratio" in " ".join(notes_of(timings, row)) for row in unsaid)
+
+
+def test_on_what_of_a_machine_it_ran(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
+    results = load_results(run_of(make_outcome(**{**COURSE, "context_length": 256})))
+    assert set(column(page(results, "against-timings", "macbook-air"), "there on")) == {"cpu", "mps"}
+    assert "there on" not in page(results, "against-timings", "rtx-pro-6000").header
 
 
 def test_sums(run_of: MakeRun) -> None:
