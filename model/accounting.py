@@ -50,6 +50,16 @@ def attention_matmul_flops(batch_size: int, heads: int, length: int, d_head: int
     return 4 * batch_size * heads * length**2 * d_head
 
 
+def projection_flops(batch_size: int, length: int, width: int) -> int:
+    """Of the four linear maps of query, key, value and output, width to width, forward."""
+    return 4 * 2 * batch_size * length * width**2
+
+
+def square_traffic_bytes(batch_size: int, heads: int, length: int, element_bytes: int) -> int:
+    """What attention that is written out moves at least, forward: the scores and the weights, each written and read once."""
+    return 4 * batch_size * heads * length**2 * element_bytes
+
+
 def softmax_flops(batch_size: int, heads: int, length: int) -> int:
     """Forward, written out: an element of the square is compared, shifted, exponentiated, summed and divided."""
     return 5 * batch_size * heads * length**2

@@ -10,7 +10,10 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.render import lay_out
+from orchestrator.report.published.schema import find_device
+from orchestrator.report.published.tables import against as tables_against
+from orchestrator.report.render import lay_out, written_out
+from orchestrator.report.tables import TABLES
 from orchestrator.report.values import NOTHING
 from orchestrator.store import Run
 
@@ -52,13 +55,15 @@ class LoadedRun:
     def predictions(self) -> pd.DataFrame:
         return self._run.read("predictions")
 
-    def table(self, name: str) -> pd.DataFrame:
+    def table(self, name: str, against: str | None = None) -> pd.DataFrame:
         """A table of the report as it is printed, null where it prints nothing; a column of plain numbers has numbers.
 
-        Raises ConfigError for a name that is no table. Empty where the run has nothing for it.
+        against: a device, for the tables of what was published on it (`sweep report --against`). Raises ConfigError for a
+        name that is no table and a device that is none. Empty where the run has nothing for it.
         """
-        for page in lay_out(self._results, [name]):
-            printed = pd.DataFrame(page.rows, columns=page.header, dtype="string").replace(NOTHING, pd.NA)
+        published = () if against is None else tables_against(find_device(against))
+        for page in lay_out(self._results, [name], (*TABLES, *published)):
+            printed = pd.DataFrame(written_out(page), columns=page.header, dtype="string").replace(NOTHING, pd.NA)
             return printed.apply(_numbers)
         return pd.DataFrame()
 

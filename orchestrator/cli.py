@@ -10,11 +10,15 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from orchestrator.errors import ConfigError, SweepError
+
+if TYPE_CHECKING:
+    from orchestrator.report.table import Table
 
 EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
 EXIT_USER = 2  # something that the user can mend
@@ -33,6 +37,28 @@ class OneLine(click.Group):
         except SweepError as error:
             click.echo(f"sweep: {error}", err=True)
             ctx.exit(EXIT_USER)
+
+
+class PublishedDevice(click.ParamType[str]):
+    """A device that numbers were published of. They are read where they are asked for, so that `--help` is there at once."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from orchestrator.report.published.schema import find_device
+
+        return find_device(value)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(self._words())}]"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
+
+    def _words(self) -> list[str]:
+        from orchestrator.report.published.schema import devices
+
+        return list(devices())
 
 
 def selection_options(command: Any) -> Any:
@@ -167,10 +193,13 @@ def show(run_folder: Path, cell: str) -> None:
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
 @click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
-def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | None) -> None:
+@click.option("--against", type=PublishedDevice(), help="Also what others published of the same cells on this device.")
+def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
     """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
     Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
+
+    With --against, each published number stands beside the cells that it may be of, with the ratio and what is doubtful of it.
 
     Example: sweep report results/demo --table timings
     """
@@ -178,18 +207,25 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.render import answers_to_markdown, lay_out, provenance
+    from orchestrator.report.tables import TABLES
     from orchestrator.store import Run
 
     folder = Run(run_folder).require()
     results = load_results(folder)
-    pages = lay_out(results if cells is None else choose_cells(results, cells.split(",")), tables)
+    beside = _published_tables(against)
+    chosen = results if cells is None else choose_cells(results, cells.split(","))
+    pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
     found = [] if tables or cells is not None else answers(results)
     words = answers_to_markdown(found, provenance(results)) if found else ""
     if form == "md" and words:
         click.echo(words)
     for page in pages:
         click.echo(FORMATS[form](page))
-    if not pages:
+    if against is not None and not any(page.table in beside for page in pages):
+        from orchestrator.report.published.tables import nothing_in_common
+
+        click.echo(nothing_in_common(against), err=True)
+    elif not pages:
         click.echo("nothing measured yet")
     if cells is not None:
         return
@@ -275,6 +311,20 @@ def schema() -> None:
     from orchestrator.config import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))
+
+
+def _published_tables(device: str | None) -> tuple[Table, ...]:
+    if device is None:
+        return ()
+    from orchestrator.report.published.tables import against
+
+    return against(device)
+
+
+def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[str, ...]:
+    """Who names tables and asks for published numbers wants those too, unless some of them are named."""
+    published = tuple(table.name for table in beside)
+    return names if not names or set(names) & set(published) else (*names, *published)
 
 
 def _write_page(run: Any, results: Any, found: Any, pages: Any) -> Path:

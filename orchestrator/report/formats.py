@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tabulate import LATEX_ESCAPE_RULES
 
-from orchestrator.report.render import Page, to_markdown
+from orchestrator.report.render import Page, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
 _LATEX = str.maketrans(LATEX_ESCAPE_RULES)
 
 
 def to_csv(page: Page) -> str:
-    """The header and the rows as they are printed elsewhere; full precision is in cells.parquet."""
+    """The header and the rows as they are printed elsewhere, notes in full; full precision is in cells.parquet."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([page.header, *page.rows])
+    csv.writer(text, lineterminator="\n").writerows([page.header, *written_out(page)])
     return text.getvalue()
 
 
@@ -37,7 +37,9 @@ def to_latex(page: Page) -> str:
         ]
     )
     caption = _latex(f"{page.table.title}. {page.table.read} {page.provenance}")
-    return f"\\begin{{table}}\n\\centering\n{body}\n\\caption{{{caption}}}\n\\label{{tab:{page.table.name}}}\n\\end{{table}}\n"
+    notes = "".join(rf"\par\footnotesize {number}. {_latex(note)}" + "\n" for number, note in enumerate(page.notes, 1))
+    end = f"\\caption{{{caption}}}\n\\label{{tab:{page.table.name}}}\n{notes}\\end{{table}}\n"
+    return f"\\begin{{table}}\n\\centering\n{body}\n{end}"
 
 
 def to_typst(page: Page) -> str:
@@ -52,6 +54,7 @@ def to_typst(page: Page) -> str:
         "    table.hline(),",
         "  ),",
         f") <tab-{page.table.name}>",
+        *([f"#enum({', '.join(map(_typst, page.notes))})"] if page.notes else []),
     ]
     return "\n".join(lines) + "\n"
 

@@ -76,9 +76,17 @@ _PEAK_OF = {"fp16": "bf16", "bf16_pure": "bf16"}  # the same units at the same r
 
 def peak_tflops(device: str | None, precision: str | None) -> float | None:
     """Dense peak of matrix products in this precision. None for a GPU or a precision that no source is known for."""
-    peaks: dict[str, Any] = next((peak for peak in _data()["peak"] if peak["device"] == device), {})
-    found = peaks.get(_PEAK_OF.get(str(precision), str(precision)))
-    return None if found is None else float(found)
+    return _figure(device, _PEAK_OF.get(str(precision), str(precision)))
+
+
+def bandwidth_gb_s(device: str | None) -> float | None:
+    """Of the GPU's memory, in 10⁹ bytes a second. None for a GPU that no source is known for."""
+    return _figure(device, "bandwidth")
+
+
+def _figure(device: str | None, name: str) -> float | None:
+    figures: dict[str, Any] = next((peak for peak in _data()["peak"] if peak["device"] == device), {})
+    return float(figures[name]) if name in figures else None
 
 
 def smallest_fitting(peak_bytes: float) -> str:

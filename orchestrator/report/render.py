@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -14,33 +14,62 @@ from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
 from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
-from orchestrator.report.table import Table
+from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
-from orchestrator.report.values import format_ms
+from orchestrator.report.values import NOTHING, format_ms
 
 
 @dataclass(frozen=True)
 class Page:
-    """A table laid out. The provenance says what its numbers are of."""
+    """A table laid out. The provenance says what its numbers are of; rows name the notes by their number, from 1."""
 
     table: Table
     header: list[str]
     rows: list[list[str]]
     provenance: str
+    notes: tuple[str, ...] = ()
 
 
-def lay_out(results: Results, names: Iterable[str] = ()) -> list[Page]:
+def lay_out(results: Results, names: Iterable[str] = (), tables: Sequence[Table] = TABLES) -> list[Page]:
     """The tables that have rows, or those named. Raises ConfigError for a name that is no table."""
-    by_name = {table.name: table for table in TABLES}
+    by_name = {table.name: table for table in tables}
     for name in names:
         if name not in by_name:
             raise ConfigError(f"there is no table {name!r}", nearest(name, by_name))
     pages, measured_with = [], provenance(results)
-    for table in [by_name[name] for name in names] or list(TABLES):
+    for table in [by_name[name] for name in names] or list(tables):
         header, rows = table.lay_out(results)
         if rows:
-            pages.append(Page(table, header, rows, measured_with))
+            pages.append(_with_notes(Page(table, header, rows, measured_with)))
     return pages
+
+
+def _with_notes(page: Page) -> Page:
+    """Each sentence of the column of notes once, under its number."""
+    if NOTES not in page.header:
+        return page
+    column = page.header.index(NOTES)
+    notes = tuple(dict.fromkeys(note for row in page.rows for note in row[column].splitlines()))
+    number = {note: place for place, note in enumerate(notes, 1)}
+
+    def named(row: list[str]) -> str:
+        return ", ".join(map(str, sorted(number[note] for note in row[column].splitlines()))) or NOTHING
+
+    return replace(page, rows=[[*row[:column], named(row), *row[column + 1 :]] for row in page.rows], notes=notes)
+
+
+def notes_of(page: Page, row: Sequence[str]) -> list[str]:
+    """The sentences that a row names by number."""
+    named = row[page.header.index(NOTES)] if page.notes else NOTHING
+    return [] if named == NOTHING else [page.notes[int(number) - 1] for number in named.split(", ")]
+
+
+def written_out(page: Page) -> list[list[str]]:
+    """The rows with their notes in full, for what has no foot to put them at."""
+    if not page.notes:
+        return page.rows
+    column = page.header.index(NOTES)
+    return [[*row[:column], " ".join(notes_of(page, row)), *row[column + 1 :]] for row in page.rows]
 
 
 def to_markdown(page: Page) -> str:
@@ -48,7 +77,9 @@ def to_markdown(page: Page) -> str:
     widths = column_widths(page.header, rows)
     rule = "|".join("-" * (width + 1) + ":" for width in widths)
     body = "\n".join([_pipes(page.header, widths), f"|{rule}|", *(_pipes(row, widths) for row in rows)])
-    return f"## {page.table.title}\n\n{page.table.read}\n\n{body}\n\n*{page.provenance}*\n"
+    notes = "\n".join(f"{number}. {note}" for number, note in enumerate(page.notes, 1))
+    parts = [f"## {page.table.title}", page.table.read, body, notes, f"*{page.provenance}*"]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def column_widths(header: list[str], rows: list[list[str]]) -> list[int]:

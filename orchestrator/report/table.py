@@ -9,6 +9,8 @@ from orchestrator.report.layouts import PHASE, Header, Layout, Rows
 from orchestrator.report.selections import Selection
 from orchestrator.report.values import NOTHING
 
+NOTES = "doubts"  # the title of a column of sentences, one a line, that stand as numbered notes under a table
+
 
 @dataclass(frozen=True)
 class Table:
@@ -28,7 +30,7 @@ class Table:
         if chosen.empty:
             return [], []
         header, rows = _without_empty(*self.layout.lay_out(replace(results, cells=chosen)))
-        says_something = set(header) - {*results.axes, PHASE}
+        says_something = set(header) - {*results.axes, PHASE, NOTES}
         return (header, rows) if says_something else ([], [])
 
 
