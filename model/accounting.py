@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from model.config import VOCAB_SIZE, Dimensions
 
-_FP32 = 4  # bytes
+_FP32, _INT64 = 4, 8  # bytes
 
 
 def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
@@ -73,6 +73,22 @@ def activation_bytes(dims: Dimensions, batch_size: int, context_length: int, voc
         "embedding": narrow,
         "loss": _FP32 * tokens * vocab_size,
     }
+
+
+def saved_block_bytes(dims: Dimensions, batch_size: int, context_length: int) -> int:
+    """What one block keeps for the backward pass in fp32 with naive causal attention, to the byte.
+
+    Beside what `activation_bytes` counts: a scale a token of each norm; of the softmax, the place (int64) of the largest
+    score of each row and its sum; and the mask, a byte an element.
+    """
+    tokens, rows = batch_size * context_length, batch_size * dims.num_heads * context_length
+    large = 10 * tokens * dims.d_model + 5 * tokens * dims.d_ff + 2 * rows * context_length
+    return _FP32 * (large + 2 * tokens + rows) + _INT64 * rows + context_length**2
+
+
+def residual_stream_bytes(dims: Dimensions, batch_size: int, context_length: int) -> int:
+    """What one block hands to the next in fp32: a vector of d_model a token."""
+    return _FP32 * batch_size * context_length * dims.d_model
 
 
 def training_peak_bytes(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:

@@ -17,6 +17,8 @@ from orchestrator.report.gpus import peak_tflops
 from orchestrator.report.statistics import STATISTICS, summarise
 
 _KEY = ["cell", "attempt"]
+_OPERATION = "saved_operation_bytes"
+_SAVED = ("saved_bytes", "saved_square_bytes", "saved_squares", "saved_block_bytes", "residual_stream_bytes")
 _EVIDENCE = (
     "message",
     "reason",
@@ -120,15 +122,26 @@ def peaks(samples: pd.DataFrame) -> pd.DataFrame:
     """`peak_allocated_bytes`, … over the steady step; `forward_peak_…` by phase; `first_…` for the first step.
 
     `forward_held_allocated_bytes` is what is held at the end of a phase, `built_held_…` after the build; `saved_bytes`,
-    `saved_squares` of what is kept for the backward pass.
+    `saved_squares` of what is kept for the backward pass, `saved_block_bytes` by one block, `residual_stream_bytes` of what
+    that hands on.
     """
-    memory = samples[samples["instrument"] == "memory"]
+    memory = samples[(samples["instrument"] == "memory") & (samples["metric"] != _OPERATION)]
     prefix = memory["mode"].map({"first": "first_", "steady": "", "built": "built_"})
     whole = memory[~(memory["metric"].str.startswith("held") & (memory["phase"] != ""))]
     whole = whole.assign(column=prefix + whole["metric"])
     parts = memory[memory["phase"] != ""]
     by_phase = parts.assign(column=prefix + parts["phase"] + "_" + parts["metric"])
     return _pivot(pd.concat([whole, by_phase]), "max")
+
+
+def saved_operations(samples: pd.DataFrame) -> pd.DataFrame:
+    """Of the operations of a block that save most for the backward pass, by rank: `saved_1_operation`, `saved_1_bytes`, …"""
+    operations = samples[samples["metric"] == _OPERATION]
+    if operations.empty:
+        return pd.DataFrame()
+    stem = "saved_" + operations["step"].astype(int).astype(str)
+    named = operations.assign(column=stem + "_operation").pivot(index="cell", columns="column", values="note")
+    return named.join(_pivot(operations.assign(column=stem + "_bytes")))
 
 
 def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
@@ -140,10 +153,12 @@ def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
         return pd.DataFrame()
     latest = predictions[predictions["predicted_at"] == predictions.groupby("cell")["predicted_at"].transform("max")]
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
+    saved = latest[latest["metric"].isin(_SAVED)]
     made, not_made = sizes[sizes["value"].notna()], sizes[sizes["value"].isna()]
     roles, verdicts = latest[latest["metric"] == "at_peak_bytes"], latest[latest["metric"] == "verdict"]
     columns = [
-        peaks(made.assign(instrument="memory")).add_prefix("predicted_"),
+        peaks(pd.concat([made, saved]).assign(instrument="memory")).add_prefix("predicted_"),
+        saved_operations(latest).add_prefix("predicted_"),
         _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
         latest[latest["metric"] == "closed_form_bytes"].groupby("cell")["value"].sum().rename("predicted_closed_form_bytes"),
         made.groupby("cell")["note"].first().rename("predicted_how"),
@@ -198,6 +213,7 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     drain,
     host_lead,
     peaks,
+    saved_operations,
     telemetry,
     findings,
     kernels,

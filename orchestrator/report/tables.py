@@ -7,12 +7,14 @@ from orchestrator.report.layouts import Across, ByPhase, Growth, Ladder, Listing
 from orchestrator.report.selections import both, having, of_task, varying, with_baseline
 from orchestrator.report.table import Table
 from orchestrator.report.values import (
+    SAVED_RANKS,
     Value,
     break_even,
     gib,
     gib_predicted,
     mean_sd,
     median_interval,
+    mib_measured,
     ms,
     needs,
     number,
@@ -22,6 +24,9 @@ from orchestrator.report.values import (
     predicted,
     ratio,
     relative_sd,
+    saved_mib_predicted,
+    saving_operation,
+    share_of_block,
     speed_up,
     where_it_ended,
     why_it_ended,
@@ -296,7 +301,7 @@ TABLES: tuple[Table, ...] = (
                 ("reserved ratio", lambda phase: over(f"predicted_{phase}_peak_reserved_bytes", f"{phase}_peak_reserved_bytes")),
                 ("how", lambda phase: predicted("predicted_how", str)),
             ),
-            "predicted_{}_peak_allocated_bytes",
+            ("predicted_{}_peak_allocated_bytes",),
         ),
         having("predicted_peak_allocated_bytes"),
     ),
@@ -321,6 +326,28 @@ TABLES: tuple[Table, ...] = (
             )
         ),
         having("predicted_of_parameters_bytes"),
+    ),
+    Table(
+        "saved-tensors",
+        "What a block saves for the backward pass",
+        "MiB of one block, each storage once; the five operations that save most, by the part of the block and the node of the "
+        "graph; beside them what the block hands to the next. Compiled code is predicted as eager, and not looked into.",
+        ByPhase(
+            (
+                ("saved_block", "one block"),
+                *((f"saved_{rank}", f"{rank}.") for rank in SAVED_RANKS),
+                ("residual_stream", "residual stream"),
+            ),
+            (
+                ("saved by", saving_operation),
+                ("predicted MiB", saved_mib_predicted),
+                ("measured MiB", lambda stem: mib_measured(f"{stem}_bytes")),
+                ("of the block", share_of_block),
+            ),
+            ("{}_bytes", "predicted_{}_bytes"),
+            "what",
+        ),
+        both(of_task("train_step"), having("saved_block_bytes", "predicted_saved_block_bytes")),
     ),
     Table(
         "memory-cpu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from tasks.harness.device import CpuDevice, Skip
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
+from tasks.harness.saved import SavedTensors
 from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.composition import compose
@@ -54,7 +56,9 @@ class Predictor:
             return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
-        return Prediction(how, "", (*_samples(peaks, how), *_composition(trace, peaks), *_closed_form(params)), verdicts)
+        return Prediction(
+            how, "", (*_samples(peaks, how), *_composition(trace, peaks), *trace.saved, *_closed_form(params)), verdicts
+        )
 
     def _trace(self, params: TrainStepParams, workspace_bytes: int) -> Trace:
         whole = params.model_copy(update={"pass_": "train_step"})
@@ -99,11 +103,14 @@ def track(params: TrainStepParams, workspace_bytes: int = 0) -> Trace:
         tracker.label(workload.resident, "inputs")
         tracker.label(model.parameters(), "parameters")
         tracker.follow(model, workload.square)
-        steps: tuple[Step, ...] = ("first", "steady")
-        for step in steps:
+        saved = SavedTensors(workload)
+        steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (("first", nullcontext()), ("steady", saved.watching()))
+        for step, watching in steps:
             tracker.begin(step)
-            run_step(workload, Progress(), tracker, _Forward(emulation))
+            with watching:
+                run_step(workload, Progress(), tracker, _Forward(emulation))
             tracker.label(_state_of(optimizer), "optimizer state")
+    tracker.trace.saved += saved.samples("prediction")
     return tracker.trace
 
 
