@@ -128,9 +128,9 @@ def peaks(samples: pd.DataFrame) -> pd.DataFrame:
     memory = samples[(samples["instrument"] == "memory") & (samples["metric"] != _OPERATION)]
     prefix = memory["mode"].map({"first": "first_", "steady": "", "built": "built_"})
     whole = memory[~(memory["metric"].str.startswith("held") & (memory["phase"] != ""))]
-    whole = whole.assign(column=prefix + whole["metric"])
+    whole = whole.assign(column=prefix[whole.index] + whole["metric"])
     parts = memory[memory["phase"] != ""]
-    by_phase = parts.assign(column=prefix + parts["phase"] + "_" + parts["metric"])
+    by_phase = parts.assign(column=prefix[parts.index] + parts["phase"] + "_" + parts["metric"])
     return _pivot(pd.concat([whole, by_phase]), "max")
 
 
@@ -157,7 +157,7 @@ def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
     made, not_made = sizes[sizes["value"].notna()], sizes[sizes["value"].isna()]
     roles, verdicts = latest[latest["metric"] == "at_peak_bytes"], latest[latest["metric"] == "verdict"]
     columns = [
-        peaks(pd.concat([made, saved]).assign(instrument="memory")).add_prefix("predicted_"),
+        peaks(pd.concat([made, saved], ignore_index=True).assign(instrument="memory")).add_prefix("predicted_"),
         saved_operations(latest).add_prefix("predicted_"),
         _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
         latest[latest["metric"] == "closed_form_bytes"].groupby("cell")["value"].sum().rename("predicted_closed_form_bytes"),
