@@ -145,7 +145,8 @@ def saved_operations(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
-    """The columns of `peaks` after `predicted_`, `predicted_how` and `predicted_verdict`, and by role `predicted_of_…_bytes`.
+    """The columns of `peaks` after `predicted_`, `predicted_how` and `predicted_verdict`, and by role `predicted_of_…_bytes`;
+    by formula `closed_form_bytes` and its terms.
 
     The latest prediction of a cell counts. Where there could be none, `predicted_reason` says why.
     """
@@ -160,12 +161,24 @@ def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
         peaks(pd.concat([made, saved], ignore_index=True).assign(instrument="memory")).add_prefix("predicted_"),
         saved_operations(latest).add_prefix("predicted_"),
         _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
-        latest[latest["metric"] == "closed_form_bytes"].groupby("cell")["value"].sum().rename("predicted_closed_form_bytes"),
+        _closed_forms(latest),
         made.groupby("cell")["note"].first().rename("predicted_how"),
         not_made.groupby("cell")["note"].first().rename("predicted_reason"),
         verdicts.groupby("cell")["note"].first().rename("predicted_verdict"),
     ]
     return pd.concat([column for column in columns if len(column)], axis=1)
+
+
+def _closed_forms(predictions: pd.DataFrame) -> pd.DataFrame:
+    """`closed_form_bytes` of the peak, and by term `closed_form_of_…_bytes`; `at_least_bytes` where activations are unknown."""
+    terms = predictions[predictions["metric"] == "closed_form_bytes"]
+    if terms.empty:
+        return pd.DataFrame()
+    by_term = _pivot(terms.assign(column="closed_form_of_" + terms["note"].map(_column_of_role) + "_bytes"), "sum")
+    sums, whole = terms.groupby("cell")["value"].sum(), terms[terms["note"] == "temporary"]["cell"]
+    is_whole = sums.index.isin(whole)
+    found = by_term.assign(closed_form_bytes=sums.where(is_whole), at_least_bytes=sums.mask(is_whole))
+    return found.dropna(axis=1, how="all")
 
 
 def _column_of_role(role: str) -> str:

@@ -328,6 +328,27 @@ TABLES: tuple[Table, ...] = (
         having("predicted_of_parameters_bytes"),
     ),
     Table(
+        "closed-form",
+        "Memory by formula",
+        "GiB at the steady peak by the closed form, by term, beside what was predicted and measured. With N parameters and A "
+        "bytes of activations: the largest of 12 N + A + 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. For a model "
+        "that does not run without data, what its parameters take at the least.",
+        Listing(
+            (
+                *(
+                    (role.replace("_", " "), gib_predicted(f"closed_form_of_{role}_bytes"))
+                    for role in ("parameters", "gradients", "optimizer_state", "attention_squares", "activations", "temporary")
+                ),
+                ("at least", gib_predicted("at_least_bytes")),
+                ("closed form", gib_predicted("closed_form_bytes")),
+                ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
+                ("measured", gib("peak_allocated_bytes")),
+                ("closed form / measured", over("closed_form_bytes", "peak_allocated_bytes")),
+            )
+        ),
+        having("closed_form_bytes", "at_least_bytes"),
+    ),
+    Table(
         "saved-tensors",
         "What a block saves for the backward pass",
         "MiB of one block, each storage once; the five operations that save most, by the part of the block and the node of the "

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.accounting import training_peak_bytes
-from tasks.harness.device import CpuDevice, Skip
+from tasks.harness.device import CpuDevice, Skip, backend_refused
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
 from tasks.harness.saved import SavedTensors
 from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
+from tasks.prediction.closed_form import closed_form, of_parameters
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
-from tasks.prediction.records import WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
+from tasks.prediction.records import CLOSED_FORM, WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import TrainStepParams, build_on
@@ -53,7 +53,8 @@ class Predictor:
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
             said = str(error).splitlines()
-            return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
+            reason = f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200]
+            return unknown(reason) if backend_refused(error) else _at_least(params, reason, request.caps_bytes)
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
         return Prediction(
@@ -156,8 +157,18 @@ def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
 
 def _closed_form(params: TrainStepParams) -> Iterator[Sample]:
     """The formula's account of the peak, by term, for the cells that it is of."""
-    ours = (params.precision in ("fp32", "tf32"), params.attention, params.optimizer, params.pass_)
-    if params.dimensions is not None and ours == (True, "naive", "course", "train_step"):
-        terms = training_peak_bytes(params.dimensions, params.batch_size, params.context_length, params.vocab_size)
-        for term, nbytes in terms.items():
-            yield Sample("prediction", "closed_form_bytes", "bytes", nbytes, "steady", note=term)
+    found = closed_form(params)
+    if found is not None and found.moments:
+        yield from found.samples()
+
+
+def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -> Prediction:
+    """What is known of a model that does not run without data: its parameters, if it can be built so."""
+    with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
+        model = build_on(NoData(), params).model
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()] if model else []
+        if sizes:
+            found = of_parameters(params, sum(count for count, _ in sizes), sum(count for count, learns in sizes if learns))
+            verdicts: dict[int, Verdict] = {cap: "oom" for cap in caps_bytes if found.nbytes > cap}
+            return Prediction(CLOSED_FORM, reason, (*unknown(reason).samples, *found.samples()), verdicts)
+    return unknown(reason)

@@ -21,6 +21,7 @@ from tasks.harness.progress import Progress
 from tasks.harness.registry import make_cell
 from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, cublas_workspace_bytes
+from tasks.prediction.closed_form import closed_form
 from tasks.prediction.emulation import gpu_emulated
 from tasks.prediction.kernels import fused_attention
 from tasks.prediction.predictor import Predictor, track
@@ -243,6 +244,65 @@ def test_what_cannot_be_predicted_says_why() -> None:
     matmul = Predictor().predict(Request(make_cell("matmul", {})))
     assert (matmul.how, matmul.peak_bytes()) == ("", None)
     assert "matmul" in matmul.reason
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"context_length": 128},
+        {"context_length": 1024},
+        {"context_length": 128, "optimizer": "foreach"},
+        {"context_length": 128, "optimizer": "fused"},
+        {"context_length": 256, "pass": "forward_backward"},
+    ],
+    ids=lambda values: " ".join(map(str, values.values())),
+)
+def test_the_closed_form_explains_what_is_tracked(values: dict[str, Any]) -> None:
+    """Within 1 % of what is asked for at the steady peak, workspaces aside."""
+    params = params_of(size="small", **values)
+    peaks = replay(track(params), CachingAllocator(), 1)
+    tracked = max(found.requested for (step, _), found in peaks.items() if step == "steady")
+    found = closed_form(params)
+    assert found is not None
+    assert found.nbytes == pytest.approx(tracked, rel=0.01)
+    assert found.nbytes == pytest.approx(max(moment.nbytes for moment in found.moments), abs=16)
+
+
+def test_of_other_cells_it_knows_the_parameters_alone() -> None:
+    found = closed_form(params_of(size="small", precision="bf16_pure", **{"pass": "forward_backward"}))
+    assert found is not None
+    count = parameter_count(SIZES[2025]["small"])
+    assert {term.name: term.nbytes for term in found.terms} == {
+        "parameters": 2 * count, "gradients": 2 * count, "optimizer state": 0,
+    }  # fmt: skip
+    assert not found.moments
+
+
+class NeedsData(nn.Module):
+    """Looks at its input: without data there is nothing to see. Half of it is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(1000, 16)
+        self.frozen = nn.Parameter(torch.zeros(1000, 16), requires_grad=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        if tokens.max().item() < 0:
+            raise ValueError
+        return functional.linear(self.table(tokens), self.table.weight)
+
+
+def test_what_does_not_run_without_data_takes_its_parameters_at_the_least() -> None:
+    prediction = prediction_of((2**20, 200_000), model=f"{__name__}:NeedsData", context_length=8)
+    assert (prediction.how, prediction.peak_bytes()) == ("closed form", None)
+    assert "does not run without data" in prediction.reason
+    assert prediction.role_bytes("closed_form_bytes") == {
+        "parameters": 128_000, "gradients": 64_000, "optimizer state": 128_000,
+    }  # fmt: skip
+    assert prediction.least_bytes() == 320_000
+    assert prediction.verdicts == {200_000: "oom"}
+    assert "0.0 GiB" in prediction.why_oom(200_000)
+    assert prediction.as_eager() == prediction
 
 
 @pytest.mark.parametrize("compiled", ["blocks", "model"])

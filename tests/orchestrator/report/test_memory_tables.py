@@ -66,3 +66,30 @@ def test_saved_tensors_are_held_against_each_other_by_their_operation(results_of
     assert list(eager["measured MiB"]) == ["10.00", "4.00", "3.00", "1.00"]
     assert list(eager["of the block"]) == ["100.0%", "40.0%", "30.0%", "10.0%"]
     assert list(compiled.loc["1.", ["saved by", "predicted MiB", "measured MiB"]]) == ["ffn", "4.00", "–"]
+
+
+def by_formula(**gib: float) -> list[Sample]:
+    return [
+        Sample("prediction", "closed_form_bytes", "bytes", value * GIB, "steady", note=term.replace("__", ": ").replace("_", " "))
+        for term, value in gib.items()
+    ]
+
+
+def test_the_closed_form_stands_beside_what_was_predicted_and_measured(results_of: Callable[..., Results]) -> None:
+    peak = [Sample("prediction", "peak_allocated_bytes", "bytes", 11 * GIB, "steady", "backward", note="tracked")]
+    measured = [Sample("memory", "peak_allocated_bytes", "bytes", 12.5 * GIB, "steady", "backward")]
+    whole = by_formula(parameters=1, activations__ffn=2, activations__attention_squares=3, activations__norm=3, temporary=1)
+    results = results_of(
+        "train_step",
+        ({"size": "tiny"}, measured, [*peak, *whole]),
+        (
+            {"model": "a:B"},
+            [],
+            [Sample("prediction", "peak_allocated_bytes", "bytes", None, note="why"), *by_formula(parameters=4)],
+        ),
+    )
+    rows = table(results, "closed-form").set_index("size")
+    shown = ["parameters", "attention squares", "activations", "temporary", "at least", "closed form", "predicted", "measured"]
+    assert list(rows.loc["tiny", shown]) == ["1.00", "3.00", "5.00", "1.00", "–", "10.00", "11.00", "12.50"]
+    assert rows.loc["tiny", "closed form / measured"] == "0.8000"
+    assert list(rows.loc["–", ["parameters", "at least", "closed form", "measured"]]) == ["4.00", "4.00", "–", "–"]
