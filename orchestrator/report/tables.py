@@ -331,8 +331,8 @@ TABLES: tuple[Table, ...] = (
         "closed-form",
         "Memory by formula",
         "GiB at the steady peak by the closed form, by term, beside what was predicted and measured. With N parameters and A "
-        "bytes of activations: the largest of 12 N + A + 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. For a model "
-        "that does not run without data, what its parameters take at the least.",
+        "bytes of activations: the largest of 12 N + A + 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. For a "
+        "model that does not run without data, what its parameters take at the least.",
         Listing(
             (
                 *(

@@ -239,9 +239,10 @@ def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..
     assert "what is there at the peak" in text
     assert "4·N, N = 1,411,392" in text
     assert "12·N + A + 2·4·BSV = " in text
-    assert [
-        line.split()[i] for line in text.splitlines() if line.startswith("parameters") for i in (0, -1)
-    ] == ["parameters", "1.000"]
+    assert [line.split()[i] for line in text.splitlines() if line.startswith("parameters") for i in (0, -1)] == [
+        "parameters",
+        "1.000",
+    ]
     many = resolve(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
     assert "at the peak" not in "\n".join(describe_memory(many, None))
 
