@@ -134,7 +134,9 @@ def run(config: Path, **chosen: Any) -> None:
 
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
     means = replace(
-        _means(request, chosen), skip_predicted_oom=chosen["skip_predicted_oom"], verify_inferred=chosen["verify_inferred"]
+        _means(request.expansion.label, chosen),
+        skip_predicted_oom=chosen["skip_predicted_oom"],
+        verify_inferred=chosen["verify_inferred"],
     )
     summary = run_sweep(request, _choice(chosen), means)
     _conclude(summary, request)
@@ -339,7 +341,7 @@ def _write_page(run: Any, results: Any, found: Any, pages: Any) -> Path:
     return Path(run.folder) / "report" / "index.html"
 
 
-def _means(request: Any, chosen: dict[str, Any]) -> Any:
+def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
     from rich.console import Console
 
     from orchestrator.progress import make_display
@@ -349,7 +351,7 @@ def _means(request: Any, chosen: dict[str, Any]) -> Any:
     console, address, cpu_cells = Console(), chosen["address"], chosen["cpu_cells"]
     return Means(
         open_scheduler=lambda: RayScheduler(address, cpu_cells) if chosen["scheduler"] == "ray" else SerialScheduler(),
-        open_display=lambda total, left: make_display(total, request.expansion.label, console, left),
+        open_display=lambda total, left: make_display(total, label, console, left),
         time_limit_s=_seconds(chosen["time_limit"]),
         mixed=chosen["mixed"],
         start_method=chosen["start_method"],
@@ -361,6 +363,7 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     from orchestrator.limits import Bounds, describe_limits, find_limits
     from orchestrator.report.gpus import find_card
     from orchestrator.run import resolve
+    from tasks.harness.cell import varying_axes
 
     card = find_card(chosen["gpu"]) if chosen["gpu"] is not None else None
     if card is not None and chosen["confirm"]:
@@ -368,7 +371,9 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
         raise ConfigError("--confirm: measures on the GPU that is here, not on a named one", f"--set memory_limit_gib={gib}")
     request = resolve(chosen["config"], chosen["sets"], chosen["wheres"], chosen["out"])
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
-    found = find_limits(request, bounds, card, _means(request, chosen) if chosen["confirm"] else None)
+    axes = dict.fromkeys([*varying_axes(request.expansion.cells), axis])
+    means = _means(lambda cell: cell.describe(axes), chosen) if chosen["confirm"] else None
+    found = find_limits(request, bounds, card, means)
     for line in describe_limits(request, found, bounds):
         click.echo(line)
     if found.summary.stopped or found.summary.late:

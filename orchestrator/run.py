@@ -85,8 +85,10 @@ def resolve_again(run: Run) -> Request:
 
 
 def last_command(run: Run) -> str:
-    """The command line that a run folder was last written by, as it can be typed again."""
-    return shlex.join(["sweep", *run.read_manifest()["invocations"][-1]["command"]])
+    """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another."""
+    manifest = run.read_manifest()
+    swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
+    return shlex.join(["sweep", *(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run.folder)])])
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:
