@@ -164,7 +164,7 @@ def max_context(**chosen: Any) -> None:
 
     By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept in the run.
 
-    Example: sweep max-context configs/full.yaml --gpu 'RTX 5090' --where compile=eager,pass=train_step
+    Example: sweep max-context configs/full.yaml --gpu H200 --where compile=eager,pass=train_step
     """
     _find_limits("context_length", chosen)
 
