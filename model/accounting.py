@@ -120,6 +120,27 @@ def state_bytes(parameters: int, trained: int, phases: Iterable[str], element_by
     }
 
 
+# Tensors of (sequences, length, length) of attention alone: saved for the backward pass, most at once in the forward pass, and
+# most at once in the backward pass. An element is as wide as the inputs, but that `math` computes in fp32. A causal mask
+# adds a byte an element for one sequence. So an H200 has it (torch 2.11), within 1 % of a square at 16,384 tokens.
+ATTENTION_SQUARES = {
+    "naive": (2, 4, 6),  # saved: exponentials and weights
+    "torch_softmax": (1, 2, 4),  # saved: weights
+    "weights_only": (1, 1, 2),
+    "recompute": (0, 1, 2),
+    "math": (1, 2, 4),
+    "efficient": (0, 0, 0),
+    "flash": (0, 0, 0),
+    "cudnn": (0, 0, 0),
+    "flex": (0, 0, 0),
+}
+
+
+def attention_square_bytes(attention: str, batch_size: int, context_length: int, element_bytes: int = _FP32) -> int:
+    """Of one such tensor of inputs of so many bytes an element."""
+    return batch_size * context_length**2 * (_FP32 if attention == "math" else element_bytes)
+
+
 def training_moments_bytes(
     dims: Dimensions,
     batch_size: int,

@@ -19,6 +19,7 @@ from orchestrator.report.statistics import STATISTICS, summarise
 _KEY = ["cell", "attempt"]
 _OPERATION = "saved_operation_bytes"
 _SAVED = ("saved_bytes", "saved_square_bytes", "saved_squares", "saved_block_bytes", "residual_stream_bytes")
+_SQUARES = ("square_bytes", "formula_saved_squares", "formula_forward_squares", "formula_backward_squares")
 _EVIDENCE = (
     "message",
     "reason",
@@ -66,7 +67,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
     measured = samples.merge(chosen.loc[chosen["status"] == "ok", _KEY], on=_KEY)
     for columns in (*(group(measured) for group in GROUPS), predicted(predictions)):
         wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
-    return _with_profile_cost(_with_utilisation(_with_rates(_with_whole_step(wide)))).apply(_nullable)
+    return _with_square_bytes(_with_profile_cost(_with_utilisation(_with_rates(_with_whole_step(wide))))).apply(_nullable)
 
 
 def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
@@ -146,7 +147,7 @@ def saved_operations(samples: pd.DataFrame) -> pd.DataFrame:
 
 def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
     """The columns of `peaks` after `predicted_`, `predicted_how` and `predicted_verdict`, and by role `predicted_of_…_bytes`;
-    by formula `closed_form_bytes` and its terms.
+    by formula `closed_form_bytes` and its terms, `square_bytes` and `formula_…_squares`.
 
     The latest prediction of a cell counts. Where there could be none, `predicted_reason` says why.
     """
@@ -162,6 +163,7 @@ def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
         saved_operations(latest).add_prefix("predicted_"),
         _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
         _closed_forms(latest),
+        _pivot(latest[latest["metric"].isin(_SQUARES)].rename(columns={"metric": "column"})),
         made.groupby("cell")["note"].first().rename("predicted_how"),
         not_made.groupby("cell")["note"].first().rename("predicted_reason"),
         verdicts.groupby("cell")["note"].first().rename("predicted_verdict"),
@@ -344,4 +346,24 @@ def _with_profile_cost(wide: pd.DataFrame) -> pd.DataFrame:
         wide["profile_cost"] = wide["profiled_step_ms"] / wide["step_ms_median"]
     if "processing_ms" in wide:
         wide["processing_share"] = wide["processing_ms"] / (wide["wall_s"] * 1e3)
+    return wide
+
+
+def _with_square_bytes(wide: pd.DataFrame) -> pd.DataFrame:
+    """Of attention alone, what it takes beyond what was built, at most: `forward_squares_bytes`, `backward_squares_bytes`,
+    and `saved_squares_bytes` of what waits for the backward pass; each also after `predicted_` and `formula_`.
+    """
+    if "square_bytes" not in wide:
+        return wide
+    for what in ("saved", "forward", "backward"):
+        if f"formula_{what}_squares" in wide:
+            wide[f"formula_{what}_squares_bytes"] = wide[f"formula_{what}_squares"] * wide["square_bytes"]
+        for prefix in ("", "predicted_"):
+            peak, built, saved = (
+                wide.get(f"{prefix}{column}")
+                for column in (f"{what}_peak_allocated_bytes", "built_held_allocated_bytes", "saved_square_bytes")
+            )
+            found = saved if what == "saved" else peak - built if peak is not None and built is not None else None
+            if found is not None:
+                wide[f"{prefix}{what}_squares_bytes"] = found.where(wide["square_bytes"].notna())
     return wide

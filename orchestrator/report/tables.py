@@ -28,6 +28,7 @@ from orchestrator.report.values import (
     saving_operation,
     share_of_block,
     speed_up,
+    squares,
     where_it_ended,
     why_it_ended,
 )
@@ -230,6 +231,24 @@ TABLES: tuple[Table, ...] = (
             (("speed-up", speed_up("step_ms_median")),),
         ),
         varying("attention", "attention"),
+    ),
+    Table(
+        "attention-memory",
+        "The squares of attention",
+        "GiB of tensors of length × length: saved for the backward pass, and at most in each pass beyond what was built, with "
+        "what else there is. By formula, so many tensors of B sequences of n × n, as wide as the inputs (math: fp32).",
+        ByPhase(
+            (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
+            (
+                ("formula", squares),
+                ("formula GiB", lambda what: gib_predicted(f"formula_{what}_squares_bytes")),
+                ("predicted GiB", lambda what: gib_predicted(f"predicted_{what}_squares_bytes")),
+                ("measured GiB", lambda what: gib(f"{what}_squares_bytes")),
+            ),
+            ("formula_{}_squares",),
+            "what",
+        ),
+        both(of_task("attention"), having("square_bytes")),
     ),
     Table(
         "attention-axis",

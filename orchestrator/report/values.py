@@ -104,6 +104,10 @@ def share_of_block(stem: str) -> Value:
     return show
 
 
+def squares(what: str) -> Value:
+    return predicted(f"formula_{what}_squares", lambda count: f"{count:.0f}·Bn²")
+
+
 def over(numerator: str, denominator: str) -> Value:
     """A ratio close to one."""
     return where_known(denominator, lambda row: f"{row[numerator] / row[denominator]:.4f}" if known(row, numerator) else NOTHING)

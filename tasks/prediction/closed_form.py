@@ -1,5 +1,6 @@
-"""The memory of a training step by formula: an explanation beside what is predicted, and all there is where nothing can be.
+"""The memory of a training step, or of attention alone, by formula.
 
+It explains what is predicted, and is all there is where nothing can be.
 No torch here. The formulas and their sources are in model/accounting.py.
 """
 
@@ -10,15 +11,18 @@ from dataclasses import dataclass
 
 from model.accounting import (
     ACTIVATION_FORMULAS,
+    ATTENTION_SQUARES,
     BACKWARD_BEGINS,
     BACKWARD_ENDS,
     IN_OPTIMIZER,
     activation_bytes,
+    attention_square_bytes,
     parameter_count,
     peak_moment,
     state_bytes,
     training_moments_bytes,
 )
+from tasks.attention import AttentionParams
 from tasks.harness.records import Sample
 from tasks.train_step import PHASES, TrainStepParams
 
@@ -89,6 +93,19 @@ def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedFo
     return ClosedForm(tuple(Term(name, formulas[name], nbytes) for name, nbytes in state.items()))
 
 
+def attention_squares(params: AttentionParams) -> Iterator[Sample]:
+    """How many squares attention alone takes, and how large one is; nothing where autocast mixes widths, or torch chooses."""
+    if params.attention not in ATTENTION_SQUARES or params.precision not in ("fp32", "tf32", "bf16_pure"):
+        return
+    one = attention_square_bytes(params.attention, params.batch_size, params.context_length, _element_bytes(params))
+    yield Sample("prediction", "square_bytes", "bytes", one, "steady")
+    saved, forward, backward = ATTENTION_SQUARES[params.attention]
+    learns, goes_back = params.pass_ != "forward", params.pass_ == "forward_backward"
+    for what, squares, happens in (("saved", saved, learns), ("forward", forward, learns), ("backward", backward, goes_back)):
+        if happens:
+            yield Sample("prediction", f"formula_{what}_squares", "tensors", squares, "steady")
+
+
 def _state_formulas(params: TrainStepParams, count: int, yet: str = "") -> dict[str, str]:
     size = _element_bytes(params)
     return {
@@ -107,5 +124,5 @@ def _moment_formula(params: TrainStepParams, moment: str) -> str:
     }[moment]
 
 
-def _element_bytes(params: TrainStepParams) -> int:
+def _element_bytes(params: TrainStepParams | AttentionParams) -> int:
     return _NARROW if params.precision == "bf16_pure" else _WIDE

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tasks.harness.device import CpuDevice, Skip, backend_refused
+from tasks import attention
+from tasks.attention import AttentionParams
+from tasks.harness.device import CpuDevice, backend_refused
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
 from tasks.harness.saved import SavedTensors
-from tasks.harness.workload import run_step
+from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
-from tasks.prediction.closed_form import closed_form, of_parameters
+from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
 from tasks.prediction.records import CLOSED_FORM, WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
@@ -26,6 +28,8 @@ from tasks.train_step import TrainStepParams, build_on
 
 STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
 MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
+
+Predictable = TrainStepParams | AttentionParams
 
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
@@ -46,7 +50,7 @@ class Predictor:
     def predict(self, request: Request) -> Prediction:
         """Never raises: what cannot be predicted says why."""
         params = request.cell.params
-        if not isinstance(params, TrainStepParams) or why_not(request.cell):
+        if not isinstance(params, TrainStepParams | AttentionParams) or why_not(request.cell):
             return unknown(why_not(request.cell))
         try:
             trace = self._trace(_as_eager(params), request.workspace_bytes)
@@ -54,14 +58,18 @@ class Predictor:
         except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
             said = str(error).splitlines()
             reason = f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200]
-            return unknown(reason) if backend_refused(error) else _at_least(params, reason, request.caps_bytes)
+            if isinstance(params, AttentionParams) or backend_refused(error):
+                return unknown(reason)
+            return _at_least(params, reason, request.caps_bytes)
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
         return Prediction(
             how, "", (*_samples(peaks, how), *_composition(trace, peaks), *trace.saved, *_closed_form(params)), verdicts
         )
 
-    def _trace(self, params: TrainStepParams, workspace_bytes: int) -> Trace:
+    def _trace(self, params: Predictable, workspace_bytes: int) -> Trace:
+        if isinstance(params, AttentionParams):
+            return track(params, workspace_bytes)
         whole = params.model_copy(update={"pass_": "train_step"})
         if params.pass_ == "forward_backward" and self._last is not None and self._last[:2] == (whole, workspace_bytes):
             return self._last[2].without("optimizer")
@@ -70,49 +78,52 @@ class Predictor:
         return trace
 
 
-def _as_eager(params: TrainStepParams) -> TrainStepParams:
+def _as_eager(params: Predictable) -> Predictable:
     """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
-    alike: dict[str, Any] = {name: default for name, default in default_values(TrainStepParams).items() if name in WITHOUT_EFFECT}
-    attention = "efficient" if params.attention == "flex" else params.attention
-    return params.model_copy(update={**alike, "attention": attention})
+    alike: dict[str, Any] = {name: default for name, default in default_values(type(params)).items() if name in WITHOUT_EFFECT}
+    how = "efficient" if params.attention == "flex" else params.attention
+    return params.model_copy(update={**alike, "attention": how})
 
 
-class _Forward:
-    """A watcher that enters a mode for the forward pass."""
+class _Forward(ExitStack):
+    """A watcher that enters a mode for the forward pass, and leaves it also where that fails."""
 
     def __init__(self, mode: GpuFunctions) -> None:
+        super().__init__()
         self._mode = mode
 
     def enter(self, phase: str) -> None:
         if phase == "forward":
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self.enter_context(self._mode)
 
     def leave(self, phase: str) -> None:
         if phase == "forward":
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.close()
 
 
-def track(params: TrainStepParams, workspace_bytes: int = 0) -> Trace:
+def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
     tracker = StorageTracker(workspace_bytes)
     with gpu_emulated(tracker.labelling) as emulation, tracker:
         with emulation:
-            workload = build_on(NoData(), params)
+            workload = _build(params)
         model, optimizer = workload.model, workload.optimizer
-        if model is None or optimizer is None:
-            raise Skip("it trains nothing")
         tracker.label(workload.resident, "inputs")
-        tracker.label(model.parameters(), "parameters")
-        tracker.follow(model, workload.square)
+        tracker.label(model.parameters() if model is not None else (), "parameters")
+        tracker.follow(workload, outside="loss" if optimizer is not None else "attention")
         saved = SavedTensors(workload)
         steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (("first", nullcontext()), ("steady", saved.watching()))
         for step, watching in steps:
             tracker.begin(step)
-            with watching:
-                run_step(workload, Progress(), tracker, _Forward(emulation))
-            tracker.label(_state_of(optimizer), "optimizer state")
+            with watching, _Forward(emulation) as forward:
+                run_step(workload, Progress(), tracker, forward)
+            tracker.label(_state_of(optimizer) if optimizer is not None else (), "optimizer state")
     tracker.trace.saved += saved.samples("prediction")
     return tracker.trace
+
+
+def _build(params: Predictable) -> Workload:
+    return attention.build_on(NoData(), params) if isinstance(params, AttentionParams) else build_on(NoData(), params)
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -155,8 +166,11 @@ def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
         yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
 
 
-def _closed_form(params: TrainStepParams) -> Iterator[Sample]:
+def _closed_form(params: Predictable) -> Iterator[Sample]:
     """The formula's account of the peak, by term, for the cells that it is of."""
+    if isinstance(params, AttentionParams):
+        yield from attention_squares(params)
+        return
     found = closed_form(params)
     if found is not None and found.moments:
         yield from found.samples()

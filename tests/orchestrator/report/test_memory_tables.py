@@ -93,3 +93,27 @@ def test_the_closed_form_stands_beside_what_was_predicted_and_measured(results_o
     assert list(rows.loc["tiny", shown]) == ["1.00", "3.00", "5.00", "1.00", "–", "10.00", "11.00", "12.50"]
     assert rows.loc["tiny", "closed form / measured"] == "0.8000"
     assert list(rows.loc["–", ["parameters", "at least", "closed form", "measured"]]) == ["4.00", "4.00", "–", "–"]
+
+
+def test_squares_of_attention_by_formula_predicted_and_measured(results_of: Callable[..., Results]) -> None:
+    def sizes(instrument: str, saved_gib: float, forward_gib: float) -> list[Sample]:
+        return [
+            Sample(instrument, "saved_square_bytes", "bytes", saved_gib * GIB, "steady"),
+            Sample(instrument, "held_allocated_bytes", "bytes", GIB, "built"),
+            Sample(instrument, "peak_allocated_bytes", "bytes", (forward_gib + 1) * GIB, "steady", "forward"),
+        ]
+
+    formula = [
+        Sample("prediction", "square_bytes", "bytes", 2 * GIB, "steady"),
+        Sample("prediction", "formula_saved_squares", "tensors", 2, "steady"),
+        Sample("prediction", "formula_forward_squares", "tensors", 4, "steady"),
+    ]
+    results = results_of(
+        "attention",
+        ({"attention": "naive"}, sizes("memory", 4, 8.5), [*sizes("prediction", 4, 8.25), *formula]),
+        ({"attention": "sdpa"}, sizes("memory", 0, 1), sizes("prediction", 0, 1)),
+    )
+    rows = table(results, "attention-memory").set_index("what")
+    assert list(rows.index) == ["saved", "in forward"]
+    assert list(rows.loc["saved", rows.columns[-4:]]) == ["2·Bn²", "4.00", "4.00", "4.00"]
+    assert list(rows.loc["in forward", rows.columns[-4:]]) == ["4·Bn²", "8.00", "8.25", "8.50"]
