@@ -318,7 +318,7 @@ def _remark_on_measured(group: Limit, measured: Search) -> str:
     if measured.next is not None:
         return "not done: run it again"
     if group.unpredicted:
-        return f"measured alone: {group.unpredicted}"
+        return f"{'' if measured.fits else 'nothing fits; '}measured alone: {group.unpredicted}"
     fails = group.perhaps.fails if group.perhaps is not None else None
     if measured.fits < group.surely.fits:
         return "less fits than was predicted"

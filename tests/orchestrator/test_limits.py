@@ -212,6 +212,9 @@ def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_for:
     found = find_limits(request, CONTEXT, CARD, means_with(mini=1000))
     assert Gpu.attempts[:3] == [128, 384, 896]
     assert "896 9.00 1024 measured alone: 128 cannot be predicted" in " ".join(text_of(request, found)[0])
+    nothing = find_limits(request_for("size=tiny"), CONTEXT, CARD, means_with(tiny=0))
+    assert Gpu.attempts == [128]
+    assert "128 nothing fits; measured alone" in " ".join(text_of(request, nothing)[0])
 
 
 def test_what_ends_otherwise_ends_the_search(predicted: Any, request_for: Any) -> None:
