@@ -23,7 +23,7 @@ from orchestrator.schedulers import OnStart, Scheduler
 from tasks.harness.cell import Cell
 from tasks.harness.records import Attempt, Outcome, Status
 from tasks.harness.registry import make_cell
-from tasks.prediction.records import AS_EAGER, CLOSED_FORM, Prediction, why_not
+from tasks.prediction.records import AS_EAGER, Prediction, why_not
 
 _GIB = 1024**3
 _DECIDED = frozenset({Status.OK, Status.OOM})
@@ -140,7 +140,7 @@ def _next_to_predict(group: Limit) -> int | None:
 def _learn_prediction(group: Limit, value: int, cell: Cell, prediction: Prediction, card: Card | None) -> None:
     group.predictions[value] = prediction
     verdict = verdict_of(cell, prediction, card)
-    if prediction.how in ("", CLOSED_FORM) or verdict is None:
+    if verdict is None:
         group.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
         return
     if prediction.how == AS_EAGER:  # compiled it may take less: nothing is known not to fit
@@ -275,8 +275,10 @@ def _predicted(group: Limit, cap: int | None) -> list[str]:
 
 def _peak_gib(group: Limit, value: int | None, metric: str = "peak_allocated_bytes") -> str:
     prediction = group.predictions.get(value or 0)
-    nbytes = prediction.peak_bytes(metric) if prediction else None
-    return f"{nbytes / _GIB:.2f}" if nbytes else ""
+    if prediction is None:
+        return ""
+    peak, least = prediction.peak_bytes(metric), prediction.least_bytes()
+    return f"{peak / _GIB:.2f}" if peak else f"≥ {least / _GIB:.2f}" if least else ""
 
 
 def _measured(group: Limit, measured_gib: Mapping[str, float]) -> list[str]:

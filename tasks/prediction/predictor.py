@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tasks import attention
 from tasks.attention import AttentionParams
-from tasks.harness.device import CpuDevice, backend_refused
+from tasks.harness.device import CpuDevice, Skip, backend_refused
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
@@ -55,6 +55,8 @@ class Predictor:
         try:
             trace = self._trace(_as_eager(params), request.workspace_bytes)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+        except Skip as skip:
+            return unknown(str(skip))
         except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
             said = str(error).splitlines()
             reason = f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200]

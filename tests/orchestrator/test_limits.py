@@ -161,6 +161,16 @@ def test_what_is_to_be_said_of_a_row(predicted: Any, request_for: Any) -> None:
     assert said.count("not tried above 896: --up-to goes on") == 2
 
 
+def test_parameters_alone_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_for: Any) -> None:
+    """What needs data to run is known by its parameters alone: that they fit says nothing, that they do not says all."""
+    terms = (Sample("prediction", "closed_form_bytes", "bytes", 12 * GIB, "steady", note="parameters"),)
+    known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
+    monkeypatch.setattr(prediction._Child, "ask", lambda child, asked: known)
+    request = request_for("size=tiny")
+    said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    assert "nothing fits: 128 takes ≥ 12.00 GiB" in said
+
+
 def test_compiled_nothing_is_said_not_to_fit(monkeypatch: pytest.MonkeyPatch, request_for: Any) -> None:
     def answer(child: object, asked: Asked) -> Prediction:
         return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, AS_EAGER)
