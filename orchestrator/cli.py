@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,21 +63,47 @@ class PublishedDevice(click.ParamType[str]):
         return list(devices())
 
 
-def selection_options(command: Any) -> Any:
-    """What every command shares that reads a config."""
-    options = [
+def _with_options(options: Iterable[Any]) -> Callable[[Any], Any]:
+    def add(command: Any) -> Any:
+        for option in reversed(list(options)):
+            command = option(command)
+        return command
+
+    return add
+
+
+config_options = _with_options(
+    [
         click.argument("config", type=click.Path(path_type=Path)),
         click.option("--set", "sets", multiple=True, metavar="AXIS=A,B", help="Narrow or replace an axis."),
         click.option("--where", "wheres", multiple=True, metavar="AXIS=A,AXIS=B|C", help="Only the cells that match."),
         click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [results/NAME]"),
+    ]
+)
+choice_options = _with_options(
+    [
         click.option("--retry", multiple=True, type=click.Choice(STATUSES), help="Also cells of this status."),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
         click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
     ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+)
+means_options = _with_options(
+    [
+        click.option("--address", help="Of a Ray cluster that is running (`auto`, or host:port); else this machine's GPUs."),
+        click.option("--scheduler", type=click.Choice(["ray", "serial"]), default="ray", help="serial: one by one, without Ray."),
+        click.option("--cpu-cells", type=click.IntRange(1), default=1, help="CPU cells at a time; they share the cores.  [1]"),
+        click.option(
+            "--time-limit", help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left."
+        ),
+        click.option(
+            "--start-method",
+            type=click.Choice(["fork", "spawn"]),
+            help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
+        ),
+        click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder."),
+    ]
+)
 
 
 @click.group(cls=OneLine)
@@ -85,7 +113,8 @@ def main() -> None:
 
 
 @main.command()
-@selection_options
+@config_options
+@choice_options
 @click.option("--all", "everything", is_flag=True, help="Print every cell.")
 @click.option("--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none.")
 @click.option("--gpu", metavar="NAME", help="With --memory: whether each cell fits on this GPU, such as 'RTX 5090'.")
@@ -116,46 +145,68 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 
 
 @main.command()
-@selection_options
-@click.option("--address", help="Of a Ray cluster that is running (`auto`, or host:port); else this machine's GPUs.")
-@click.option("--scheduler", type=click.Choice(["ray", "serial"]), default="ray", help="serial: one by one, without Ray.")
-@click.option("--cpu-cells", type=click.IntRange(1), default=1, help="CPU cells at a time; they share the cores.  [1]")
-@click.option("--time-limit", help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left.")
-@click.option(
-    "--start-method",
-    type=click.Choice(["fork", "spawn"]),
-    help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
-)
-@click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder.")
+@config_options
+@choice_options
+@means_options
 @click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out.")
 @click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same, at the end.")
 @click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
-def run(config: Path, address: str | None, scheduler: str, cpu_cells: int, **chosen: Any) -> None:
+def run(config: Path, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
 
     Example: sweep run configs/demo.yaml
     """
-    from rich.console import Console
+    from orchestrator.run import resolve, run_sweep
 
-    from orchestrator.progress import make_display
-    from orchestrator.run import Means, resolve, run_sweep
-    from orchestrator.schedulers import RayScheduler, SerialScheduler
-
-    limit = _seconds(chosen["time_limit"])
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
-    console = Console()
-    means = Means(
-        open_scheduler=lambda: RayScheduler(address, cpu_cells) if scheduler == "ray" else SerialScheduler(),
-        open_display=lambda total, left: make_display(total, request.expansion.label, console, left),
-        time_limit_s=limit,
-        mixed=chosen["mixed"],
-        start_method=chosen["start_method"],
+    means = replace(
+        _means(request.expansion.label, chosen),
         skip_predicted_oom=chosen["skip_predicted_oom"],
         verify_inferred=chosen["verify_inferred"],
-        say=click.echo,
     )
     summary = run_sweep(request, _choice(chosen), means)
     _conclude(summary, request)
+
+
+def limit_options(axis: str, granularity: int, up_to: int) -> Callable[[Any], Any]:
+    return _with_options(
+        [
+            click.option("--gpu", metavar="NAME", help="On this GPU, such as 'RTX 5090'.  [this machine's]"),
+            click.option(
+                "--granularity", type=click.IntRange(1), default=granularity, help=f"Multiples of it are tried.  [{granularity}]"
+            ),
+            click.option("--up-to", type=click.IntRange(1), default=up_to, help=f"No {axis} above it.  [{up_to}]"),
+            click.option("--confirm", is_flag=True, help="Measure what was found, and what is next to it; needs the device."),
+        ]
+    )
+
+
+@main.command("max-context")
+@config_options
+@limit_options("context_length", 128, 131072)
+@means_options
+def max_context(**chosen: Any) -> None:
+    """Find the largest context length that fits, for each cell of CONFIG with its context length left open.
+
+    By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept in the run.
+
+    Example: sweep max-context configs/full.yaml --gpu H200 --where compile=eager,pass=train_step
+    """
+    _find_limits("context_length", chosen)
+
+
+@main.command("max-batch")
+@config_options
+@limit_options("batch_size", 1, 4096)
+@means_options
+def max_batch(**chosen: Any) -> None:
+    """Find the largest batch size that fits, for each cell of CONFIG with its batch size left open.
+
+    By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept in the run.
+
+    Example: sweep max-batch configs/full.yaml --set memory_limit_gib=32 --where size=small,compile=eager,pass=train_step
+    """
+    _find_limits("batch_size", chosen)
 
 
 @main.command()
@@ -338,6 +389,49 @@ def _write_page(run: Any, results: Any, found: Any, pages: Any) -> Path:
     details = read_details(run, results, partial(read_artifacts, run))
     run.write_report({"index.html": to_html(results, found, pages, figures, details), **figure_files(figures)})
     return Path(run.folder) / "report" / "index.html"
+
+
+def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
+    from rich.console import Console
+
+    from orchestrator.progress import make_display
+    from orchestrator.run import Means
+    from orchestrator.schedulers import RayScheduler, SerialScheduler
+
+    console, address, cpu_cells = Console(), chosen["address"], chosen["cpu_cells"]
+    return Means(
+        open_scheduler=lambda: RayScheduler(address, cpu_cells) if chosen["scheduler"] == "ray" else SerialScheduler(),
+        open_display=lambda total, left: make_display(total, label, console, left),
+        time_limit_s=_seconds(chosen["time_limit"]),
+        mixed=chosen["mixed"],
+        start_method=chosen["start_method"],
+        say=click.echo,
+    )
+
+
+def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
+    from orchestrator.limits import Bounds, describe_limits, find_limits
+    from orchestrator.report.gpus import find_card
+    from orchestrator.run import resolve
+    from tasks.harness.cell import varying_axes
+
+    card = find_card(chosen["gpu"]) if chosen["gpu"] is not None else None
+    if card is not None and chosen["confirm"]:
+        gib = f"{card.usable_bytes / 1024**3:.1f}"
+        raise ConfigError("--confirm: measures on the GPU that is here, not on a named one", f"--set memory_limit_gib={gib}")
+    request = resolve(chosen["config"], chosen["sets"], chosen["wheres"], chosen["out"])
+    bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
+    axes = dict.fromkeys([*varying_axes(request.expansion.cells), axis])
+    means = _means(lambda cell: cell.describe(axes), chosen) if chosen["confirm"] else None
+    found = find_limits(request, bounds, card, means)
+    for line in describe_limits(request, found, bounds):
+        click.echo(line)
+    if found.summary.stopped or found.summary.late:
+        _conclude(found.summary, request)
+    if chosen["confirm"]:
+        click.echo(f"kept in {request.run.folder}")
+    if any(group.unmeasured for group in found.groups):
+        sys.exit(EXIT_FAILURES)
 
 
 def _choice(chosen: dict[str, Any]) -> Any:

@@ -17,9 +17,12 @@ from orchestrator.run import Request, import_paths, last_command, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.records import LOG_FILE
+from tasks.prediction.closed_form import closed_form
 from tasks.prediction.records import Prediction
+from tasks.train_step import TrainStepParams
 
 _SHOWN = 20
+_EXPLAINED = 3  # cells, beyond which their memory is a table alone
 _GIB = 1024**3
 
 
@@ -48,17 +51,53 @@ def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
     yield ""
     yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
+    for cell in cells if len(cells) <= _EXPLAINED else ():
+        yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
 
 
 def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:
     if not prediction.how:
         return ["", "", "", "", prediction.reason]
+    least = prediction.least_bytes()
+    if least is not None:
+        verdict = verdict_of(cell, prediction, card) or ""
+        return [f"≥ {least / _GIB:.2f}", "", "", verdict, f"{prediction.how}, activations unknown: {prediction.reason}"]
     sizes = (
         prediction.peak_bytes(),
         prediction.peak_bytes(mode="first"),
         prediction.peak_bytes("peak_reserved_bytes"),
     )
     return [*(f"{nbytes / _GIB:.2f}" for nbytes in sizes if nbytes), verdict_of(cell, prediction, card) or "", prediction.how]
+
+
+def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[str]:
+    """The peak of one cell by what it is made of: by the formula, where there is one, and as predicted."""
+    from tabulate import tabulate
+
+    found = closed_form(cell.params) if isinstance(cell.params, TrainStepParams) else None
+    formulas = {term.name: term.formula for term in found.terms} if found else {}
+    by_formula = {term.name: term.nbytes for term in found.terms} if found else prediction.role_bytes("closed_form_bytes")
+    at_peak = prediction.role_bytes()
+    if not by_formula and not at_peak:
+        return
+    rows = [
+        [role, formulas.get(role, ""), _gib(by_formula.get(role)), _gib(at_peak.get(role))]
+        for role in dict.fromkeys([*by_formula, *at_peak])
+    ]
+    whole = found is None or found.moments
+    rows.append(["in all", "", _gib(sum(by_formula.values())) if whole else "", _gib(sum(at_peak.values()))])
+    yield f"\n{label}: what is there at the peak"
+    yield tabulate(rows, ["", "closed form", "GiB", "predicted GiB"], disable_numparse=True)
+    if found and found.moments:
+        moments = ", ".join(f"{one.name} {one.formula} = {_gib(one.nbytes)}" for one in found.moments)
+        yield f"the closed form's peak is the largest of three, in GiB: {moments}"
+        yield "B sequences of S tokens, D d_model, F d_ff, H heads, L layers, V words, A all activations"
+    elif found:
+        yield "of activations there is a closed form for naive attention in fp32, in a step with a backward pass"
+
+
+def _gib(nbytes: float | None) -> str:
+    return "" if not nbytes else f"{nbytes / _GIB:.3f}"
 
 
 def describe_status(request: Request) -> Iterator[str]:

@@ -11,12 +11,12 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import Any
 
 from orchestrator.child import PROGRAM, import_path
@@ -32,10 +32,24 @@ _GIB = 1024**3
 
 def predict_memory(cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...]) -> dict[str, Prediction]:
     """By cell id. Raises nothing: what could not be predicted says why."""
+    with predicting(card, import_paths) as predict:
+        return predict(cells)
+
+
+@contextmanager
+def predicting(card: Card | None, import_paths: tuple[str, ...]) -> Iterator[Callable[[Sequence[Cell]], dict[str, Prediction]]]:
+    """`predict_memory` to be called again and again, with processes that stay in between."""
+    with _children(_cores()) as idle:
+        yield lambda cells: _predict(cells, card, import_paths, idle)
+
+
+def _predict(
+    cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...], idle: LifoQueue[_Child]
+) -> dict[str, Prediction]:
     requests = _requests([cell for cell in cells if not why_not(cell)], card, import_paths)
     known = {key: found for key, request in requests.items() if (found := _recall(key, request)) is not None}
     missing = {key: request for key, request in requests.items() if key not in known}
-    for key, prediction in _ask_all(missing):
+    for key, prediction in _ask_all(missing, idle):
         known[key] = prediction
         _remember(key, missing[key], prediction)
     return {cell.id: unknown(why_not(cell)) if why_not(cell) else _for(cell, known[_key(cell, card)]) for cell in cells}
@@ -106,23 +120,26 @@ def _remember(key: str, request: Request, prediction: Prediction) -> None:
         aside.rename(_cache_folder() / f"{key}.json")
 
 
-def _ask_all(requests: Mapping[str, Request]) -> Iterator[tuple[str, Prediction]]:
+def _ask_all(requests: Mapping[str, Request], idle: LifoQueue[_Child]) -> Iterator[tuple[str, Prediction]]:
     """The passes of one model and length are asked of one process, the whole step first: the others are parts of it."""
     groups: dict[str, list[tuple[str, Request]]] = {}
     for key, request in sorted(requests.items(), key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True):
         groups.setdefault(_without_pass(request.cell), []).append((key, request))
-    number = min(len(groups), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    if not number:
+    if not groups:
         return
-    with ThreadPoolExecutor(number) as threads, _children(number) as idle:
-        try:
-            for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
-                yield from answers
-        finally:
-            threads.shutdown(wait=False, cancel_futures=True)
+    threads = ThreadPoolExecutor(min(len(groups), _cores()))
+    try:
+        for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
+            yield from answers
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)  # what is still asked ends with the children
 
 
-def _ask_one(idle: SimpleQueue[_Child], group: Sequence[tuple[str, Request]]) -> list[tuple[str, Prediction]]:
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _ask_one(idle: LifoQueue[_Child], group: Sequence[tuple[str, Request]]) -> list[tuple[str, Prediction]]:
     child = idle.get()
     try:
         return [(key, child.ask(request)) for key, request in group]
@@ -135,8 +152,8 @@ def _without_pass(cell: Cell) -> str:
 
 
 @contextmanager
-def _children(number: int) -> Iterator[SimpleQueue[_Child]]:
-    idle: SimpleQueue[_Child] = SimpleQueue()
+def _children(number: int) -> Iterator[LifoQueue[_Child]]:
+    idle: LifoQueue[_Child] = LifoQueue()  # the last that answered is asked first: the others need not start
     children = [_Child() for _ in range(number)]
     for child in children:
         idle.put(child)

@@ -85,8 +85,10 @@ def resolve_again(run: Run) -> Request:
 
 
 def last_command(run: Run) -> str:
-    """The command line that a run folder was last written by, as it can be typed again."""
-    return shlex.join(["sweep", *run.read_manifest()["invocations"][-1]["command"]])
+    """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another."""
+    manifest = run.read_manifest()
+    swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
+    return shlex.join(["sweep", *(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run.folder)])])
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:
@@ -188,7 +190,7 @@ def _measure(
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints)
         writer.write_manifest(_manifest(request, fingerprints, commit))
-        _foresee(request, writer, queue, means, summary, _smallest_card(environments))
+        _foresee(request, writer, queue, means, summary, smallest_card(environments))
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
@@ -218,7 +220,7 @@ def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, su
         summary.foreseen = len(doomed)
 
 
-def _smallest_card(environments: Sequence[Mapping[str, Any]]) -> Card | None:
+def smallest_card(environments: Sequence[Mapping[str, Any]]) -> Card | None:
     """Of the GPUs that a cell may come to, the one with the least memory."""
     cards = [seen_card(gpu["name"], gpu["memory_bytes"]) for here in environments for gpu in here.get("gpus", [])]
     return min(cards, key=lambda card: card.usable_bytes, default=None)

@@ -105,6 +105,7 @@ PREDICTIONS = pa.schema(
         ("phase", pa.string()),
         ("metric", pa.string()),
         ("unit", pa.string()),
+        ("step", pa.int32()),
         ("value", pa.float64()),
         ("note", pa.string()),
     ]

@@ -61,14 +61,19 @@ class AttentionParams(AttendingParams):
 
 def build(params: AttentionParams) -> Workload:
     """Inputs on the device, attention chosen and compiled as asked. Raises Skip, or torch's out-of-memory."""
+    from tasks.harness.setup import set_up
+
+    return build_on(set_up(params), params)
+
+
+def build_on(device: Device, params: AttentionParams) -> Workload:
+    """The same on a device that is ready, which need not be the one that the cell names."""
     import torch
 
     from tasks.harness.compilation import compile_options
     from tasks.harness.precision import dtype_name, precision_facts, stored_dtype
-    from tasks.harness.setup import set_up
     from tasks.harness.workload import Workload
 
-    device = set_up(params)
     inputs, attend, leaves = _prepare(params, device)
     if params.compile == "model":
         attend = torch.compile(attend, **compile_options(params, ours=True))

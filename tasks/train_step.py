@@ -204,10 +204,9 @@ def _own_factory(params: TrainStepParams) -> Callable[..., nn.Module]:
 
 def _compile(model: nn.Module, params: TrainStepParams) -> None:
     """In place, so that names of parameters stay."""
-    from torch import nn
-
     from tasks.harness.compilation import compile_options
     from tasks.harness.device import Skip
+    from tasks.harness.parts import blocks_of
 
     if params.compile == "eager":
         return
@@ -215,10 +214,10 @@ def _compile(model: nn.Module, params: TrainStepParams) -> None:
     if params.compile == "model":
         model.compile(**options)
     elif params.compile == "blocks":
-        lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-        if not lists:
+        blocks = blocks_of(model)
+        if not blocks:
             raise Skip("compile: blocks needs blocks in a torch.nn.ModuleList, and this model has none")
-        for block in lists[0]:
+        for block in blocks:
             block.compile(**options)
 
 

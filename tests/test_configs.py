@@ -57,6 +57,18 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"ok": 4},
         {"precision", "utilisation", "ceiling"},
     ),
+    "memory": (
+        [*TRAINING, "precision=fp32,bf16"],
+        ["task=train_step"],
+        {"ok": 4},
+        {"memory-cpu", "saved-tensors"},
+    ),
+    "memory of attention": (
+        [*STEPS, "batch_size=2", "d_head=8", "context_length=16", "precision=fp32", "attention=naive,math"],
+        ["task=attention"],
+        {"ok": 2},
+        {"memory-cpu", "attention-ladder"},
+    ),
     "numerics": (
         ["accumulator=fp32", "addend=fp16", "upcast=false", "at_once=false", "autocast=bf16", "norm=rms_norm", "dtype=fp16",
          "scale=1.0", "width=64", "eps=0.01"],

@@ -15,8 +15,10 @@ from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator.attempt import execute
 from tasks.attention import AttentionParams, build
 from tasks.harness.records import Attempt, Outcome, Status
+from tasks.prediction.predictor import track
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
+from tasks.train_step import TrainStepParams
 from tests.model.test_attention import BOUND, errors_in_eps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -73,6 +75,16 @@ def test_a_forked_child_is_as_good_as_a_fresh_one(make_attempt: MakeAttempt) -> 
     capped = {**own, "size": "medium", "memory_limit_gib": 2.0}
     assert execute(make_attempt(4, settings={"start_method": "fork"}, **capped)).status is Status.OOM
     assert execute(make_attempt(5, settings={"start_method": "fork"}, **own)).status is Status.OK
+
+
+@pytest.mark.parametrize("attention", ["naive", "torch_softmax", "recompute"])
+def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attention: str) -> None:
+    """To the byte, operation by operation."""
+    values = {"size": "small", "context_length": 256, "batch_size": 4, "attention": attention}
+    outcome = execute(make_attempt(device="cuda", settings={"instruments": ("memory",)}, **values))
+    assert outcome.status is Status.OK, outcome.evidence
+    seen = {(s.metric, s.note): s.value for s in outcome.samples if s.metric.startswith(("saved", "residual"))}
+    assert seen == {(s.metric, s.note): s.value for s in track(TrainStepParams.model_validate(values)).saved}
 
 
 def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -> None:

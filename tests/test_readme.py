@@ -69,7 +69,10 @@ def test_every_command_in_it_runs(tmp_path: Path) -> None:
     NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
     tiny = "--set device=cpu --set size=tiny --set context_length=16 --set precision=fp32 --set compile=eager --set pass=forward"
     for command in dict.fromkeys(COMMANDS):
-        if "--address" in command or "memory_limit" in command:
+        if command.startswith("sweep max-"):
+            command = re.sub(r" --(where|set|gpu) (\"[^\"]*\"|\S+)| --confirm", "", command)
+            command += f" --gpu H200 --granularity 64 --up-to 128 {tiny.replace('device=cpu', 'device=cuda')}"
+        elif "--address" in command or "memory_limit" in command:
             command = command.replace("sweep run", "sweep plan").replace("--address auto", "")
         elif "--memory" in command:
             command += " --where size=small,context_length=128,precision=fp32,pass=forward"

@@ -101,20 +101,24 @@ class Listing:
 
 @dataclass(frozen=True)
 class ByPhase:
-    """One row a cell and phase, for the phases of which the column `known_by` is known."""
+    """One row a cell and phase, for the phases of which one of the columns `known_by` is known.
+
+    title: of the column that names the phases, where they are something else.
+    """
 
     phases: tuple[tuple[str, str], ...]  # as in the names of the columns, and for people
     columns: tuple[tuple[str, Callable[[str], Value]], ...]
-    known_by: str = "{}_ms_median"
+    known_by: tuple[str, ...] = ("{}_ms_median",)
+    title: str = PHASE
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
-            phases = [phase for phase in self.phases if known(row, self.known_by.format(phase[0]))]
+            phases = [phase for phase in self.phases if any(known(row, column.format(phase[0])) for column in self.known_by)]
             for phase, name in phases or [(NOTHING, NOTHING)]:
                 rows.append([*axis_texts(row, axes), name, *(value(phase)(row) for _, value in self.columns)])
-        return [*axes, PHASE, *(title for title, _ in self.columns)], rows
+        return [*axes, self.title, *(title for title, _ in self.columns)], rows
 
 
 Comparison = Callable[[Row, Row], str]  # a row held against its baseline

@@ -42,5 +42,11 @@ def with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> Selection
     return choose
 
 
-def having(column: str) -> Selection:
-    return lambda cells: cells[cells[column].notna()] if column in cells else cells.iloc[:0]
+def having(*columns: str) -> Selection:
+    """The cells that have a value in one of these columns."""
+
+    def choose(cells: pd.DataFrame) -> pd.DataFrame:
+        present = [column for column in columns if column in cells]
+        return cells[cells[present].notna().any(axis=1)] if present else cells.iloc[:0]
+
+    return choose

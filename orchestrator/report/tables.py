@@ -7,12 +7,14 @@ from orchestrator.report.layouts import Across, ByPhase, Growth, Ladder, Listing
 from orchestrator.report.selections import both, having, of_task, varying, with_baseline
 from orchestrator.report.table import Table
 from orchestrator.report.values import (
+    SAVED_RANKS,
     Value,
     break_even,
     gib,
     gib_predicted,
     mean_sd,
     median_interval,
+    mib_measured,
     ms,
     needs,
     number,
@@ -22,7 +24,11 @@ from orchestrator.report.values import (
     predicted,
     ratio,
     relative_sd,
+    saved_mib_predicted,
+    saving_operation,
+    share_of_block,
     speed_up,
+    squares,
     where_it_ended,
     why_it_ended,
 )
@@ -227,6 +233,24 @@ TABLES: tuple[Table, ...] = (
         varying("attention", "attention"),
     ),
     Table(
+        "attention-memory",
+        "The squares of attention",
+        "GiB of tensors of length × length: saved for the backward pass, and at most in each pass beyond what was built, with "
+        "what else there is. By formula, so many tensors of B sequences of n × n, as wide as the inputs (math: fp32).",
+        ByPhase(
+            (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
+            (
+                ("formula", squares),
+                ("formula GiB", lambda what: gib_predicted(f"formula_{what}_squares_bytes")),
+                ("predicted GiB", lambda what: gib_predicted(f"predicted_{what}_squares_bytes")),
+                ("measured GiB", lambda what: gib(f"{what}_squares_bytes")),
+            ),
+            ("formula_{}_squares",),
+            "what",
+        ),
+        both(of_task("attention"), having("square_bytes")),
+    ),
+    Table(
         "attention-axis",
         "The Transformer by its attention",
         "Median of the whole step in milliseconds, peak memory in GiB, the backend that its kernels belong to, "
@@ -296,7 +320,7 @@ TABLES: tuple[Table, ...] = (
                 ("reserved ratio", lambda phase: over(f"predicted_{phase}_peak_reserved_bytes", f"{phase}_peak_reserved_bytes")),
                 ("how", lambda phase: predicted("predicted_how", str)),
             ),
-            "predicted_{}_peak_allocated_bytes",
+            ("predicted_{}_peak_allocated_bytes",),
         ),
         having("predicted_peak_allocated_bytes"),
     ),
@@ -321,6 +345,49 @@ TABLES: tuple[Table, ...] = (
             )
         ),
         having("predicted_of_parameters_bytes"),
+    ),
+    Table(
+        "closed-form",
+        "Memory by formula",
+        "GiB at the steady peak by the closed form, by term, beside what was predicted and measured. With N parameters and A "
+        "bytes of activations: the largest of 12 N + A + 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. For a "
+        "model that does not run without data, what its parameters take at the least.",
+        Listing(
+            (
+                *(
+                    (role.replace("_", " "), gib_predicted(f"closed_form_of_{role}_bytes"))
+                    for role in ("parameters", "gradients", "optimizer_state", "attention_squares", "activations", "temporary")
+                ),
+                ("at least", gib_predicted("at_least_bytes")),
+                ("closed form", gib_predicted("closed_form_bytes")),
+                ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
+                ("measured", gib("peak_allocated_bytes")),
+                ("closed form / measured", over("closed_form_bytes", "peak_allocated_bytes")),
+            )
+        ),
+        having("closed_form_bytes", "at_least_bytes"),
+    ),
+    Table(
+        "saved-tensors",
+        "What a block saves for the backward pass",
+        "MiB of one block, each storage once; the five operations that save most, by the part of the block and the node of the "
+        "graph; beside them what the block hands to the next. Compiled code is predicted as eager, and not looked into.",
+        ByPhase(
+            (
+                ("saved_block", "one block"),
+                *((f"saved_{rank}", f"{rank}.") for rank in SAVED_RANKS),
+                ("residual_stream", "residual stream"),
+            ),
+            (
+                ("saved by", saving_operation),
+                ("predicted MiB", saved_mib_predicted),
+                ("measured MiB", lambda stem: mib_measured(f"{stem}_bytes")),
+                ("of the block", share_of_block),
+            ),
+            ("{}_bytes", "predicted_{}_bytes"),
+            "what",
+        ),
+        both(of_task("train_step"), having("saved_block_bytes", "predicted_saved_block_bytes")),
     ),
     Table(
         "memory-cpu",

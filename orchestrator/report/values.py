@@ -13,7 +13,9 @@ from orchestrator.report.gpus import smallest_fitting
 Row = Any  # a row of `cells`, as pandas gives it: a Series, or a namedtuple's dict
 Value = Callable[[Row], str]
 
-GIB = 1024**3
+GIB, MIB = 1024**3, 1024**2
+SAVED_RANKS = range(1, 6)  # of the operations that save most
+_PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 NOTHING = "–"
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
@@ -59,6 +61,51 @@ def predicted(column: str, show: Callable[[Any], str]) -> Value:
 
 def gib_predicted(column: str) -> Value:
     return predicted(column, lambda nbytes: f"{nbytes / GIB:.2f}")
+
+
+def _mib(nbytes: Any) -> str:
+    return f"{nbytes / MIB:,.2f}"
+
+
+def mib_measured(column: str) -> Value:
+    return where_known(column, lambda row: _mib(row[column]))
+
+
+def saving_operation(stem: str) -> Value:
+    """What saves so much: as measured, else as predicted."""
+    return lambda row: str(_saving_operation(row, stem) or NOTHING)
+
+
+def _saving_operation(row: Row, stem: str) -> Any:
+    columns = (f"{stem}_operation", f"predicted_{stem}_operation")
+    return next((row[column] for column in columns if known(row, column)), None)
+
+
+def saved_mib_predicted(stem: str) -> Value:
+    """Of the same operation, which may be of another rank."""
+
+    def show(row: Row) -> str:
+        operation, column = _saving_operation(row, stem), f"predicted_{stem}"
+        if operation is not None:
+            ranks = [rank for rank in _PREDICTED_RANKS if known(row, f"{rank}_operation")]
+            column = next((rank for rank in ranks if row[f"{rank}_operation"] == operation), "")
+        return _mib(row[f"{column}_bytes"]) if known(row, f"{column}_bytes") else NOTHING
+
+    return show
+
+
+def share_of_block(stem: str) -> Value:
+    """As measured, else as predicted."""
+
+    def show(row: Row) -> str:
+        pairs = ((f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes") for prefix in ("", "predicted_"))
+        return next((f"{row[part] / row[whole]:.1%}" for part, whole in pairs if known(row, part) and known(row, whole)), NOTHING)
+
+    return show
+
+
+def squares(what: str) -> Value:
+    return predicted(f"formula_{what}_squares", lambda count: f"{count:.0f}·Bn²")
 
 
 def over(numerator: str, denominator: str) -> Value:

@@ -25,6 +25,22 @@ def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
         yield
 
 
+def first_block(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """The first of the blocks that a model repeats, with its path; None where it has no ModuleList."""
+    return next(((f"{path}.0".lstrip("."), blocks[0]) for path, blocks in _lists(model)), None)
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """What a model repeats: the children of its first ModuleList."""
+    return next((list(blocks) for _, blocks in _lists(model)), [])
+
+
+def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module):
+            yield path, module
+
+
 def part_functions() -> Mapping[str, str]:
     """Which functions are parts: their names, as they stand in a Python stack, and the names of the parts."""
     return PART_FUNCTIONS

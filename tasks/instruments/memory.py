@@ -8,15 +8,13 @@ allocates, so that nothing needs to be synchronised.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
-
-import torch
 
 from tasks.harness.compilation import uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.records import Sample
+from tasks.harness.saved import SavedTensors
 from tasks.harness.stage import Session, Stage
 
 _STEADY_STEPS = 2  # the second sees what the first left behind
@@ -78,39 +76,16 @@ def _unknown_to_the_allocator(sample: Sample) -> Sample:
 def saved_for_backward(session: Session) -> list[Sample]:
     """What the forward pass of an eager step keeps for the backward pass beyond what is there anyway, each storage once.
 
-    `saved_squares` are the tensors among it of all pairs of positions. Compiled code is left out: to look into it
-    would compile it again.
+    `saved_squares` are the tensors among it of all pairs of positions; of one block the operations that save most, and
+    what it hands on. Compiled code is left out: to look into it would compile it again.
     """
     workload = session.workload
     if workload.compiled or workload.facts.get("grad_mode") == "no_grad":
         return []
-    resident = {tensor.untyped_storage().data_ptr() for tensor in workload.resident}
-    saved: dict[int, tuple[int, bool]] = {}  # by address: bytes, and whether it is a square
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in resident:
-            saved.setdefault(storage.data_ptr(), (storage.nbytes(), _is_square(tensor, workload.square)))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    saved = SavedTensors(workload)
+    with saved.watching():
         session.step()
-    total = Sample("memory", "saved_bytes", "bytes", sum(nbytes for nbytes, _ in saved.values()), "steady")
-    if workload.square is None:
-        return [total]
-    squares = [nbytes for nbytes, square in saved.values() if square]
-    return [
-        total,
-        Sample("memory", "saved_square_bytes", "bytes", sum(squares), "steady"),
-        Sample("memory", "saved_squares", "tensors", len(squares), "steady"),
-    ]
-
-
-def _is_square(tensor: torch.Tensor, square: tuple[int, int, int] | None) -> bool:
-    """Heads and batch may have been folded into one dimension, or one of them be missing."""
-    if square is None or not tensor.is_floating_point():  # a mask has one byte where these have numbers
-        return False
-    return tuple(tensor.shape[-2:]) == square[1:] and tensor.numel() == math.prod(square)
+    return saved.samples("memory")
 
 
 STAGES = (

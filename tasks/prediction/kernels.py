@@ -1,4 +1,4 @@
-"""What kernels of a GPU take beside their results: cuBLAS workspaces and the scratch of fused attention.
+"""What kernels of a GPU take beside their results: cuBLAS workspaces, the scratch of fused attention and of the softmax.
 
 Sources: ATen/cuda/CublasHandlePool.cpp; ATen/native/transformers/cuda/attention_backward.cu and flash_attn/flash_api.cpp.
 On an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64) the backward passes of flash, efficient and cuDNN attention take
@@ -26,10 +26,24 @@ def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
     return _FP32 * query.numel(), _FP32 * query.numel() // query.shape[-1]
 
 
+def _grad_times_output(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """grad_out, output, …: multiplied before the kernel sums them up, in ATen/native/cuda/SoftMax.cu; the CPU does without."""
+    grad: Tensor = args[0]
+    return (grad.nbytes,)
+
+
+def _masked_scores(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """scores, dim: a byte for each that is minus infinity, and one for each row (ATen/native/transformers/attention.cpp)."""
+    scores: Tensor = args[0]
+    return scores.numel(), scores.numel() // scores.shape[-1]
+
+
 SCRATCH: Mapping[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
     "_scaled_dot_product_flash_attention_backward": _backward_sums,
     "_scaled_dot_product_cudnn_attention_backward": _backward_sums,
     "_scaled_dot_product_efficient_attention_backward": _backward_sums,
+    "_safe_softmax": _masked_scores,
+    "_softmax_backward_data": _grad_times_output,
 }
 
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from model.accounting import training_peak_bytes
-from tasks.harness.device import CpuDevice, Skip
+from tasks import attention
+from tasks.attention import AttentionParams
+from tasks.harness.device import CpuDevice, Skip, backend_refused
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
-from tasks.harness.workload import run_step
+from tasks.harness.saved import SavedTensors
+from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
+from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
-from tasks.prediction.records import WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
+from tasks.prediction.records import CLOSED_FORM, WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import TrainStepParams, build_on
 
 STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
 MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
+
+Predictable = TrainStepParams | AttentionParams
 
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
@@ -44,19 +50,28 @@ class Predictor:
     def predict(self, request: Request) -> Prediction:
         """Never raises: what cannot be predicted says why."""
         params = request.cell.params
-        if not isinstance(params, TrainStepParams) or why_not(request.cell):
+        if not isinstance(params, TrainStepParams | AttentionParams) or why_not(request.cell):
             return unknown(why_not(request.cell))
         try:
             trace = self._trace(_as_eager(params), request.workspace_bytes)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
+        except Skip as skip:
+            return unknown(str(skip))
         except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
             said = str(error).splitlines()
-            return unknown(f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200])
+            reason = f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200]
+            if isinstance(params, AttentionParams) or backend_refused(error):
+                return unknown(reason)
+            return _at_least(params, reason, request.caps_bytes)
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
-        return Prediction(how, "", (*_samples(peaks, how), *_composition(trace, peaks), *_closed_form(params)), verdicts)
+        return Prediction(
+            how, "", (*_samples(peaks, how), *_composition(trace, peaks), *trace.saved, *_closed_form(params)), verdicts
+        )
 
-    def _trace(self, params: TrainStepParams, workspace_bytes: int) -> Trace:
+    def _trace(self, params: Predictable, workspace_bytes: int) -> Trace:
+        if isinstance(params, AttentionParams):
+            return track(params, workspace_bytes)
         whole = params.model_copy(update={"pass_": "train_step"})
         if params.pass_ == "forward_backward" and self._last is not None and self._last[:2] == (whole, workspace_bytes):
             return self._last[2].without("optimizer")
@@ -65,46 +80,52 @@ class Predictor:
         return trace
 
 
-def _as_eager(params: TrainStepParams) -> TrainStepParams:
+def _as_eager(params: Predictable) -> Predictable:
     """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
-    alike: dict[str, Any] = {name: default for name, default in default_values(TrainStepParams).items() if name in WITHOUT_EFFECT}
-    attention = "efficient" if params.attention == "flex" else params.attention
-    return params.model_copy(update={**alike, "attention": attention})
+    alike: dict[str, Any] = {name: default for name, default in default_values(type(params)).items() if name in WITHOUT_EFFECT}
+    how = "efficient" if params.attention == "flex" else params.attention
+    return params.model_copy(update={**alike, "attention": how})
 
 
-class _Forward:
-    """A watcher that enters a mode for the forward pass."""
+class _Forward(ExitStack):
+    """A watcher that enters a mode for the forward pass, and leaves it also where that fails."""
 
     def __init__(self, mode: GpuFunctions) -> None:
+        super().__init__()
         self._mode = mode
 
     def enter(self, phase: str) -> None:
         if phase == "forward":
-            self._mode.__enter__()  # type: ignore[no-untyped-call]
+            self.enter_context(self._mode)
 
     def leave(self, phase: str) -> None:
         if phase == "forward":
-            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.close()
 
 
-def track(params: TrainStepParams, workspace_bytes: int = 0) -> Trace:
+def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
     """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
     tracker = StorageTracker(workspace_bytes)
     with gpu_emulated(tracker.labelling) as emulation, tracker:
         with emulation:
-            workload = build_on(NoData(), params)
+            workload = _build(params)
         model, optimizer = workload.model, workload.optimizer
-        if model is None or optimizer is None:
-            raise Skip("it trains nothing")
         tracker.label(workload.resident, "inputs")
-        tracker.label(model.parameters(), "parameters")
-        tracker.follow(model, workload.square)
-        steps: tuple[Step, ...] = ("first", "steady")
-        for step in steps:
+        tracker.label(model.parameters() if model is not None else (), "parameters")
+        tracker.follow(workload, outside="loss" if optimizer is not None else "attention")
+        saved = SavedTensors(workload)
+        steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (("first", nullcontext()), ("steady", saved.watching()))
+        for step, watching in steps:
             tracker.begin(step)
-            run_step(workload, Progress(), tracker, _Forward(emulation))
-            tracker.label(_state_of(optimizer), "optimizer state")
+            with watching, _Forward(emulation) as forward:
+                run_step(workload, Progress(), tracker, forward)
+            tracker.label(_state_of(optimizer) if optimizer is not None else (), "optimizer state")
+    tracker.trace.saved += saved.samples("prediction")
     return tracker.trace
+
+
+def _build(params: Predictable) -> Workload:
+    return attention.build_on(NoData(), params) if isinstance(params, AttentionParams) else build_on(NoData(), params)
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -147,10 +168,23 @@ def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
         yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
 
 
-def _closed_form(params: TrainStepParams) -> Iterator[Sample]:
+def _closed_form(params: Predictable) -> Iterator[Sample]:
     """The formula's account of the peak, by term, for the cells that it is of."""
-    ours = (params.precision in ("fp32", "tf32"), params.attention, params.optimizer, params.pass_)
-    if params.dimensions is not None and ours == (True, "naive", "course", "train_step"):
-        terms = training_peak_bytes(params.dimensions, params.batch_size, params.context_length, params.vocab_size)
-        for term, nbytes in terms.items():
-            yield Sample("prediction", "closed_form_bytes", "bytes", nbytes, "steady", note=term)
+    if isinstance(params, AttentionParams):
+        yield from attention_squares(params)
+        return
+    found = closed_form(params)
+    if found is not None and found.moments:
+        yield from found.samples()
+
+
+def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -> Prediction:
+    """What is known of a model that does not run without data: its parameters, if it can be built so."""
+    with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
+        model = build_on(NoData(), params).model
+        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()] if model else []
+        if sizes:
+            found = of_parameters(params, sum(count for count, _ in sizes), sum(count for count, learns in sizes if learns))
+            verdicts: dict[int, Verdict] = {cap: "oom" for cap in caps_bytes if found.nbytes > cap}
+            return Prediction(CLOSED_FORM, reason, (*unknown(reason).samples, *found.samples()), verdicts)
+    return unknown(reason)

@@ -11,11 +11,11 @@ from tasks.harness.cell import Cell
 from tasks.harness.records import Sample
 from tasks.harness.registry import make_cell
 
-VERSION = 1  # to be raised when the prediction of an unchanged cell would come out differently
+VERSION = 3  # to be raised when the prediction of an unchanged cell would come out differently
 
 _GIB = 1024**3
 
-AS_EAGER = "as eager"
+AS_EAGER, CLOSED_FORM = "as eager", "closed form"
 
 Verdict = Literal["fits", "borderline", "oom"]
 
@@ -46,7 +46,8 @@ class Prediction:
     """The peaks as samples named like those that are measured, and whether they fit under each cap.
 
     how: `tracked`, every storage followed; `modelled`, but for fused kernels, of which a model is; `as eager`, an upper
-    guess for what is compiled. Empty where nothing could be predicted: `reason` says why.
+    guess for what is compiled; `closed form`, where it does not run without data, what its parameters, gradients and AdamW's
+    moments take: its peak is unknown, and no less. Empty where nothing is known. `reason` says why there is no peak.
     """
 
     how: str
@@ -61,18 +62,29 @@ class Prediction:
 
     def as_eager(self) -> Prediction:
         """An upper guess for what is compiled: it may do with less, so that no verdict is `oom`."""
-        if not self.how:
+        if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
         samples = tuple(replace(s, note=AS_EAGER) if s.note == self.how else s for s in self.samples)
         verdicts: dict[int, Verdict] = {cap: "borderline" if v == "oom" else v for cap, v in self.verdicts.items()}
         return replace(self, how=AS_EAGER, samples=samples, verdicts=verdicts)
+
+    def role_bytes(self, metric: str = "at_peak_bytes") -> dict[str, float]:
+        """By role, at the peak that is predicted, or with `closed_form_bytes` by the formula."""
+        return {s.note: s.value for s in self.samples if s.metric == metric and s.value is not None}
+
+    def least_bytes(self) -> float | None:
+        """What it takes at the least, where its peak is unknown."""
+        return sum(self.role_bytes("closed_form_bytes").values()) if self.how == CLOSED_FORM else None
 
     def samples_with(self, verdict: Verdict | None) -> tuple[Sample, ...]:
         """The samples, and the verdict under the cap that counts."""
         return (*self.samples, Sample("prediction", "verdict", "", None, note=verdict)) if verdict else self.samples
 
     def why_oom(self, cap_bytes: int | None) -> str:
-        peak, cap = self.peak_bytes("peak_reserved_bytes") or 0, cap_bytes or 0
+        least, cap = self.least_bytes(), cap_bytes or 0
+        if least is not None:
+            return f"its parameters, gradients and moments take {least / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
+        peak = self.peak_bytes("peak_reserved_bytes") or 0
         return f"it is predicted to reserve {peak / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
 
     def to_json(self) -> str:
@@ -91,8 +103,10 @@ def unknown(reason: str) -> Prediction:
 
 def why_not(cell: Cell) -> str:
     """Why a cell is none whose memory is predicted; empty where it is."""
-    if cell.task != "train_step":
+    if cell.task not in ("train_step", "attention"):
         return f"the memory of {cell.task} is not predicted"
+    if getattr(cell.params, "cold_l2", False):
+        return "how large the buffer is that empties the cache, only the GPU tells"
     if cell.params.device != "cuda":
         return f"on {cell.params.device} the peak is of the whole process, which no model of tensors foretells"
     return ""

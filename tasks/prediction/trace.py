@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from tasks.harness.records import Sample
 from tasks.prediction.allocator import Block, CachingAllocator
 
 Step = Literal["built", "first", "steady"]
@@ -34,16 +35,20 @@ class Span:
 
 @dataclass
 class Trace:
-    """Of a workload's build, its first step and its second. The storages are numbered as they were made."""
+    """Of a workload's build, its first step and its second. The storages are numbered as they were made.
+
+    saved: what the forward pass of the second step saves for the backward pass, as it is measured (tasks/harness/saved.py).
+    """
 
     sizes_bytes: list[int] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
     spans: dict[Step, list[Span]] = field(default_factory=lambda: {step: [] for step in STEPS})
+    saved: list[Sample] = field(default_factory=list)
 
     def without(self, phase: str) -> Trace:
         """As if this phase were never run: what it made and what it released of its own."""
         kept = {step: [span for span in spans if span.phase != phase] for step, spans in self.spans.items()}
-        return Trace(self.sizes_bytes, self.labels, kept)
+        return Trace(self.sizes_bytes, self.labels, kept, self.saved)
 
     def events(self, step: Step) -> Iterator[int]:
         for span in self.spans[step]:

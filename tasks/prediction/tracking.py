@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tasks.harness.workload import Workload
 from tasks.prediction.kernels import MULTIPLIES, SCRATCH
 from tasks.prediction.shapes import ShapeMemory
 from tasks.prediction.trace import Label, Span, Step, Trace
@@ -50,6 +51,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._workspace_bytes = workspace_bytes
         self._square: tuple[int, ...] | None = None
         self._parts: list[str] = []
+        self._outside = ""
         self._role = ""
         self._known: dict[int, _Reference] = {}
         self._threads: set[bool] = set()
@@ -109,20 +111,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._role = ""
             self._relabel()
 
-    def follow(self, model: nn.Module, square: tuple[int, ...] | None) -> None:
+    def follow(self, workload: Workload, outside: str) -> None:
         """Attributes what is allocated to the part of the model that asked for it, and tells gradients when they come.
 
-        square: the shape of a tensor of all pairs of positions, which is told by it.
+        outside: what is said of what no part asked for. Tensors of all pairs of positions are told by their shape.
         """
-        self._square = square
-        for module in model.modules():
+        self._square, self._outside = workload.square, outside
+        for module in workload.model.modules() if workload.model is not None else ():
             name = type(module).__name__
             is_part = name in PARTS or not (isinstance(module, nn.Linear) or name == "Linear" or list(module.children()))
             part = PARTS.get(name, name) if is_part else ""
             module.register_forward_pre_hook(self._entering(part))
             module.register_forward_hook(self._leaving, always_call=True)
-        for parameter in model.parameters():
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        for learns in {id(tensor): tensor for tensor in workload.resident if tensor.requires_grad}.values():
+            learns.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def _open(self, phase: str) -> None:
         span = Span(phase)
@@ -132,7 +134,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._relabel()
 
     def _relabel(self) -> None:
-        part = self._parts[-1] if self._parts else "loss"
+        part = self._parts[-1] if self._parts else self._outside
         self._label = Label(self._phase, part, self._role)
         self._square_label = Label(self._phase, "attention squares", self._role)
 

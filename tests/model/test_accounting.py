@@ -4,7 +4,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.accounting import activation_bytes, backward_flops, forward_flops, parameter_count, training_peak_bytes
+from model.accounting import (
+    BACKWARD_BEGINS,
+    IN_OPTIMIZER,
+    activation_bytes,
+    backward_flops,
+    forward_flops,
+    parameter_count,
+    peak_moment,
+    state_bytes,
+    training_moments_bytes,
+)
 from model.config import SIZES, VOCAB_SIZE
 from model.transformer import TransformerLM
 
@@ -70,6 +80,16 @@ def test_activations_are_those_that_autograd_keeps() -> None:
 
 def test_the_moment_of_the_peak_moves_with_the_length() -> None:
     """Short sequences leave it to the optimizer, long ones to the activations."""
-    short, long = (training_peak_bytes(SIZES[2025]["2.7B"], 4, length) for length in (128, 1024))
+    shorter, longer = (training_moments_bytes(SIZES[2025]["2.7B"], 4, length) for length in (128, 1024))
+    assert (peak_moment(shorter), peak_moment(longer)) == (IN_OPTIMIZER, BACKWARD_BEGINS)
+    short, long = shorter[IN_OPTIMIZER], longer[BACKWARD_BEGINS]
     assert (short["activations"], long["gradients"]) == (0, 0)
     assert long["activations"] > short["gradients"] == short["parameters"] == 4 * PUBLISHED["2.7B"]
+    assert short["optimizer state"] == 2 * short["parameters"]
+
+
+def test_what_is_not_trained_has_neither_gradient_nor_moments() -> None:
+    assert state_bytes(10, 3, ("forward", "backward", "optimizer"), 2) == {
+        "parameters": 20, "gradients": 6, "optimizer state": 12,
+    }  # fmt: skip
+    assert state_bytes(10, 3, ("forward",)) == {"parameters": 40, "gradients": 0, "optimizer state": 0}

@@ -230,3 +230,31 @@ def test_the_plan_shows_a_table(asked: list[Request], write_config: Callable[...
     assert "2.00" in text
     assert "the memory of matmul is not predicted" in text
     assert "oom" in text
+
+
+def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    """By the formula and as predicted; where there are many, a table says enough."""
+    request = resolve(write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run")
+    text = "\n".join(describe_memory(request, None))
+    assert "what is there at the peak" in text
+    assert "4·N, N = 1,411,392" in text
+    assert "12·N + A + 2·4·BSV = " in text
+    assert [line.split()[i] for line in text.splitlines() if line.startswith("parameters") for i in (0, -1)] == [
+        "parameters",
+        "1.000",
+    ]
+    many = resolve(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
+    assert "at the peak" not in "\n".join(describe_memory(many, None))
+
+
+def test_what_is_known_by_formula_alone_is_labelled_so(
+    monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    samples = (Sample("prediction", "closed_form_bytes", "bytes", 3 * GIB, "steady", note="parameters"),)
+    known = Prediction("closed form", "it looks at its data", (*unknown("it looks at its data").samples, *samples))
+    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: known)
+    config = write_config("name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]")
+    text = "\n".join(describe_memory(resolve(config, [], [], tmp_path / "run"), find_card("H200")))
+    assert "≥ 3.00" in text
+    assert "closed form, activations unknown: it looks at its data" in text
+    assert "3.000" in text
