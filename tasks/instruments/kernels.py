@@ -7,7 +7,6 @@ read at once (see tasks/traces) and stays as an artifact that opens in Perfetto.
 from __future__ import annotations
 
 import gzip
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from tempfile import TemporaryDirectory
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from tasks.harness.artifacts import artifact_name
 from tasks.harness.compilation import keep_provenance, kept_provenance
-from tasks.harness.params import Params
 from tasks.harness.parts import part_functions, parts_named
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
@@ -29,7 +28,6 @@ from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
 _STEPS = 2
 _LARGEST_TRACE_BYTES = 512 * 1024**2
-_NAME_LENGTH = 120
 _NS_PER_MS = 1e6
 
 
@@ -72,7 +70,7 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
         session.kernels += to_rows(works, _STEPS)
         yield from to_samples(works, _STEPS, timeline.on_device)
         if session.folder is not None:
-            yield _keep(trace, session.folder / trace_name(session.params))
+            yield _keep(trace, session.folder / artifact_name("trace", session.params, "json.gz"))
     yield Sample("kernels", "processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
 
 
@@ -97,12 +95,6 @@ def _profile(session: Session) -> tuple[profile, float]:
         device.synchronize()
         took = time.perf_counter_ns() - began
     return profiled, took / _STEPS / _NS_PER_MS
-
-
-def trace_name(params: Params) -> str:
-    """Named by what differs from the defaults, so that a person finds it."""
-    said = "_".join(f"{name}-{value}" for name, value in params.non_default().items())
-    return f"trace_{re.sub(r'[^A-Za-z0-9._-]+', '-', said)[:_NAME_LENGTH]}.json.gz"
 
 
 def _keep(trace: Path, artifact: Path) -> Sample:
