@@ -148,13 +148,12 @@ def _analyse(session: Session, record: Record, taken: Taken, peaks: Mapping[str,
 def holdings(workload: Workload) -> Iterator[Holding]:
     """What is in use now, and as what."""
     model, optimizer = workload.model, workload.optimizer
-    parameters = dict(model.named_parameters()) if model is not None else {}
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters() if model is not None else ():
         yield from _held([parameter], Role.PARAMETERS, name)
         yield from _held([parameter.grad], Role.GRADIENTS, name)
+        if optimizer is not None and parameter in optimizer.state:
+            yield from _held(optimizer.state[parameter].values(), Role.OPTIMIZER_STATE, name)
     yield from _held(model.buffers() if model is not None else (), Role.BUFFERS)
-    for state in optimizer.state.values() if optimizer is not None else ():
-        yield from _held(state.values(), Role.OPTIMIZER_STATE)
     yield from _held(workload.resident, Role.INPUTS)
     yield from _held((tensor.grad for tensor in workload.resident), Role.GRADIENTS)
 
@@ -209,9 +208,9 @@ def _keep(snapshot: Snapshot, artifact: Path) -> Sample:
     packed = pickle.dumps(snapshot)
     if len(packed) > _LARGEST_SNAPSHOT_BYTES:
         note = f"the snapshot has {len(packed)} bytes, more than {_LARGEST_SNAPSHOT_BYTES}: not kept"
-        return _sample("snapshot_bytes", "bytes", None, note)
+        return _sample("file_bytes", "bytes", None, note)
     artifact.write_bytes(packed)
-    return _sample("snapshot_bytes", "bytes", len(packed))
+    return _sample("file_bytes", "bytes", len(packed))
 
 
 def _sample(metric: str, unit: str, value: float | None, note: str = "") -> Sample:
