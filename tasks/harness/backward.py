@@ -62,7 +62,8 @@ class PartTracker:
     def _hook(self, roots: Iterable[Any]) -> None:
         owners = self.owners()
         for node in _nodes(roots):
-            node.register_prehook(self._saying(owners.get(node._sequence_nr(), "")))
+            if not hasattr(node, "variable"):  # what keeps a gradient is left alone, and goes with what made it
+                node.register_prehook(self._saying(owners.get(node._sequence_nr(), "")))
 
     def _saying(self, part: str) -> Callable[[Any], None]:
         return lambda gradients: self._say(part)
