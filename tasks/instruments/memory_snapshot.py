@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,7 +87,7 @@ class OutOfMemoryWitness:
 
     def _keep(self, taken: Taken) -> str:
         session = self._session
-        record = replay(taken.snapshot, session.workload.device.torch_device.index)
+        record = _replay(session, taken)
         labelled = attribute(record, taken.book, _has_weight_copies(session))
         at, phase = record.entries - 1, session.progress.phase
         session.allocations += to_rows(labelled, at, OUT_OF_MEMORY, phase, record.rounding_bytes)
@@ -120,7 +120,7 @@ def take_snapshot(session: Session) -> Iterator[Sample]:
     peaks = session.workload.device.peaks()
     began = time.perf_counter_ns()
     taken.book[AT_END] += _workspaces(taken.snapshot)
-    record = replay(taken.snapshot, session.workload.device.torch_device.index)
+    record = _replay(session, taken)
     yield from _analyse(session, record, taken, peaks)
     if session.folder is not None:
         yield _keep(taken.snapshot, session.folder / artifact_name("snapshot", session.params, "pickle"))
@@ -146,22 +146,22 @@ def _analyse(session: Session, record: Record, taken: Taken, peaks: Mapping[str,
 
 
 def holdings(workload: Workload) -> Iterator[Holding]:
-    """What is in use now, and as what."""
+    """What is in use now on its device, and as what."""
+    for tensor, role, name in _in_use(workload):
+        if isinstance(tensor, Tensor) and tensor.device.type == workload.device.torch_device.type:
+            yield Holding(tensor.untyped_storage().data_ptr(), role, name)
+
+
+def _in_use(workload: Workload) -> Iterator[tuple[Any, Role, str]]:
     model, optimizer = workload.model, workload.optimizer
     for name, parameter in model.named_parameters() if model is not None else ():
-        yield from _held([parameter], Role.PARAMETERS, name)
-        yield from _held([parameter.grad], Role.GRADIENTS, name)
+        yield parameter, Role.PARAMETERS, name
+        yield parameter.grad, Role.GRADIENTS, name
         if optimizer is not None and parameter in optimizer.state:
-            yield from _held(optimizer.state[parameter].values(), Role.OPTIMIZER_STATE, name)
-    yield from _held(model.buffers() if model is not None else (), Role.BUFFERS)
-    yield from _held(workload.resident, Role.INPUTS)
-    yield from _held((tensor.grad for tensor in workload.resident), Role.GRADIENTS)
-
-
-def _held(values: Iterable[Any], role: Role, name: str = "") -> Iterator[Holding]:
-    for tensor in values:
-        if isinstance(tensor, Tensor) and tensor.is_cuda:
-            yield Holding(tensor.untyped_storage().data_ptr(), role, name)
+            yield from ((value, Role.OPTIMIZER_STATE, name) for value in optimizer.state[parameter].values())
+    yield from ((buffer, Role.BUFFERS, "") for buffer in (model.buffers() if model is not None else ()))
+    yield from ((tensor, Role.INPUTS, "") for tensor in workload.resident)
+    yield from ((tensor.grad, Role.GRADIENTS, "") for tensor in workload.resident)
 
 
 def _step_on_record(session: Session) -> Taken:
@@ -197,6 +197,10 @@ def _workspaces(snapshot: Snapshot) -> list[Holding]:
     """Those of cuBLAS: what goes when they are given up. The next product makes them anew."""
     torch._C._cuda_clearCublasWorkspaces()
     return [Holding(address, Role.WORKSPACE) for address in vanished(snapshot["segments"], memory._snapshot()["segments"])]
+
+
+def _replay(session: Session, taken: Taken) -> Record:
+    return replay(taken.snapshot, session.workload.device.torch_device.index or 0)
 
 
 def _has_weight_copies(session: Session) -> bool:
