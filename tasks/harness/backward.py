@@ -51,6 +51,7 @@ class PartTracker:
             roots = [tensors] if isinstance(tensors, Tensor) else tensors
             self._hook([root.grad_fn for root in roots])
             run_backward(tensors, *args, **kwargs)
+            self._inside = [""]
 
         # It is what `loss.backward()` calls, and alone in knowing where the graph begins.
         torch.autograd.backward = named  # type: ignore[assignment]
@@ -66,7 +67,11 @@ class PartTracker:
                 node.register_prehook(self._saying(owners.get(node._sequence_nr(), "")))
 
     def _saying(self, part: str) -> Callable[[Any], None]:
-        return lambda gradients: self._say(part)
+        def enter(gradients: Any) -> None:
+            self._inside = [part]  # what a node computes anew may be in parts of its own, and comes back to this
+            self._say(part)
+
+        return enter
 
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from tasks.attention import AttentionParams
+from tasks.attention import build as build_attention
 from tasks.harness.backward import PartTracker
 from tasks.harness.parts import parts_named
 from tasks.harness.progress import Progress
@@ -41,14 +43,17 @@ class Watched:
 def session_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A session on a recorded device, and its allocator."""
 
-    def make(folder: Path | None = None, most_events: int = 10**9, **params: Any) -> tuple[Session, RecordedAllocator]:
+    def make(
+        folder: Path | None = None, most_events: int = 10**9, attention: AttentionParams | None = None, **params: Any
+    ) -> tuple[Session, RecordedAllocator]:
         allocator = RecordedAllocator(most_events)
         monkeypatch.setattr(instrument, "memory", allocator.memory)
         monkeypatch.setattr(instrument, "record_function", allocator.phase_range)
         monkeypatch.setattr(instrument, "_workspaces", lambda snapshot: [])
-        values = TrainStepParams.model_validate({**TINY, **params})
-        workload = replace(build(values), device=RecordedDevice(allocator))
+        values = attention or TrainStepParams.model_validate({**TINY, **params})
+        workload = build_attention(values) if isinstance(values, AttentionParams) else build(values)
         see_all(allocator, workload.resident)
+        workload = replace(workload, device=RecordedDevice(allocator))
         return Session(workload, values, Progress(), folder=folder), allocator
 
     return make
@@ -118,6 +123,29 @@ def test_temporaries_of_the_backward_pass_have_the_part_that_they_are_the_deriva
     assert {row.phase for row in step.rows} == {"backward"}
     made = [row for row in step.rows if (row.allocated_in, row.role) == ("backward", "temporary") and row.size_bytes > 1000]
     assert {(row.part, row.attributed_by) for row in made} == {("loss", "part")}
+
+
+def test_attention_alone(watch: Any) -> None:
+    """What computes its parts anew in the backward pass names them there, and goes on with its own name."""
+    step = watch(attention=AttentionParams(device="cpu", context_length=64, d_head=8, batch_size=2, attention="recompute"))
+    assert step.bytes_of("unlabelled") == 0
+    assert step.bytes_of("inputs") == 4 * 2 * 64 * 8 * 4  # query, key, value, and the gradient that it starts from
+    assert {row.part for row in step.rows if row.allocated_in == "backward" and row.role == "temporary"} == {
+        "scores",
+        "attention output",
+    }
+
+
+def test_watching_changes_nothing_and_leaves_nothing_behind(session_of: Any) -> None:
+    session, allocator = session_of(precision="bf16")
+    with allocator:
+        session.step()
+        session.workload.device.reset_peaks()
+        session.step()
+        plain_bytes = allocator.peak_bytes
+        samples = {sample.metric: sample.value for sample in instrument.take_snapshot(session)}
+    assert samples["peak_allocated_bytes"] == plain_bytes
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in session.workload.model.modules())
 
 
 def test_the_curve_reaches_the_peak_and_is_short(watch: Any) -> None:
