@@ -305,7 +305,7 @@ def test_what_the_peak_is_made_of(make_attempt: MakeAttempt, precision: str, way
     assert snapshot_number(outcome, "replayed_peak_bytes") == pytest.approx(requested, rel=1e-3)
     assert sum(row.total_bytes for row in outcome.allocations) == pytest.approx(peak, rel=0.01)
     assert max(measured(outcome, "peak_allocated_bytes", "steady")) == pytest.approx(peak, rel=0.01)
-    assert 0 <= bytes_of(outcome, "slack") < 0.05 * peak
+    assert 0 <= bytes_of(outcome, "slack") < 0.1 * peak  # a block is split only where 1 MiB or more is left of it
     assert bytes_of(outcome, "unlabelled") < 0.03 * peak
     nbytes = 4 * outcome.facts["parameters"]
     assert bytes_of(outcome, "parameters") == nbytes
@@ -362,4 +362,6 @@ def test_what_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
     own = {"size": None, "model": "misbehaving:Hoarder", "model_args": args}
     outcome = execute(make_attempt(device="cuda", settings=settings, **own))
     assert outcome.status is Status.OK, outcome.evidence
-    assert bytes_of(outcome, "unlabelled") == 64 * 2**20
+    hidden = [row for row in outcome.allocations if row.size_bytes == 64 * 2**20]
+    assert [(row.role, row.count, row.allocated_in) for row in hidden] == [("unlabelled", 1, "")]
+    assert bytes_of(outcome, "unlabelled") < 65 * 2**20

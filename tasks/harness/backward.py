@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,31 +17,43 @@ from torch import Tensor
 Say = Callable[[str], None]
 
 
+@dataclass
+class _Range:
+    """The numbers from `start` up to before `until` were given out within a part, which is not left where that is None."""
+
+    part: str
+    start: int
+    until: int | None = None
+
+
 class PartTracker:
     """Says on entering and leaving which part it is in, and remembers which numbers each part gave out."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self._inside: list[str] = [""]
-        self._entered: list[tuple[str, int, list[int]]] = []  # in the order of entering: the part, from, up to before
+        self._part = ""
+        self._ranges: list[_Range] = []  # in the order of entering
 
     @contextmanager
     def name(self, part: str) -> Iterator[None]:
         """For `parts_named`."""
-        until: list[int] = []
-        self._entered.append((part, _next_number(), until))
-        self._inside.append(part)
-        self._say(part)
+        before, numbers = self._part, _Range(part, _next_number())
+        self._ranges.append(numbers)
+        self._enter(part)
         try:
             yield
         finally:
-            until.append(_next_number())
-            self._inside.pop()
-            self._say(self._inside[-1])
+            numbers.until = _next_number()
+            self._enter(before)
 
     def owners(self) -> dict[int, str]:
         """The part of each number, the innermost: it was entered last."""
-        return {number: part for part, start, (until,) in self._entered for number in range(start, until)}
+        now = _next_number()
+        return {
+            number: numbers.part
+            for numbers in self._ranges
+            for number in range(numbers.start, now if numbers.until is None else numbers.until)
+        }
 
     @contextmanager
     def backward_named(self) -> Iterator[None]:
@@ -48,10 +61,10 @@ class PartTracker:
         run_backward = torch.autograd.backward
 
         def named(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-            roots = [tensors] if isinstance(tensors, Tensor) else tensors
+            before, roots = self._part, [tensors] if isinstance(tensors, Tensor) else tensors
             self._hook([root.grad_fn for root in roots])
             run_backward(tensors, *args, **kwargs)
-            self._inside = [""]
+            self._enter(before)
 
         # It is what `loss.backward()` calls, and alone in knowing where the graph begins.
         torch.autograd.backward = named  # type: ignore[assignment]
@@ -60,18 +73,18 @@ class PartTracker:
         finally:
             torch.autograd.backward = run_backward
 
+    def _enter(self, part: str) -> None:
+        self._part = part
+        self._say(part)
+
     def _hook(self, roots: Iterable[Any]) -> None:
         owners = self.owners()
         for node in _nodes(roots):
             if not hasattr(node, "variable"):  # what keeps a gradient is left alone, and goes with what made it
-                node.register_prehook(self._saying(owners.get(node._sequence_nr(), "")))
+                node.register_prehook(self._entering(owners.get(node._sequence_nr(), "")))
 
-    def _saying(self, part: str) -> Callable[[Any], None]:
-        def enter(gradients: Any) -> None:
-            self._inside = [part]  # what a node computes anew may be in parts of its own, and comes back to this
-            self._say(part)
-
-        return enter
+    def _entering(self, part: str) -> Callable[[Any], None]:
+        return lambda gradients: self._enter(part)
 
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:

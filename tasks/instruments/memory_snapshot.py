@@ -94,7 +94,7 @@ class OutOfMemoryWitness:
         name = artifact_name("snapshot_oom", session.params, "pickle")
         if session.folder is None:
             return "not kept: it has no folder"
-        kept = _keep(taken.snapshot, session.folder / name)
+        kept = _write(taken.snapshot, session.folder / name)
         return name if kept.value is not None else kept.note
 
 
@@ -109,10 +109,8 @@ def watch_out_of_memory(session: Session) -> list[Sample]:
 
 def take_snapshot(session: Session) -> Iterator[Sample]:
     """Leaves the rows in `session.allocations` and `session.live`, and gives what is known over all."""
-    kind = session.workload.device.kind
-    if kind != "cuda" or uses_cuda_graphs(session.params):
-        yield _sample("peak_allocated_bytes", "bytes", None, f"a snapshot is of CUDA's allocator, not of {kind}" if kind != "cuda"
-                      else "a CUDA graph that is replayed asks the allocator for nothing")  # fmt: skip
+    if reason := _why_not(session):
+        yield _sample("peak_allocated_bytes", "bytes", None, reason)
         return
     _step_on_record(session)  # the first may be one without optimizer state; if memory runs out in it, that is on record
     session.workload.device.reset_peaks()
@@ -123,8 +121,15 @@ def take_snapshot(session: Session) -> Iterator[Sample]:
     record = _replay(session, taken)
     yield from _analyse(session, record, taken, peaks)
     if session.folder is not None:
-        yield _keep(taken.snapshot, session.folder / artifact_name("snapshot", session.params, "pickle"))
+        yield _write(taken.snapshot, session.folder / artifact_name("snapshot", session.params, "pickle"))
     yield _sample("processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+
+
+def _why_not(session: Session) -> str:
+    kind = session.workload.device.kind
+    if kind != "cuda":
+        return f"a snapshot is of CUDA's allocator: it needs CUDA, not {kind}"
+    return "a CUDA graph that is replayed asks the allocator for nothing" if uses_cuda_graphs(session.params) else ""
 
 
 def _analyse(session: Session, record: Record, taken: Taken, peaks: Mapping[str, int | None]) -> Iterator[Sample]:
@@ -138,11 +143,8 @@ def _analyse(session: Session, record: Record, taken: Taken, peaks: Mapping[str,
     for metric, value in {**peaks, "replayed_peak_bytes": replayed_bytes, "unlabelled_bytes": unlabelled_bytes(rows)}.items():
         yield _sample(metric, "bytes", value)
     wrapped = record.entries >= _MOST_ENTRIES
-    note = (
-        f"the record has the last {_MOST_ENTRIES} events alone: of what came before, only what is still live" if wrapped else ""
-    )
-    yield _sample("events", "events", record.entries, note)
-    yield _sample("wrapped", "", float(wrapped), note)
+    yield _sample("events", "events", record.entries)
+    yield _sample("wrapped", "", float(wrapped), f"it has the last {_MOST_ENTRIES} events alone" if wrapped else "")
 
 
 def holdings(workload: Workload) -> Iterator[Holding]:
@@ -207,7 +209,7 @@ def _has_weight_copies(session: Session) -> bool:
     return session.workload.facts.get("autocast_dtype") is not None
 
 
-def _keep(snapshot: Snapshot, artifact: Path) -> Sample:
+def _write(snapshot: Snapshot, artifact: Path) -> Sample:
     """As torch's memory_viz opens it; nothing, with the reason, where it is too large for that."""
     packed = pickle.dumps(snapshot)
     if len(packed) > _LARGEST_SNAPSHOT_BYTES:

@@ -198,7 +198,7 @@ def test_elsewhere_it_says_that_it_needs_cuda() -> None:
     params = TrainStepParams.model_validate(TINY)
     session = Session(build(params), params, Progress())
     (sample,) = (sample for stage in instrument.STAGES for sample in stage.run(session))
-    assert (sample.value, sample.note) == (None, "a snapshot is of CUDA's allocator, not of cpu")
+    assert (sample.value, sample.note) == (None, "a snapshot is of CUDA's allocator: it needs CUDA, not cpu")
     assert session.on_error == []
 
 
