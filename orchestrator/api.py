@@ -24,6 +24,8 @@ class LoadedRun:
     cells: one wide row a cell, nullable dtypes, the unit in each column's name; the same as cells.parquet.
     samples: every number as it was measured, of every attempt: instrument, mode, phase, metric, unit, step, value.
     kernels: one row a kernel, operator, phase and module, of the attempts that count; times in ns, and `ms` a step.
+    allocations: what of the device's memory lived at the peak of a step, or when it ran out, of the attempts that count: role,
+    part, call chain, bytes of each, how many. live: how many bytes of each role lived when, in ms into that step.
     predictions: what was foreseen of each cell's memory, in bytes, by step and phase.
     manifest: run.json.
     """
@@ -50,6 +52,14 @@ class LoadedRun:
     @cached_property
     def kernels(self) -> pd.DataFrame:
         return self._results.kernels()
+
+    @cached_property
+    def allocations(self) -> pd.DataFrame:
+        return self._results.allocations()
+
+    @cached_property
+    def live(self) -> pd.DataFrame:
+        return self._results.live()
 
     @cached_property
     def predictions(self) -> pd.DataFrame:

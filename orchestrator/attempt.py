@@ -139,6 +139,8 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
         started_at=started_at,
         wall_s=ended.wall_s,
         kernels=account.kernels,
+        allocations=account.allocations,
+        live=account.live,
     )
 
 

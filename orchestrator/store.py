@@ -4,6 +4,8 @@
     attempts/       one Parquet part an attempt, written last: its presence is completion
     samples/        one Parquet part an attempt that measured something
     kernels/        one Parquet part an attempt whose kernels were watched
+    allocations/    one Parquet part an attempt of which a snapshot of the device's memory was taken
+    live/           how much memory lived when in those
     predictions/    one Parquet part a run that predicted the memory of its cells
     artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
     cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
@@ -38,7 +40,7 @@ from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome, Sample
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA_VERSION = 1  # 1: attempts and samples; kernels since, which an older program passes over
+SCHEMA_VERSION = 1  # 1: attempts and samples; kernels, allocations and live since, which an older program passes over
 MERGE_BATCH = 128
 _MERGED = "merged-"
 _REPLACES = b"replaces"
@@ -97,6 +99,33 @@ KERNELS = pa.schema(
         ("sd_ns", pa.float64()),
     ]
 )
+ALLOCATIONS = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("attempt", pa.int32()),
+        ("moment", pa.string()),
+        ("phase", pa.string()),
+        ("role", pa.string()),
+        ("part", pa.string()),
+        ("attributed_by", pa.string()),
+        ("allocated_in", pa.string()),
+        ("call_chain", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("count", pa.int64()),
+        ("total_bytes", pa.int64()),
+    ]
+)
+LIVE = pa.schema(
+    [
+        ("cell", pa.string()),
+        ("attempt", pa.int32()),
+        ("event", pa.int64()),
+        ("at_ms", pa.float64()),
+        ("phase", pa.string()),
+        ("role", pa.string()),
+        ("live_bytes", pa.int64()),
+    ]
+)
 PREDICTIONS = pa.schema(
     [
         ("cell", pa.string()),
@@ -110,7 +139,15 @@ PREDICTIONS = pa.schema(
         ("note", pa.string()),
     ]
 )
-_SCHEMAS = {"attempts": ATTEMPTS, "samples": SAMPLES, "kernels": KERNELS, "predictions": PREDICTIONS}
+_SCHEMAS = {
+    "attempts": ATTEMPTS,
+    "samples": SAMPLES,
+    "kernels": KERNELS,
+    "allocations": ALLOCATIONS,
+    "live": LIVE,
+    "predictions": PREDICTIONS,
+}
+_MEASURED = ("samples", "kernels", "allocations", "live")  # by the names that they have in an outcome
 
 
 class Run:
@@ -233,8 +270,8 @@ class RunWriter(Run):
         key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
         name = f"{key['cell']}-{key['attempt']}.parquet"
         with _writing(self.folder):
-            for table, records in (("samples", outcome.samples), ("kernels", outcome.kernels)):
-                if records:
+            for table in _MEASURED:
+                if records := getattr(outcome, table):
                     rows = [{**key, **asdict(record)} for record in records]
                     _write_part(self.folder / table / name, pa.Table.from_pylist(rows, _SCHEMAS[table]))
             row = {**key, **_attempt_row(outcome), "commit": commit}

@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -74,16 +74,20 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common
+    evidence: dict[str, Any] = {}
     try:
-        _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE), by_hand)
+        _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE), by_hand, evidence)
     except BaseException as error:  # whatever it is, it is this cell's result
-        journal.end(_describe(attempt, error))
+        journal.end(_describe(attempt, error, evidence))
     else:
         journal.end(Ending(Status.OK))
 
 
-def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool) -> None:
-    """Environment, build, then each stage of the chosen instruments, journalled as it is done."""
+def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, evidence: dict[str, Any]) -> None:
+    """Environment, build, then each stage of the chosen instruments, journalled as it is done.
+
+    evidence: where instruments say what they know of an error that ends one.
+    """
     from tasks.harness.environment import fingerprint, read_environment
     from tasks.harness.registry import all_tasks
     from tasks.harness.stage import Session
@@ -101,16 +105,30 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool) ->
         journal.samples(built.samples)
         return
     journal.facts({"tokens": built.tokens, "flops": built.flops})
-    session = Session(built, params, progress, folder=None if by_hand else attempt.path)
+    session = Session(built, params, progress, folder=None if by_hand else attempt.path, evidence=evidence)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
-        _take(stage.run(session), journal)
-        if session.facts:
-            journal.facts(session.facts)
-            session.facts = {}
-        if session.kernels:
-            journal.kernels(session.kernels)
-            session.kernels = []
+        try:
+            _take(stage.run(session), journal)
+        except Exception as error:
+            for ask in session.on_error:
+                ask(error)
+            raise
+        finally:
+            _hand_over(session, journal)
+
+
+def _hand_over(session: Any, journal: Any) -> None:
+    """Journals what a stage left besides its samples."""
+    for write, left in (
+        (journal.facts, session.facts),
+        (journal.kernels, session.kernels),
+        (journal.allocations, session.allocations),
+        (journal.live, session.live),
+    ):
+        if left:
+            write(left)
+            left.clear()
 
 
 def _take(samples: Iterable[Any], journal: Any) -> None:
@@ -123,7 +141,7 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
         journal.samples(taken)
 
 
-def _describe(attempt: Attempt, error: BaseException) -> Ending:
+def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) -> Ending:
     from tasks.harness.device import Skip, asked_bytes, backend_refused, device_refused, host_refused
 
     if isinstance(error, Skip) or backend_refused(error):
@@ -132,6 +150,7 @@ def _describe(attempt: Attempt, error: BaseException) -> Ending:
         "exception": type(error).__qualname__,
         "message": str(error),
         "traceback": "".join(traceback.format_exception(error)),
+        **known,
     }
     if not (device_refused(error) or host_refused(error)):
         return Ending(Status.FAILED, evidence)

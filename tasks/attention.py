@@ -71,15 +71,16 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
     import torch
 
     from tasks.harness.compilation import compile_options
-    from tasks.harness.precision import dtype_name, precision_facts, stored_dtype
+    from tasks.harness.precision import dtype_name, matmul_dtype, precision_facts, stored_dtype
     from tasks.harness.workload import Workload
 
     inputs, attend, leaves = _prepare(params, device)
     if params.compile == "model":
         attend = torch.compile(attend, **compile_options(params, ours=True))
+    gradient = torch.randn(inputs[0].shape, device=inputs[0].device).to(matmul_dtype(params))
     flops = attention_flops(params.batch_size, params.context_length, params.d_head, params.causal)
     return Workload(
-        step=_make_step(params, attend, inputs, leaves),
+        step=_make_step(params, attend, inputs, leaves, gradient),
         phases=PHASES[params.pass_],
         device=device,
         tokens=params.batch_size * params.context_length,
@@ -95,7 +96,7 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
         },
         before_phase=_flush(device) if params.cold_l2 else None,
         square=_square(params),
-        resident=(*inputs, *leaves),
+        resident=(*inputs, *leaves, gradient),
         model=attend if isinstance(attend, torch.nn.Module) else None,
     )
 
@@ -152,16 +153,15 @@ def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
 
 
 def _make_step(
-    params: AttentionParams, attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], leaves: list[Tensor]
+    params: AttentionParams, attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], leaves: list[Tensor], gradient: Tensor
 ) -> Callable[[PhaseMarker], None]:
-    """The backward pass starts from a gradient made beforehand, which no timing includes."""
+    """The backward pass starts from `gradient`, which was made beforehand: no timing includes it."""
     import torch
 
     from tasks.harness.compilation import begin_step
-    from tasks.harness.precision import autocast, matmul_dtype
+    from tasks.harness.precision import autocast
 
     precision = autocast(params)
-    gradient = torch.randn(inputs[0].shape, device=inputs[0].device).to(matmul_dtype(params))
 
     def inference(phase: PhaseMarker) -> None:
         begin_step(params)

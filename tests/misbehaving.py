@@ -1,4 +1,4 @@
-"""A model of one's own that dies in every way there is: named in a config as `misbehaving:Model`."""
+"""Models of one's own: one that dies in every way there is, named in a config as `misbehaving:Model`, and one that hides."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -103,3 +104,11 @@ class Model(nn.Module):
         while True:
             held.append(bytearray(b"x" * 50_000_000))
             time.sleep(0.05)
+
+
+class Hoarder(Model):
+    """Holds memory that is no parameter, no buffer, and no part of any step."""
+
+    def __init__(self, hidden_bytes: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.hidden = torch.empty(hidden_bytes, dtype=torch.uint8)

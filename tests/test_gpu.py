@@ -14,11 +14,15 @@ import torch
 from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator.attempt import execute
 from tasks.attention import AttentionParams, build
+from tasks.harness.progress import Progress
 from tasks.harness.records import Attempt, Outcome, Status
+from tasks.harness.stage import Session
+from tasks.instruments import memory_snapshot
 from tasks.prediction.predictor import track
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
 from tasks.train_step import TrainStepParams
+from tasks.train_step import build as build_training
 from tests.model.test_attention import BOUND, errors_in_eps
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -284,3 +288,93 @@ def test_nvtx_ranges_are_left(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(device="cuda", settings={"instruments": ("nvtx",)}))
     assert outcome.status is Status.OK, outcome.evidence
     assert [sample.value for sample in outcome.samples if sample.instrument == "nvtx"] == [2]
+
+
+def snapshot_of(make_attempt: MakeAttempt, number: int = 1, *more: str, **params: object) -> Outcome:
+    settings = {"instruments": (*more, "memory_snapshot"), "timeout_s": 120.0}
+    own = {"device": "cuda", "size": "small", "context_length": 256, "batch_size": 4, "measured_steps": 3}
+    return execute(make_attempt(number, settings=settings, **{**own, **params}))
+
+
+def snapshot_number(outcome: Outcome, metric: str) -> float:
+    (value,) = (s.value for s in outcome.samples if (s.instrument, s.metric) == ("memory_snapshot", metric))
+    assert value is not None
+    return value
+
+
+def bytes_of(outcome: Outcome, role: str) -> int:
+    return sum(row.total_bytes for row in outcome.allocations if row.role == role)
+
+
+@pytest.mark.parametrize("optimizer", ["course", "foreach"])
+@pytest.mark.parametrize("way", ["forward", "train_step"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_what_the_peak_is_made_of(make_attempt: MakeAttempt, precision: str, way: str, optimizer: str) -> None:
+    """It adds up to the peak that torch counts, in the recorded step and in one that nobody recorded."""
+    outcome = snapshot_of(make_attempt, 1, "memory", precision=precision, optimizer=optimizer, **{"pass": way})
+    assert outcome.status is Status.OK, outcome.evidence
+    peak, requested = (snapshot_number(outcome, f"peak_{kind}_bytes") for kind in ("allocated", "requested"))
+    assert snapshot_number(outcome, "wrapped") == 0.0
+    assert snapshot_number(outcome, "replayed_peak_bytes") == pytest.approx(requested, rel=1e-3)
+    assert sum(row.total_bytes for row in outcome.allocations) == pytest.approx(peak, rel=0.01)
+    assert max(measured(outcome, "peak_allocated_bytes", "steady")) == pytest.approx(peak, rel=0.01)
+    assert 0 <= bytes_of(outcome, "slack") < 0.1 * peak  # a block is split only where 1 MiB or more is left of it
+    assert bytes_of(outcome, "unlabelled") < 0.03 * peak
+    nbytes = 4 * outcome.facts["parameters"]
+    assert bytes_of(outcome, "parameters") == nbytes
+    assert 8 * 2**20 <= bytes_of(outcome, "workspace") <= 128 * 2**20
+    all_copies = 2 * (outcome.facts["parameters"] - 10_000 * 768 - 25 * 768) if precision == "bf16" else 0
+    assert 0.7 * all_copies <= bytes_of(outcome, "autocast weight copies") <= all_copies
+    if way == "train_step":
+        assert bytes_of(outcome, "optimizer state") >= 2 * nbytes
+        in_backward = [row for row in outcome.allocations if row.allocated_in == "backward" and row.role == "temporary"]
+        assert all(row.part for row in in_backward if row.size_bytes > 2**20)
+
+
+def test_every_phase_of_the_picture_is_named_and_its_height_is_the_peak(make_attempt: MakeAttempt) -> None:
+    outcome = snapshot_of(make_attempt)
+    assert outcome.status is Status.OK, outcome.evidence
+    live: Counter[int] = Counter()
+    for row in outcome.live:
+        live[row.event] += row.live_bytes
+    assert max(live.values()) == snapshot_number(outcome, "replayed_peak_bytes")
+    assert {row.phase for row in outcome.live} >= {"forward", "backward", "optimizer"}
+    (snapshot,) = outcome.attempt.path.glob("snapshot_*.pickle")
+    assert snapshot.stat().st_size == snapshot_number(outcome, "file_bytes")
+
+
+def test_a_record_that_is_too_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_snapshot, "_MOST_ENTRIES", 300)
+    params = TrainStepParams(size="small", context_length=128)
+    session = Session(build_training(params), params, Progress())
+    samples = {sample.metric: sample for sample in memory_snapshot.take_snapshot(session)}
+    assert samples["events"].value == 300
+    assert samples["wrapped"].value == 1.0
+    assert "last 300 events" in samples["wrapped"].note
+
+
+@pytest.mark.parametrize("before", [(), ("timing",)], ids=["on record", "not on record"])
+def test_what_filled_the_memory_is_kept(make_attempt: MakeAttempt, before: tuple[str, ...]) -> None:
+    params = {"size": "medium", "context_length": 512, "memory_limit_gib": 8.0}
+    outcome = snapshot_of(make_attempt, 1, *before, **params)
+    assert outcome.status is Status.OOM, outcome.evidence
+    snapshot = outcome.attempt.path / str(outcome.evidence["snapshot"])
+    assert snapshot.name.startswith("snapshot_oom_")
+    assert snapshot.stat().st_size > 1000
+    assert {row.moment for row in outcome.allocations} == {"out of memory"}
+    assert sum(row.total_bytes for row in outcome.allocations) >= outcome.evidence["allocated_bytes"]
+    assert bytes_of(outcome, "parameters") == 4 * outcome.facts["parameters"]
+    by_part = {row.part for row in outcome.allocations if row.role == "activations"}
+    assert by_part >= {"ffn", "softmax"} if not before else not by_part
+
+
+def test_what_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
+    tests = str(Path(__file__).resolve().parent)
+    settings = {"instruments": ("memory_snapshot",), "import_paths": (tests,)}
+    args = {"hidden_bytes": 64 * 2**20, "vocab_size": 10_000}
+    own = {"size": None, "model": "misbehaving:Hoarder", "model_args": args}
+    outcome = execute(make_attempt(device="cuda", settings=settings, **own))
+    assert outcome.status is Status.OK, outcome.evidence
+    hidden = [row for row in outcome.allocations if row.size_bytes == 64 * 2**20]
+    assert [(row.role, row.count, row.allocated_in) for row in hidden] == [("unlabelled", 1, "")]
+    assert bytes_of(outcome, "unlabelled") < 65 * 2**20

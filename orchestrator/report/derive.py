@@ -30,6 +30,7 @@ _EVIDENCE = (
     "allocated_bytes",
     "reserved_bytes",
     "free_bytes",
+    "snapshot",
 )
 _FACTS = (
     "host", "gpu", "torch", "cuda", "driver", "python", "cpu", "tokens", "parameters", "parameter_dtype",
@@ -221,6 +222,17 @@ def kernels(samples: pd.DataFrame) -> pd.DataFrame:
     return _pivot(watched.assign(column=prefix + watched["metric"] + suffix))
 
 
+def snapshots(samples: pd.DataFrame) -> pd.DataFrame:
+    """What the step on the allocator's record comes to: `snapshot_peak_allocated_bytes`, …, `snapshot_replayed_peak_bytes`;
+    `snapshot_unlabelled_share` of the peak; `snapshot_events`, `snapshot_wrapped`; `snapshot_processing_ms`.
+    """
+    taken = samples[samples["instrument"] == "memory_snapshot"]
+    table = _pivot(taken.assign(column="snapshot_" + taken["metric"] + taken["unit"].map({"ms": "_ms"}).fillna("")))
+    if "snapshot_unlabelled_bytes" in table:
+        table["snapshot_unlabelled_share"] = table["snapshot_unlabelled_bytes"] / table["snapshot_peak_allocated_bytes"]
+    return table
+
+
 GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     synced_durations,
     pipelined_durations,
@@ -232,6 +244,7 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     telemetry,
     findings,
     kernels,
+    snapshots,
 )
 
 

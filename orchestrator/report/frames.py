@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -21,20 +21,34 @@ if TYPE_CHECKING:
 class Results:
     """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the tasks.
 
-    read_kernels: gives the rows of kernels of the whole run, which may be millions: read where a table asks for them.
+    read_kernels, read_allocations, read_live: give the rows of the whole run, which may be millions: read where a table asks
+    for them.
     """
 
     cells: pd.DataFrame
     axes: tuple[str, ...]
     manifest: Mapping[str, Any]
     read_kernels: Callable[[], pd.DataFrame] = pd.DataFrame
+    read_allocations: Callable[[], pd.DataFrame] = pd.DataFrame
+    read_live: Callable[[], pd.DataFrame] = pd.DataFrame
 
     def kernels(self) -> pd.DataFrame:
         """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
         number of steps is unknown.
         """
-        rows = self.read_kernels().merge(self.cells[["cell", "attempt"]], on=["cell", "attempt"])
+        rows = self._that_count(self.read_kernels())
         return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
+
+    def allocations(self) -> pd.DataFrame:
+        """What of the device's memory lived at one moment of these cells, of the attempts that count."""
+        return self._that_count(self.read_allocations())
+
+    def live(self) -> pd.DataFrame:
+        """How much of it lived when."""
+        return self._that_count(self.read_live())
+
+    def _that_count(self, rows: pd.DataFrame) -> pd.DataFrame:
+        return rows.merge(self.cells[["cell", "attempt"]], on=["cell", "attempt"])
 
 
 def load_results(run: Run) -> Results:
@@ -51,7 +65,8 @@ def load_results(run: Run) -> Results:
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
     cells = derive_cells(attempts, run.read("samples"), run.read("predictions"))
-    return Results(cells, tuple(names), manifest, cache(lambda: run.read("kernels")))
+    read = {f"read_{table}": cache(partial(run.read, table)) for table in ("kernels", "allocations", "live")}
+    return Results(cells, tuple(names), manifest, **read)
 
 
 def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:

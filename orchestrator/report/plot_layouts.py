@@ -5,17 +5,19 @@ A chart shows medians over what it does not tell apart, such as seeds. One with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import altair as alt
 import pandas as pd
 
+from orchestrator.report.allocation_layouts import ROLES
 from orchestrator.report.frames import Results
 from orchestrator.report.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
-from orchestrator.report.layouts import axis_texts, each, key_axes, ordered_values
+from orchestrator.report.layouts import axis_texts, each, key_axes, ordered_values, sort_cells
 from orchestrator.report.selections import Selection
+from orchestrator.report.values import GIB
 
 Chart = alt.Chart | alt.FacetChart
 
@@ -26,6 +28,8 @@ _VALUE = "value"
 _ALONE = {"width": 560, "height": 300}
 _BESIDE_OTHERS = {"width": 230, "height": 170}
 _LOGARITHMIC: dict[str, Any] = {"type": "log", "nice": False, "padding": 12}
+_AT_MS, _BEGIN_MS = "at_ms", "begin_ms"
+_DIGITS_OF_MS, _DIGITS_OF_GIB = 3, 5  # more nobody sees, and the page has to hold them all
 _PHASES = ("forward", "backward", "optimizer")
 
 
@@ -182,6 +186,48 @@ class KernelClasses:
             tooltip=_tooltip([_PANEL, "phase", "class"], "ms a step"),
         )  # fmt: skip
         return _facetted(drawn, panels)
+
+
+@dataclass(frozen=True)
+class LiveMemory:
+    """What lives when in one step: an area a role, stacked, a panel a cell, the phases marked where they begin."""
+
+    def draw(self, results: Results) -> Chart | None:
+        live = results.live()
+        if live.empty:
+            return None
+        axes = key_axes(results)
+        labels = {row["cell"]: " · ".join(axis_texts(row, axes)) for row in each(sort_cells(results.cells, axes))}
+        moments, panels = _first_panels(_moments(live, labels), list(labels.values()))
+        order: list[Any] = [role for role in ROLES if role in moments]
+        begins = moments[moments["phase"] != ""].groupby([_PANEL, "phase"])[_AT_MS].min().rename(_BEGIN_MS).reset_index()
+        areas = alt.Chart().transform_filter(f"isValid(datum.{_AT_MS})").transform_fold(order, as_=["role", _VALUE])
+        areas = areas.transform_calculate(order=f"indexof({order}, datum.role)").mark_area(interpolate="step-after").encode(
+            x=alt.X(_AT_MS, type="quantitative", title="ms into the step"),
+            y=alt.Y(_VALUE, type="quantitative", title="GiB", stack="zero"),
+            color=alt.Color("role", type="nominal", sort=order, scale=alt.Scale(domain=order)),
+            order=alt.Order("order", type="quantitative"),
+            tooltip=[alt.Tooltip(name, type="nominal") for name in ("phase", "role")] + _tooltip([], "GiB"),
+        )  # fmt: skip
+        marks = alt.Chart().transform_filter(f"isValid(datum.{_BEGIN_MS})").encode(x=alt.X(_BEGIN_MS, type="quantitative"))
+        names = marks.mark_text(align="left", baseline="top", dx=3, fontSize=9)
+        layers = (areas, marks.mark_rule(strokeDash=[4, 3]), names.encode(text=alt.Text("phase", type="nominal"), y=alt.value(2)))
+        return _facetted(alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)), panels)
+
+
+def _moments(live: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
+    """One row a moment of a cell: its panel, when it was, in which phase, and of each role the GiB that lived."""
+    named = live.assign(
+        **{
+            _PANEL: live["cell"].map(labels),
+            _AT_MS: live["at_ms"].round(_DIGITS_OF_MS),
+            _VALUE: (live["live_bytes"] / GIB).round(_DIGITS_OF_GIB),
+        }
+    )
+    wide = named.pivot_table(index=[_PANEL, "event", _AT_MS, "phase"], columns="role", values=_VALUE, fill_value=0.0)
+    highest_first = wide.loc[wide.sum(axis=1).sort_values(ascending=False, kind="stable").index].reset_index()
+    apart = highest_first.drop_duplicates([_PANEL, _AT_MS])  # a chart would add up what stands at one place
+    return apart.sort_values([_PANEL, "event"]).drop(columns="event").rename_axis(columns=None)
 
 
 def _varying(results: Results, without: tuple[str, ...] = ()) -> list[str]:

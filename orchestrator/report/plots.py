@@ -9,7 +9,7 @@ from typing import Any
 import vl_convert
 
 from orchestrator.report.frames import Results
-from orchestrator.report.plot_layouts import KernelClasses, Lines, Measure, Phases, PlotLayout, SpeedUps
+from orchestrator.report.plot_layouts import KernelClasses, Lines, LiveMemory, Measure, Phases, PlotLayout, SpeedUps
 from orchestrator.report.selections import of_task, varying, with_baseline
 from orchestrator.report.values import GIB
 
@@ -93,6 +93,12 @@ PLOTS: tuple[Plot, ...] = (
         "Kernels by phase and class",
         "Milliseconds of kernels a step, stacked by the kind of work.",
         KernelClasses(),
+    ),
+    Plot(
+        "memory-timeline",
+        "What lives when",
+        "GiB that were asked for, by role, over the recorded step on the host's clock; a dashed line is where a phase begins.",
+        LiveMemory(),
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.report.allocation_tables import ALLOCATION_TABLES
 from orchestrator.report.kernel_tables import KERNEL_TABLES
 from orchestrator.report.layouts import Across, ByPhase, Growth, Ladder, Listing, Matrix
 from orchestrator.report.selections import both, having, of_task, varying, with_baseline
@@ -486,6 +487,7 @@ TABLES: tuple[Table, ...] = (
         ),
         of_task("norm_sensitivity"),
     ),
+    *ALLOCATION_TABLES,
     *KERNEL_TABLES,
     Table(
         "failures",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from tasks.harness.records import Ending, KernelRow, Sample
+from tasks.harness.records import AllocationRow, Ending, KernelRow, LiveRow, Sample
 
 
 class Journal:
@@ -27,6 +27,12 @@ class Journal:
 
     def kernels(self, rows: Iterable[KernelRow]) -> None:
         self._write({"kernels": [asdict(row) for row in rows]})
+
+    def allocations(self, rows: Iterable[AllocationRow]) -> None:
+        self._write({"allocations": [asdict(row) for row in rows]})
+
+    def live(self, rows: Iterable[LiveRow]) -> None:
+        self._write({"live": [asdict(row) for row in rows]})
 
     def end(self, ending: Ending) -> None:
         """The last line: once it is on disk, the attempt is finished whatever happens next."""

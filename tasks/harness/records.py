@@ -118,6 +118,43 @@ class KernelRow:
 
 
 @dataclass(frozen=True)
+class AllocationRow:
+    """Allocations that live at one moment, alike in role, part, size and place in the code.
+
+    moment: `peak` of the steady step, or `out of memory`; phase: the one it falls into. part: of the model, empty where it
+    is of none. attributed_by: what the role is known by (see tasks/snapshots/attribution.py). allocated_in: the phase of the
+    recorded step that made them, empty for what was there before it. call_chain: who asked, called by whom, `<` between;
+    empty where no Python was running, as in the backward pass. size_bytes: of each, as it was asked for. `slack` is
+    what the allocator's blocks have beyond that: it has no count.
+    """
+
+    moment: str
+    phase: str
+    role: str
+    part: str
+    attributed_by: str
+    allocated_in: str
+    call_chain: str
+    size_bytes: int
+    count: int
+    total_bytes: int
+
+
+@dataclass(frozen=True)
+class LiveRow:
+    """How much of a role lives at one moment of the recorded step: after the event `event` of the allocator's record.
+
+    at_ms: on the host's clock, from the first event of the step; live_bytes: as they were asked for.
+    """
+
+    event: int
+    at_ms: float
+    phase: str
+    role: str
+    live_bytes: int
+
+
+@dataclass(frozen=True)
 class Ending:
     """How a measuring process ended by its own account: the last line of its journal."""
 
@@ -139,6 +176,8 @@ class Outcome:
     started_at: float
     wall_s: float
     kernels: tuple[KernelRow, ...] = ()
+    allocations: tuple[AllocationRow, ...] = ()
+    live: tuple[LiveRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,6 +190,8 @@ class Account:
     facts: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
+    allocations: tuple[AllocationRow, ...] = ()
+    live: tuple[LiveRow, ...] = ()
     ending: Ending | None = None
 
 
@@ -172,6 +213,7 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 def _account(entries: Iterable[dict[str, Any]]) -> Account:
     times: list[float] = []
     stage, facts, samples, kernels = "", dict[str, Any](), list[Sample](), list[KernelRow]()
+    allocations, live = list[AllocationRow](), list[LiveRow]()
     ending = None
     for entry in entries:
         times.append(entry["time"])
@@ -184,8 +226,22 @@ def _account(entries: Iterable[dict[str, Any]]) -> Account:
                 samples += [Sample(**row) for row in rows]
             case {"kernels": list(rows)}:
                 kernels += [KernelRow(**row) for row in rows]
+            case {"allocations": list(rows)}:
+                allocations += [AllocationRow(**row) for row in rows]
+            case {"live": list(rows)}:
+                live += [LiveRow(**row) for row in rows]
             case {"status": str(status), "evidence": dict(evidence)}:
                 ending = Ending(Status(status), evidence)
     if not times:
         return Account()
-    return Account(times[0], times[-1] - times[0], stage, facts, tuple(samples), tuple(kernels), ending)
+    return Account(
+        started_at=times[0],
+        wall_s=times[-1] - times[0],
+        stage=stage,
+        facts=facts,
+        samples=tuple(samples),
+        kernels=tuple(kernels),
+        allocations=tuple(allocations),
+        live=tuple(live),
+        ending=ending,
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from tasks.harness.params import Params
 from tasks.harness.progress import Progress
-from tasks.harness.records import KernelRow, Sample
+from tasks.harness.records import AllocationRow, KernelRow, LiveRow, Sample
 from tasks.harness.workload import Watcher, Workload, run_step
 
 
@@ -19,8 +19,9 @@ class Session:
 
     on_first_step: watchers that want to see the very first step, whichever stage runs it. They are told outside of
     what is timed. shelf: what a stage leaves for a later stage of the same instrument. facts: what a stage found out
-    that is no number; the row of the cell keeps it. kernels: rows of a stage that watched them, too many to be samples.
-    folder: where a stage leaves artifacts; None where nobody keeps them.
+    that is no number; the row of the cell keeps it. kernels, allocations, live: rows of a stage that watched them, too many
+    to be samples. folder: where a stage leaves artifacts; None where nobody keeps them. on_error: asked in turn when a stage
+    ends in an error, with that; evidence: what they know of it.
     """
 
     workload: Workload
@@ -30,7 +31,11 @@ class Session:
     shelf: dict[str, list[Sample]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     kernels: list[KernelRow] = field(default_factory=list)
+    allocations: list[AllocationRow] = field(default_factory=list)
+    live: list[LiveRow] = field(default_factory=list)
     folder: Path | None = None
+    on_error: list[Callable[[Exception], None]] = field(default_factory=list)
+    evidence: dict[str, Any] = field(default_factory=dict)
 
     def count(self, name: str) -> int:
         """A parameter that counts something, such as `measured_steps`."""

@@ -7,7 +7,6 @@ read at once (see tasks/traces) and stays as an artifact that opens in Perfetto.
 from __future__ import annotations
 
 import gzip
-import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,9 +16,9 @@ from tempfile import TemporaryDirectory
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from tasks.harness.artifacts import artifact_name
 from tasks.harness.collection import uncollected
 from tasks.harness.compilation import keep_provenance, kept_provenance
-from tasks.harness.params import Params
 from tasks.harness.parts import part_functions, parts_named
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
@@ -31,7 +30,6 @@ from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
 _STEPS = 1  # to read a second one costs a tenth of a short cell, and tells of each kernel of a block no more
 _LARGEST_TRACE_BYTES = 512 * 1024**2
-_NAME_LENGTH = 120
 _NS_PER_MS = 1e6
 
 
@@ -73,7 +71,11 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
 def _read(session: Session, trace: Path) -> Iterator[Sample]:
     """The trace is packed while it is read: the packing leaves Python's lock alone."""
     with ThreadPoolExecutor(1) as beside:
-        kept = beside.submit(_keep, trace, session.folder / trace_name(session.params)) if session.folder else None
+        kept = (
+            beside.submit(_keep, trace, session.folder / artifact_name("trace", session.params, "json.gz"))
+            if session.folder
+            else None
+        )
         timeline = read_chrome(trace)
         if session.workload.device.kind == "cuda" and not timeline.on_device:  # else operators would pass for kernels
             yield Sample("kernels", "busy", "ratio", None, note="the trace has no kernels: CUPTI is refused here, see the log")
@@ -105,12 +107,6 @@ def _profile(session: Session) -> tuple[profile, float]:
         device.synchronize()
         took = time.perf_counter_ns() - began
     return profiled, took / _NS_PER_MS
-
-
-def trace_name(params: Params) -> str:
-    """Named by what differs from the defaults, so that a person finds it."""
-    said = "_".join(f"{name}-{value}" for name, value in params.non_default().items())
-    return f"trace_{re.sub(r'[^A-Za-z0-9._-]+', '-', said)[:_NAME_LENGTH]}.json.gz"
 
 
 def _keep(trace: Path, artifact: Path) -> Sample:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,7 +22,7 @@ import pytest
 from orchestrator import store
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.store import Run
-from tasks.harness.records import ATTEMPT_FILE, KernelRow, Outcome, Status
+from tasks.harness.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
 
 MakeOutcome = Callable[..., Outcome]
 
@@ -44,6 +45,16 @@ def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
     kernels = run.read("kernels")
     assert set(kernels["cell"]) == {good.attempt.cell.id}
     assert [KernelRow(**row) for row in kernels.drop(columns=["cell", "attempt"]).to_dict("records")] == list(good.kernels)
+
+
+def test_allocations_are_kept_of_whatever_ended(run: Run, make_outcome: MakeOutcome) -> None:
+    allocations = (AllocationRow("out of memory", "forward", "activations", "ffn", "part", "forward", "a.py:1 f", 7, 2, 14),)
+    live = (LiveRow(3, 0.25, "forward", "activations", 14),)
+    with run.opened_for_writing() as writer:
+        writer.append(replace(make_outcome(Status.OOM), allocations=allocations, live=live), None)
+    for table, kind, rows in (("allocations", AllocationRow, allocations), ("live", LiveRow, live)):
+        read = run.read(table).drop(columns=["cell", "attempt"]).to_dict("records")
+        assert [kind(**row) for row in read] == list(rows)
 
 
 @pytest.mark.parametrize("torn", ["samples", "kernels", "attempts"])

@@ -7,12 +7,24 @@ from pathlib import Path
 import pytest
 import torch
 
+from tasks.__main__ import _measure
 from tasks.harness.device import asked_bytes, backend_refused, device_refused, host_refused
 from tasks.harness.environment import fingerprint, probe
 from tasks.harness.journal import Journal
 from tasks.harness.progress import Progress, read_phase
-from tasks.harness.records import Attempt, Ending, Sample, Settings, Status, read_journal
+from tasks.harness.records import (
+    AllocationRow,
+    Attempt,
+    Ending,
+    KernelRow,
+    LiveRow,
+    Sample,
+    Settings,
+    Status,
+    read_journal,
+)
 from tasks.harness.registry import all_tasks, make_cell
+from tasks.harness.stage import Session, Stage
 
 MIB = 1024**2
 
@@ -70,6 +82,43 @@ def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
     assert read_journal(path).ending is None
     assert len(read_journal(path).samples) == 2
     assert read_journal(tmp_path / "nowhere").samples == ()
+
+
+def test_rows_of_every_kind_come_through_the_journal(tmp_path: Path) -> None:
+    kernel = KernelRow("forward", "ffn", "GEMM", "scope", "aten::mm", "gemm", 2, 4, 4000, 1000.0, 1000.0, 900, 1100, None)
+    allocation = AllocationRow("peak", "forward", "activations", "ffn", "part", "forward", "a.py:1 f", 7, 2, 14)
+    live = LiveRow(3, 0.25, "forward", "activations", 14)
+    with (tmp_path / "journal.jsonl").open("w") as stream:
+        journal = Journal(stream)
+        journal.kernels([kernel])
+        journal.allocations([allocation])
+        journal.live([live])
+    account = read_journal(tmp_path / "journal.jsonl")
+    assert (account.kernels, account.allocations, account.live) == ((kernel,), (allocation,), (live,))
+
+
+def test_what_a_stage_knows_of_its_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows that it leaves with its error, and what it adds to the evidence; other instruments are asked as well."""
+
+    def run(session: Session) -> list[Sample]:
+        def testify(error: Exception) -> None:
+            session.evidence["snapshot"] = f"of {error}"
+            session.live.append(LiveRow(3, 0.25, "forward", "activations", 14))
+
+        session.on_error.append(testify)
+        raise ValueError("the end")
+
+    monkeypatch.setattr("tasks.instruments.stages_of", lambda names: [Stage("only", 1, run)])
+    attempt = Attempt(
+        make_cell("train_step", {"device": "cpu", "size": "tiny", "context_length": 16}), 1, str(tmp_path), Settings()
+    )
+    with (tmp_path / "journal.jsonl").open("w") as stream:
+        _measure(attempt, stream, "spawn", by_hand=True)
+    account = read_journal(tmp_path / "journal.jsonl")
+    assert account.ending is not None
+    assert account.ending.status is Status.FAILED
+    assert (account.ending.evidence["message"], account.ending.evidence["snapshot"]) == ("the end", "of the end")
+    assert [row.live_bytes for row in account.live] == [14]
 
 
 def test_a_journal_may_go_anywhere() -> None:
