@@ -24,7 +24,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # is compiled here. tests/tasks/test_train_step.py has it tried.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
-FAST = {"device": "cpu", "size": "tiny", "context_length": 16, "batch_size": 1, "warmup_steps": 1, "measured_steps": 2}
+FAST = {
+    "device": "cpu", "size": "tiny", "vocab_size": 200, "context_length": 16, "batch_size": 1, "warmup_steps": 1,
+    "measured_steps": 2,
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -33,7 +33,7 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         [*STEPS, "d_head=8", "context_length=16", "precision=bf16_pure"], [], {"ok": 2}, {"attention", "attention-ladder"},
     ),
     "compile": (
-        [*TRAINING, "pass=forward", "compile=eager,blocks"],
+        [*TRAINING, "vocab_size=200", "pass=forward", "compile=eager,blocks"],
         ["precision=fp32", "compile_mode=default"],
         {"ok": 2},
         {"compile", "compilation", "jit", "utilisation"},
@@ -46,13 +46,13 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
          "kernel-diff"},
     ),
     "kernels compiled": (
-        [*TRAINING, "pass=forward", "precision=fp32", "compile=eager,blocks", "attention=naive"],
+        [*TRAINING, "vocab_size=200", "pass=forward", "precision=fp32", "compile=eager,blocks", "attention=naive"],
         [],
         {"ok": 2},
         {"fused", "kernel-diff"},
     ),
     "precision": (
-        [*TRAINING, "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
+        [*TRAINING, "vocab_size=200", "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
         [],
         {"ok": 4},
         {"precision", "utilisation", "ceiling"},

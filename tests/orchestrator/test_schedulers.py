@@ -17,6 +17,8 @@ import pandas as pd
 import psutil
 import pytest
 
+from tasks.harness.progress import read_phase
+from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE
 from tests.conftest import ROOT, sweep_command
 
 pytestmark = pytest.mark.slow
@@ -138,6 +140,17 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
     assert set(zip(samples["cell"], samples["attempt"], strict=True)) <= recorded
 
 
+def wait_until_stuck(folder: Path, how: str) -> None:
+    """The cell that never ends is in its forward pass."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for attempt in folder.glob(f"artifacts/*/*/{ATTEMPT_FILE}"):
+            if how in attempt.read_text() and read_phase(attempt.with_name(PHASE_FILE)) == "forward":
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"{how} has not begun")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int
@@ -146,11 +159,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     driver = subprocess.Popen(
         sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     )
-    assert driver.stdout is not None
-    for line in driver.stdout:
-        if line.startswith("start") and "spin_in_c" in line:
-            break
-    time.sleep(4)
+    wait_until_stuck(tmp_path / "results" / "faults", "spin_in_c")
     driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
@@ -179,7 +188,10 @@ def test_a_second_driver_is_sent_away(
 ) -> None:
     path = write_config(config_of("sleep"))
     first = subprocess.Popen(
-        sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        sweep_command("run", path, "--scheduler", "serial"),
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
     )
     while not (tmp_path / "results" / "faults" / "run.json").exists():
         time.sleep(0.1)

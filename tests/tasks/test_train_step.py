@@ -22,6 +22,7 @@ from tasks.train_step import PHASES, TrainStepParams, build
 TINY: dict[str, Any] = {
     "device": "cpu",
     "size": "tiny",
+    "vocab_size": 200,
     "context_length": 8,
     "batch_size": 2,
     "warmup_steps": 1,
@@ -47,7 +48,7 @@ def test_each_pass_has_its_phases_and_flops(pass_: Any) -> None:
 
     workload.step(phase)
     assert tuple(seen) == workload.phases == PHASES[pass_]
-    forward = forward_flops(SIZES[2025]["tiny"], 2, 8)
+    forward = forward_flops(SIZES[2025]["tiny"], 2, 8, TINY["vocab_size"])
     assert workload.flops == ({"forward": forward, "backward": 2 * forward} if "backward" in seen else {"forward": forward})
     assert workload.tokens == 16
 
