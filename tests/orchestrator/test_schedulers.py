@@ -63,13 +63,15 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def leftovers(tmp_path: Path) -> list[str]:
-    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line."""
+    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line or, where
+    they were forked from another, in the environment that it was given."""
     found, places = [], (str(tmp_path), str((tmp_path / "ray").resolve()))
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
+            known_by = f"{words} {process.environ().get('TMPDIR', '')}"
             if (
-                any(place in words for place in places)
+                any(place in known_by for place in places)
                 and process.status() != psutil.STATUS_ZOMBIE
                 and process.pid != os.getpid()
             ):
@@ -79,8 +81,9 @@ def leftovers(tmp_path: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(tmp_path: Path, seconds: float, word: str = "") -> None:
-    deadline = time.monotonic() + seconds
+def wait_until_gone(tmp_path: Path, word: str = "") -> None:
+    """What is not ended stays: a machine that is busy elsewhere may take its time."""
+    deadline = time.monotonic() + 20
     while left := [words for words in leftovers(tmp_path) if word in words]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -102,7 +105,7 @@ def test_each_fault_is_a_row_and_the_others_never_notice(
     status = sweep("status", "results/faults", env=environment)
     assert "killed by SIGSEGV" in status.stdout
     assert f"sweep run {path} would run 0 of 7 cells" in status.stdout
-    wait_until_gone(tmp_path, 5)
+    wait_until_gone(tmp_path)
     assert not list((tmp_path / "ray").glob("sweep-ray-*"))
 
 
@@ -126,7 +129,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
         time.sleep(chance.uniform(0, 6))
         driver.kill()
         driver.wait()
-        wait_until_gone(tmp_path, 8, "-m tasks")
+        wait_until_gone(tmp_path, "-m tasks")
     done = sweep("run", path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert set(statuses(folder).values()) == {"ok", "failed"}
@@ -165,7 +168,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     assert driver.returncode == 130
     assert f"stopped by {signal.Signals(number).name} with 1 cells left. To go on: sweep run {path}" in said
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
-    wait_until_gone(tmp_path, 5)
+    wait_until_gone(tmp_path)
 
 
 def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
@@ -174,10 +177,10 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
     path = write_config(config_of("sleep").replace("timeout_s: 12", "timeout_s: 100"))
     began = time.monotonic()
     done = sweep("run", path, "--time-limit", "25s", env=environment)
-    assert time.monotonic() - began < 28
+    assert time.monotonic() - began < 45  # and not after 100; how punctual it is, tests/orchestrator/test_run.py says
     assert done.returncode == 75, done.stdout + done.stderr
     assert "cells left. To go on: sweep run" in done.stdout
-    wait_until_gone(tmp_path, 5)
+    wait_until_gone(tmp_path)
     done = sweep("run", path, "--where", "size=tiny", env=environment)
     assert done.returncode == 0
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
