@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# What is never imported is never compiled.
+INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 
 .PHONY: demo test lint gpu-test clean
 
@@ -22,12 +24,13 @@ gpu-test: $(VENV)/.tests
 
 $(VENV)/.runs: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(INSTALL) -e .
 	touch $@
 
-$(VENV)/.tests: $(VENV)/.runs
-	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
-	touch $@
+$(VENV)/.tests: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) -e '.[dev]'
+	touch $(VENV)/.runs $@
 
 clean:
 	rm -rf $(VENV)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Request
+from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
@@ -101,11 +101,23 @@ class PreparedParent:
                 start_new_session=True,
             )
         os.close(end_of_lifeline)
-        self.broken = self._prepare()
+        self.broken = ""
+        self._prepared: set[Preparation] = set()
 
     @property
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def prepare(self, preparation: Preparation) -> None:
+        """Has it import what such cells need, once."""
+        if self.broken or preparation in self._prepared:
+            return
+        self._prepared.add(preparation)
+        try:
+            self._channel.send(preparation.to_message())
+            self.broken = str(self.hear(_PREPARATION_S).get("broken", ""))
+        except (ParentLost, OSError) as error:  # a timeout is one
+            self.broken = f"it did not come to be ready: {error}"
 
     def fork(self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> ForkedChild:
         variables = {name: environment[name] for name in READ_LATE if name in environment}
@@ -134,12 +146,6 @@ class PreparedParent:
         os.close(self._lifeline)
         self._process.wait()
 
-    def _prepare(self) -> str:
-        try:
-            return str(self.hear(_PREPARATION_S).get("broken", ""))
-        except (ParentLost, TimeoutError) as error:
-            return f"it did not come to be ready: {error}"
-
 
 class Starter:
     """Starts children. Keeps the prepared parent of the last of them while the next need the same environment."""
@@ -154,12 +160,12 @@ class Starter:
             return
         device = attempt.cell.params.device
         key = (device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE))
-        if self._parent is not None and key == self._prepared_for and (self._parent.is_alive or self._parent.broken):
-            return
-        self.close()
-        with (attempt.path / LOG_FILE).open("ab") as log:
-            self._parent = PreparedParent(device, {**os.environ, **own}, log.fileno())
-        self._prepared_for = key
+        if self._parent is None or key != self._prepared_for or not (self._parent.is_alive or self._parent.broken):
+            self.close()
+            with (attempt.path / LOG_FILE).open("ab") as log:
+                self._parent = PreparedParent(device, {**os.environ, **own}, log.fileno())
+            self._prepared_for = key
+        self._parent.prepare(Preparation(attempt.cell.params.compiled))
 
     def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
         """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ParentLost."""

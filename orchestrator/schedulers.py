@@ -42,6 +42,7 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_kill_worker_timeout_milliseconds": "2000",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

@@ -84,7 +84,7 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
         phases=PHASES[params.pass_],
         device=device,
         tokens=params.batch_size * params.context_length,
-        compiled=params.compile != "eager" or params.attention == "flex",
+        compiled=params.compiled,
         flops=None if params.projections else _by_phase(params, flops),
         facts={
             **precision_facts(params),

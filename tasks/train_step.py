@@ -110,7 +110,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
         phases=PHASES[params.pass_],
         device=device,
         tokens=params.batch_size * params.context_length,
-        compiled=params.compile != "eager" or params.attention == "flex",
+        compiled=params.compiled,
         flops=_flops(params),
         facts=_read_back(params, model),
         square=_square(params),

@@ -7,20 +7,31 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
 from tasks.harness.cell import Cell
 from tasks.harness.records import Attempt, KernelRow, Outcome, Sample, Settings, Status
 from tasks.harness.registry import make_cell
 
 ROOT = Path(__file__).resolve().parent.parent
-FAST = {"device": "cpu", "size": "tiny", "context_length": 16, "batch_size": 1, "warmup_steps": 1, "measured_steps": 2}
+
+# For a plain processor: what torch tries out of the vector units, once for each empty cache, takes longer than to compile what
+# is compiled here. tests/tasks/test_train_step.py has it tried.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
+FAST = {
+    "device": "cpu", "size": "tiny", "vocab_size": 200, "context_length": 16, "batch_size": 1, "warmup_steps": 1,
+    "measured_steps": 2,
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: len(item.path.parts))  # whole sweeps lie nearest the root: first, so that at the end nobody waits
     if not _has_cuda():
         for item in items:
             if "gpu" in item.keywords:
@@ -102,6 +113,26 @@ def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return call
+
+
+@pytest.fixture
+def sweep_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command line in this process, in a folder of its own: this machine is probed once, and where nothing else differs the
+    cells of all commands come from one prepared parent."""
+    from orchestrator.cli import main
+    from orchestrator.schedulers import SerialScheduler
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(SerialScheduler, "close", lambda scheduler: None)
+    monkeypatch.setattr("orchestrator.schedulers.probe_here", _known_here)
+    return lambda *words: CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
+
+
+@cache
+def _known_here() -> Any:
+    from orchestrator.probe import probe_here
+
+    return probe_here()
 
 
 def sweep_command(*words: object) -> list[str]:

@@ -25,6 +25,10 @@ class Unspeakable(Exception):
         return "unspeakable \ud800 \x00 text"
 
 
+def refuse() -> nn.Module:
+    raise ValueError(f"the compiler is {'there' if 'torch._inductor.compile_fx' in sys.modules else 'not there'}")
+
+
 class Model(nn.Module):
     """From token ids to logits, and on the way `how`. `step` counts from 0: the earlier ones go well.
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from click.testing import Result
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.conftest import ROOT
+
 STEPS = ["device=cpu", "warmup_steps=1", "measured_steps=2"]
 TRAINING = [*STEPS, "size=tiny", "context_length=8", "batch_size=1"]
-Sweep = Callable[..., subprocess.CompletedProcess[str]]
 
 # config → what makes it small (--set), what picks of it (--where), how its cells end, and the tables it is made for
 SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
@@ -33,7 +33,7 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         [*STEPS, "d_head=8", "context_length=16", "precision=bf16_pure"], [], {"ok": 2}, {"attention", "attention-ladder"},
     ),
     "compile": (
-        [*TRAINING, "pass=forward", "compile=eager,blocks"],
+        [*TRAINING, "vocab_size=200", "pass=forward", "compile=eager,blocks"],
         ["precision=fp32", "compile_mode=default"],
         {"ok": 2},
         {"compile", "compilation", "jit", "utilisation"},
@@ -46,13 +46,13 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
          "kernel-diff"},
     ),
     "kernels compiled": (
-        [*TRAINING, "pass=forward", "precision=fp32", "compile=eager,blocks", "attention=naive"],
+        [*TRAINING, "vocab_size=200", "pass=forward", "precision=fp32", "compile=eager,blocks", "attention=naive"],
         [],
         {"ok": 2},
         {"fused", "kernel-diff"},
     ),
     "precision": (
-        [*TRAINING, "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
+        [*TRAINING, "vocab_size=200", "matrix_size=64", "precision=fp32,bf16", "compile=eager"],
         [],
         {"ok": 4},
         {"precision", "utilisation", "ceiling"},
@@ -81,13 +81,13 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_a_small_version_runs(name: str, sweep: Sweep, tmp_path: Path) -> None:
+def test_a_small_version_runs(name: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
     if "compile" in name and not shutil.which("g++"):
         pytest.skip("torch.compile on the CPU needs a C++ compiler")
     sets, wheres, statuses, tables = SMALL[name]
     options = [word for one in sets for word in ("--set", one)] + [word for one in wheres for word in ("--where", one)]
-    done = sweep("run", ROOT / "configs" / f"{name.split()[0]}.yaml", *options, "--out", "out", "--scheduler", "serial")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = sweep_here("run", ROOT / "configs" / f"{name.split()[0]}.yaml", *options, "--out", "out", "--scheduler", "serial")
+    assert done.exit_code == 0, done.output
     cells = pd.read_parquet(tmp_path / "out" / "cells.parquet")
     assert cells["status"].value_counts().to_dict() == statuses
     if name == "compile":
@@ -98,6 +98,6 @@ def test_a_small_version_runs(name: str, sweep: Sweep, tmp_path: Path) -> None:
         assert len(list((tmp_path / "out").rglob("trace_*.json.gz"))) == len(cells)
         assert (cells["attributed_to_module"] > 0.95).all()
         assert (cells["profile_cost"] > 0).all()
-    printed = sweep("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
-    assert printed.returncode == 0
+    printed = sweep_here("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
+    assert printed.exit_code == 0, printed.output
     assert printed.stdout.count("\n## ") + printed.stdout.startswith("## ") == len(tables)

@@ -1,8 +1,10 @@
-"""What a user waits for, with ten thousand cells. The best of a few tries: these are promises about work, not about load."""
+"""What a user waits for, with ten thousand cells. In processor time, and of a few tries one will do: these are promises about
+work, not about load."""
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -38,13 +40,15 @@ grids:
 """
 
 
-def best_of(tries: int, *words: object) -> float:
-    seconds = []
-    for _ in range(tries):
-        began = time.perf_counter()
-        subprocess.run(sweep_command(*words), check=True, capture_output=True, cwd=ROOT)
-        seconds.append(time.perf_counter() - began)
-    return min(seconds)
+def takes_less_than(limit_s: float, *words: object) -> bool:
+    return any(_processor_s(*words) < limit_s for _ in range(3))
+
+
+def _processor_s(*words: object) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(sweep_command(*words), check=True, capture_output=True, cwd=ROOT)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.fixture(scope="module")
@@ -85,24 +89,24 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
 
 
 def test_help_is_there_at_once() -> None:
-    assert best_of(3, "--help") < 0.3
+    assert takes_less_than(0.3, "--help")
 
 
 def test_a_plan_of_ten_thousand_cells(many: Request, tmp_path: Path) -> None:
     assert len(many.expansion.cells) == 10_080
-    assert best_of(3, "plan", many.config_path, "--out", tmp_path / "new") < 3
-    assert best_of(3, "plan", many.config_path, "--out", many.run.folder) < 3
+    assert takes_less_than(3, "plan", many.config_path, "--out", tmp_path / "new")
+    assert takes_less_than(3, "plan", many.config_path, "--out", many.run.folder)
 
 
 def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> None:
     """What is left is estimated from what is done: in time that grows with the cells, not with their square."""
     seeds = ",".join(str(seed) for seed in range(14))
     halves = ("--set", "batch_size=4,8", "--set", f"seed={seeds}")
-    assert best_of(3, "plan", many.config_path, "--out", many.run.folder, *halves) < 3
+    assert takes_less_than(3, "plan", many.config_path, "--out", many.run.folder, *halves)
 
 
 def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
-    assert best_of(3, "status", many.run.folder) < 3
+    assert takes_less_than(3, "status", many.run.folder)
 
 
 def test_the_report_of_ten_thousand_cells(many: Request) -> None:
@@ -118,13 +122,9 @@ def test_a_prediction_takes_no_longer_than_the_steps_that_it_follows() -> None:
 
     `sweep plan configs/full.yaml --memory`, with an empty cache, shows what that comes to.
     """
-    cells = [
-        make_cell("train_step", {"size": "small", "precision": precision, "pass": pass_})
-        for precision in ("fp32", "tf32")
-        for pass_ in ("train_step", "forward_backward", "forward")
-    ]
+    cells = [make_cell("train_step", {"size": "small", "pass": pass_}) for pass_ in ("train_step", "forward_backward", "forward")]
     followed, bare = [], []
-    for _ in range(3):
+    while not followed or (min(followed) >= min(bare) and len(followed) < 3):
         began = time.process_time()
         predictor = Predictor()
         assert all(predictor.predict(records.Request(cell)).how == "tracked" for cell in cells)

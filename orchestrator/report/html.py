@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pandas as pd
@@ -74,8 +75,14 @@ def to_html(
         cells=_cells(results),
         details=details,
         rows_at_once=ROWS_AT_ONCE,
-        vega=Markup(vl_convert.javascript_bundle(_EMBED)) if any(not figure.problem for figure in figures) else "",
+        vega=_vega() if any(not figure.problem for figure in figures) else "",
     )
+
+
+@cache
+def _vega() -> Markup:
+    """The script that shows the charts: to bundle it takes seconds."""
+    return Markup(vl_convert.javascript_bundle(_EMBED))
 
 
 def _statuses(results: Results) -> dict[str, int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import torch
 
 from model.attention import IMPLEMENTATIONS, Attention, make_attention
+from tasks.harness.compilation import load_compiler
 from tasks.harness.device import Skip, backend_refused
 from tasks.harness.params import AttendingParams
 from tasks.harness.precision import autocast, stored_dtype
@@ -25,6 +26,8 @@ def choose_attention(
         raise Skip("attention: flex has no backward pass on the CPU")
     if params.attention in IMPLEMENTATIONS and params.attention not in _PLAIN:
         _probe(params, causal, d_head, device, gradients)
+    if params.attention == "flex":
+        load_compiler()
     return make_attention(params.attention, length, causal, device)
 
 

@@ -14,12 +14,14 @@ _BASIC_PROVENANCE = 2  # of the three levels the one that adds least to compilin
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
-def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
-    """For torch.compile. What is ours must compile whole: a graph break is an error there, not a slower number.
-
-    Loads the compiler, so that the time of the first step is of compiling, in a fresh process as in a forked one.
-    """
+def load_compiler() -> None:
+    """So that the time of the first step is of compiling, in a fresh process as in a forked one."""
     importlib.import_module("torch._inductor.compile_fx")
+
+
+def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
+    """For torch.compile. What is ours must compile whole: a graph break is an error there, not a slower number."""
+    load_compiler()
     return {"fullgraph": ours, "dynamic": False, "mode": params.compile_mode}
 
 

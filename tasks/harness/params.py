@@ -32,6 +32,11 @@ class Params(BaseModel):
         "on the CPU, of what the process may allocate after start-up",
     )
 
+    @property
+    def compiled(self) -> bool:
+        """Whether the cell needs torch's compiler."""
+        return False
+
     def values(self) -> dict[str, Any]:
         """Every parameter under its name in the config, as JSON can hold it."""
         return dict(self._values)
@@ -67,6 +72,10 @@ class CompiledParams(TimedParams):
         "shared", description="cold: the cell compiles into a folder of its own, as if for the first time"
     )
 
+    @property
+    def compiled(self) -> bool:
+        return self.compile != "eager"
+
     @model_validator(mode="before")
     @classmethod
     def _eager_is_not_compiled_in_any_mode(cls, values: Any) -> Any:
@@ -80,6 +89,11 @@ class AttendingParams(CompiledParams):
     """Of tasks that attend."""
 
     attention: AttentionName = Field("naive", description="how attention is computed: see model/attention.py")
+
+    @property
+    def compiled(self) -> bool:
+        """Flex is nothing else than compiled."""
+        return super().compiled or self.attention == "flex"
 
 
 def default_values(params: type[Params]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """The prepared parent: a process that has imported all a cell needs, touched no device, and forks a child for each.
 
-Importing torch, its compiler and its optimizers takes several times as long as measuring a small cell. A forked child has
-them at once, and is as much a process of its own as a fresh one. What would spoil its children, it never does: call CUDA,
-run a backward pass, or compute on several cores.
+Importing torch and what an optimizer draws in takes several times as long as measuring a small cell; the compiler takes as
+long again, and is imported when the first cell that compiles is to come. A forked child has them at once, and is as much a
+process of its own as a fresh one. What would spoil its children, it never does: call CUDA, run a backward pass, or compute on
+several cores.
 
-Over a socket of whole messages it says `{"ready": true}` or `{"broken": reason}`, then answers each request, which comes
-with the file descriptors of a log and of a lifeline, with `{"pid": …}` and, when that child has ended, `{"code": …}`.
+Over a socket of whole messages it answers each preparation with `{"ready": true}` or `{"broken": reason}`, and each request,
+which comes with the file descriptors of a log and of a lifeline, with `{"pid": …}` and, when that child has ended,
+`{"code": …}`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -39,6 +41,16 @@ _PROBE_SIZE = 512  # enough for torch to use several cores
 
 
 @dataclass(frozen=True)
+class Preparation:
+    """compiled: whether the cells to come compile."""
+
+    compiled: bool
+
+    def to_message(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+
+@dataclass(frozen=True)
 class Request:
     """attempt, journal: files. variables: of READ_LATE, those that the child has."""
 
@@ -52,28 +64,41 @@ class Request:
 
 
 def serve(channel: socket.socket, device: str, measure: Callable[[str, str], None]) -> None:
-    """Forks a child for each request, one after another, until the other end is closed."""
-    _import_everything()
-    reason = _probe(device)
-    _say(channel, {"broken": reason} if reason else {"ready": True})
+    """Does as it is asked, one thing after another, until the other end is closed."""
     while True:
         message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
             return
-        pid = os.fork()
-        if pid == 0:
-            channel.close()
-            _leave_after(partial(_run_child, Request(**json.loads(message)), measure, *passed))
-        for descriptor in passed:
-            os.close(descriptor)
-        _lead_group(pid)
-        _say(channel, {"pid": pid})
-        _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+        asked = json.loads(message)
+        if passed:
+            _fork(channel, Request(**asked), measure, passed)
+        else:
+            _prepare(channel, device, Preparation(**asked))
 
 
-def _import_everything() -> None:
-    importlib.import_module("torch._inductor.compile_fx")
+def _prepare(channel: socket.socket, device: str, preparation: Preparation) -> None:
+    _import_everything(preparation.compiled)
+    reason = _probe(device)
+    _say(channel, {"broken": reason} if reason else {"ready": True})
+
+
+def _fork(channel: socket.socket, request: Request, measure: Callable[[str, str], None], passed: Sequence[int]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        _leave_after(partial(_run_child, request, measure, *passed))
+    for descriptor in passed:
+        os.close(descriptor)
+    _lead_group(pid)
+    _say(channel, {"pid": pid})
+    _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+
+
+def _import_everything(compiled: bool) -> None:
+    importlib.import_module("torch._dynamo")  # by which an optimizer is built
     importlib.import_module("torch.profiler")
+    if compiled:
+        importlib.import_module("tasks.harness.compilation").load_compiler()
     for name in ("model", "tasks"):
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__"):

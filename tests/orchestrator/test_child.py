@@ -18,6 +18,7 @@ import pytest
 from orchestrator.attempt import child_environment, execute
 from orchestrator.child import STARTER, PreparedParent, _is_forked
 from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
+from tasks.harness.registry import make_cell
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
@@ -46,6 +47,33 @@ def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: M
     assert (first.status, second.status) == (Status.OK, Status.OK)
     assert first.facts["start_method"] == second.facts["start_method"] == "fork"
     assert len({first.facts["pid"], second.facts["pid"], parent.pid}) == 3
+
+
+def test_the_compiler_is_there_before_a_cell_that_compiles_begins_and_not_sooner(make_attempt: MakeAttempt) -> None:
+    STARTER.close()
+    said, parents = [], set()
+    for number, how in enumerate(("eager", "blocks"), start=1):
+        own = {"size": None, "model": "misbehaving:refuse", "compile": how}
+        outcome = execute(make_attempt(number, settings={"import_paths": (TESTS,)}, **own))
+        said.append(outcome.evidence["message"])
+        parents.add(_parent())
+    assert said == ["the compiler is not there", "the compiler is there"]
+    assert len(parents) == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "compiled"),
+    [
+        ("train_step", {}, False),
+        ("train_step", {"compile": "blocks"}, True),
+        ("attention", {"attention": "flex"}, True),
+        ("attention", {"compile": "model"}, True),
+        ("matmul", {}, False),
+    ],
+)
+def test_which_cells_compile(task: str, values: dict[str, Any], compiled: bool) -> None:
+    size = {"size": "tiny"} if task == "train_step" else {}
+    assert make_cell(task, {**size, **values}).params.compiled is compiled
 
 
 def test_the_parent_has_one_thread_and_no_device(make_attempt: MakeAttempt) -> None:
@@ -138,8 +166,9 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_at
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
-        "import sys; from pathlib import Path; from orchestrator.child import PreparedParent; import os, threading;"
-        "threading.Thread(target=PreparedParent, args=('cpu', dict(os.environ), 2)).start()"
+        "import os, threading; from orchestrator.child import PreparedParent; from tasks.harness.parent import Preparation;"
+        "parent = PreparedParent('cpu', dict(os.environ), 2);"
+        "threading.Thread(target=parent.prepare, args=(Preparation(compiled=True),)).start()"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)})
     deadline = time.monotonic() + 10

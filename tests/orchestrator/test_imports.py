@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from orchestrator.errors import EnvironmentError, RunError
 from orchestrator.imports import import_nsys
@@ -89,13 +90,13 @@ def test_a_report_is_exported_where_nsys_is(export: Path, tmp_path: Path, monkey
     assert len(Run(tmp_path / "run").read("kernels")) == 3
 
 
-def test_the_command(export: Path, sweep: Sweep, tmp_path: Path) -> None:
+def test_the_command(export: Path, sweep: Sweep, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
     done = sweep("import-nsys", export)
     assert done.returncode == 0, done.stderr
     assert "## Top kernels by phase" in done.stdout
     assert "ampere_sgemm_128x64_nn" in done.stdout
     assert (tmp_path / "results" / "report1" / "run.json").exists()
-    refused = sweep("status", "results/report1")
-    assert refused.returncode == 2
+    refused = sweep_here("status", "results/report1")
+    assert refused.exit_code == 2
     assert refused.stderr.startswith("sweep: results/report1: holds imported traces alone")
-    assert sweep("report", "results/report1", "--table", "kernel-classes").returncode == 0
+    assert sweep_here("report", "results/report1", "--table", "kernel-classes").exit_code == 0

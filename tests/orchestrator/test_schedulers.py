@@ -17,6 +17,8 @@ import pandas as pd
 import psutil
 import pytest
 
+from tasks.harness.progress import read_phase
+from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE
 from tests.conftest import ROOT, sweep_command
 
 pytestmark = pytest.mark.slow
@@ -61,13 +63,15 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def leftovers(tmp_path: Path) -> list[str]:
-    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line."""
+    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line or, where
+    they were forked from another, in the environment that it was given."""
     found, places = [], (str(tmp_path), str((tmp_path / "ray").resolve()))
     for process in psutil.process_iter():
         try:
             words = " ".join(process.cmdline())
+            known_by = f"{words} {process.environ().get('TMPDIR', '')}"
             if (
-                any(place in words for place in places)
+                any(place in known_by for place in places)
                 and process.status() != psutil.STATUS_ZOMBIE
                 and process.pid != os.getpid()
             ):
@@ -77,8 +81,9 @@ def leftovers(tmp_path: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(tmp_path: Path, seconds: float, word: str = "") -> None:
-    deadline = time.monotonic() + seconds
+def wait_until_gone(tmp_path: Path, word: str = "") -> None:
+    """What is not ended stays: a machine that is busy elsewhere may take its time."""
+    deadline = time.monotonic() + 20
     while left := [words for words in leftovers(tmp_path) if word in words]:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
@@ -100,7 +105,7 @@ def test_each_fault_is_a_row_and_the_others_never_notice(
     status = sweep("status", "results/faults", env=environment)
     assert "killed by SIGSEGV" in status.stdout
     assert f"sweep run {path} would run 0 of 7 cells" in status.stdout
-    wait_until_gone(tmp_path, 5)
+    wait_until_gone(tmp_path)
     assert not list((tmp_path / "ray").glob("sweep-ray-*"))
 
 
@@ -124,7 +129,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
         time.sleep(chance.uniform(0, 6))
         driver.kill()
         driver.wait()
-        wait_until_gone(tmp_path, 8, "-m tasks")
+        wait_until_gone(tmp_path, "-m tasks")
     done = sweep("run", path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert set(statuses(folder).values()) == {"ok", "failed"}
@@ -138,6 +143,17 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
     assert set(zip(samples["cell"], samples["attempt"], strict=True)) <= recorded
 
 
+def wait_until_stuck(folder: Path, how: str) -> None:
+    """The cell that never ends is in its forward pass."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for attempt in folder.glob(f"artifacts/*/*/{ATTEMPT_FILE}"):
+            if how in attempt.read_text() and read_phase(attempt.with_name(PHASE_FILE)) == "forward":
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"{how} has not begun")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int
@@ -146,17 +162,13 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     driver = subprocess.Popen(
         sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     )
-    assert driver.stdout is not None
-    for line in driver.stdout:
-        if line.startswith("start") and "spin_in_c" in line:
-            break
-    time.sleep(4)
+    wait_until_stuck(tmp_path / "results" / "faults", "spin_in_c")
     driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert f"stopped by {signal.Signals(number).name} with 1 cells left. To go on: sweep run {path}" in said
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
-    wait_until_gone(tmp_path, 5)
+    wait_until_gone(tmp_path)
 
 
 def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
@@ -165,10 +177,10 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
     path = write_config(config_of("sleep").replace("timeout_s: 12", "timeout_s: 100"))
     began = time.monotonic()
     done = sweep("run", path, "--time-limit", "25s", env=environment)
-    assert time.monotonic() - began < 28
+    assert time.monotonic() - began < 45  # and not after 100; how punctual it is, tests/orchestrator/test_run.py says
     assert done.returncode == 75, done.stdout + done.stderr
     assert "cells left. To go on: sweep run" in done.stdout
-    wait_until_gone(tmp_path, 5)
+    wait_until_gone(tmp_path)
     done = sweep("run", path, "--where", "size=tiny", env=environment)
     assert done.returncode == 0
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
@@ -179,7 +191,10 @@ def test_a_second_driver_is_sent_away(
 ) -> None:
     path = write_config(config_of("sleep"))
     first = subprocess.Popen(
-        sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        sweep_command("run", path, "--scheduler", "serial"),
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
     )
     while not (tmp_path / "results" / "faults" / "run.json").exists():
         time.sleep(0.1)

@@ -159,8 +159,8 @@ def test_attention_alone() -> None:
 
 
 def test_a_model_of_ones_own_goes_by_the_names_of_its_modules() -> None:
-    own = {"size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 10_000, "embedding_dim": 10_000}}
-    rows, _, _ = watch(**own, context_length=1, batch_size=1)
+    own = {"size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 100, "embedding_dim": 100}}
+    rows, _, _ = watch(**own, context_length=1, batch_size=1, vocab_size=100)
     assert {row.module for row in rows if row.phase == "forward"} == {"model", "loss", ""}
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 
 from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of
 from orchestrator.report.statistics import median_rank
@@ -124,17 +124,15 @@ def test_a_pipelined_step_counts_before_a_synced_one(tmp_path: Path, make_outcom
     assert comparison.before.ms == pytest.approx(7.0)
 
 
-def test_the_command_says_what_differs_and_ends_as_asked(
-    runs: tuple[Run, Run], sweep: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], sweep_here: Callable[..., Result]) -> None:
     folders = [run.folder for run in runs]
-    done = sweep("compare", *folders)
-    assert done.returncode == 0
+    done = sweep_here("compare", *folders)
+    assert done.exit_code == 0
     assert "1 SAME, 1 SLOWER" in done.stdout
     assert "geometric mean of B / A: 1.0487" in done.stdout
-    assert sweep("compare", *folders, "--fail-on", "slower", "--threshold", "3%").returncode == 1
-    assert sweep("compare", *folders, "--fail-on", "slower", "--threshold", "20%").returncode == 0
-    assert sweep("compare", *reversed(folders), "--fail-on", "slower").returncode == 0
+    assert sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "3%").exit_code == 1
+    assert sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "20%").exit_code == 0
+    assert sweep_here("compare", *reversed(folders), "--fail-on", "slower").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -147,9 +145,9 @@ def test_the_command_says_what_differs_and_ends_as_asked(
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
-    runs: tuple[Run, Run], sweep: Callable[..., subprocess.CompletedProcess[str]], words: tuple[str, ...], said: str
+    runs: tuple[Run, Run], sweep_here: Callable[..., Result], words: tuple[str, ...], said: str
 ) -> None:
-    done = sweep("compare", *words)
-    assert (done.returncode, done.stdout) == (2, "")
+    done = sweep_here("compare", *words)
+    assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
