@@ -84,7 +84,7 @@ def test_a_forked_child_is_as_good_as_a_fresh_one(make_attempt: MakeAttempt) -> 
 @pytest.mark.parametrize("attention", ["naive", "torch_softmax", "recompute"])
 def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attention: str) -> None:
     """To the byte, operation by operation."""
-    values = {"size": "small", "context_length": 256, "batch_size": 4, "attention": attention}
+    values = {"size": "small", "context_length": 256, "batch_size": 4, "vocab_size": 10_000, "attention": attention}
     outcome = execute(make_attempt(device="cuda", settings={"instruments": ("memory",)}, **values))
     assert outcome.status is Status.OK, outcome.evidence
     seen = {(s.metric, s.note): s.value for s in outcome.samples if s.metric.startswith(("saved", "residual"))}
@@ -211,7 +211,8 @@ KERNEL_CELLS = [(size, length, precision) for size in ("small", "xl") for length
 
 def kernels_of(make_attempt: MakeAttempt, **params: object) -> Outcome:
     settings = {"instruments": ("timing", "kernels"), "timeout_s": 250.0}
-    outcome = execute(make_attempt(settings=settings, device="cuda", batch_size=4, warmup_steps=3, measured_steps=6, **params))
+    usual = {"batch_size": 4, "vocab_size": 10_000, "warmup_steps": 5, "measured_steps": 10}
+    outcome = execute(make_attempt(settings=settings, device="cuda", **usual, **params))
     assert outcome.status is Status.OK, outcome.evidence
     return outcome
 

@@ -15,10 +15,12 @@ from functools import cache
 from typing import NamedTuple
 
 from tasks.traces.classes import classify
-from tasks.traces.parts import OPTIMIZER, label_of
+from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, label_of
 from tasks.traces.provenance import Graph, Regions
 from tasks.traces.timeline import PART_PREFIX, Kind, Thread, ThreadId, Timeline
 
+_EVALUATION = "autograd::engine::evaluate_function:"  # a node of the backward pass, and what autograd does for it
+_ADDITIONS = ("aten::add", "aten::add_")
 OUTSIDE = "outside operators"  # of a host alone: allocation, page faults, Python, other threads
 
 
@@ -27,6 +29,7 @@ class How(StrEnum):
 
     SCOPE = "scope"  # a range around the launch, on its thread
     SEQUENCE = "sequence"  # the operator of the forward pass that the backward one belongs to
+    ENGINE = "engine"  # autograd itself, which adds up the gradients of a tensor
     PROVENANCE = "provenance"  # what the compiler says went into the kernel
     PHASE = "phase"  # all of the optimizer's phase is the optimizer's
     LAUNCH = "launch"  # only where it was launched: in no part
@@ -125,6 +128,8 @@ class _OriginFinder:
         operator = self._operator(thread, index)
         if part := self._part(thread, index):
             return _Origin(part, How.SCOPE, operator)
+        if _adds_gradients(thread, thread.operator[index]):
+            return _Origin(GRADIENT_SUMS, How.ENGINE, operator)
         if part := self._part_of_forward(thread, index):
             return _Origin(part, How.SEQUENCE, operator)
         if thread in self._regions and (part := self._regions[thread].parts(index, kernel)):
@@ -146,6 +151,14 @@ class _OriginFinder:
         if sequence is None or sequence not in self._owners:
             return ""
         return self._part(*self._owners[sequence])
+
+
+def _adds_gradients(thread: Thread, operator: int) -> bool:
+    """Whether an operator is an addition of autograd's, and not of the node that it evaluates."""
+    if operator < 0 or thread.spans[operator].name not in _ADDITIONS:
+        return False
+    around = thread.around[operator]
+    return around >= 0 and thread.spans[around].name.startswith(_EVALUATION)
 
 
 def _compiled_regions(timeline: Timeline, graphs: Sequence[Graph]) -> Iterator[tuple[Thread, Regions]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 OPTIMIZER = "optimizer"
+GRADIENT_SUMS = "gradient sums"  # of a tensor that several parts have used: of none of them
 
 _LABELS = {
     "q_proj": "q projection",

@@ -125,6 +125,19 @@ def test_a_part_of_a_backward_function_is_named_by_its_own_range() -> None:
     assert (found.part, found.how) == ("softmax", How.SCOPE)
 
 
+@pytest.mark.parametrize(("node", "part", "how"), [("", "gradient sums", How.ENGINE), ("AddBackward0", "norm", How.SEQUENCE)])
+def test_the_sum_of_a_tensors_gradients_is_of_none_that_used_it(node: str, part: str, how: How) -> None:
+    """Autograd adds them up while it evaluates a node, and not in the node itself."""
+    trace = training_step()
+    trace.operator("autograd::engine::evaluate_function: AddBackward0", 250, 290, AUTOGRAD, 8, backward=True)
+    if node:
+        trace.operator(node, 252, 288, AUTOGRAD, 8, backward=True)
+    trace.operator("aten::add_", 255, 285, AUTOGRAD)
+    trace.kernel("added", 260, 270, 280, AUTOGRAD)
+    found = works_of(trace)["added"][0]
+    assert (found.part, found.how) == (part, how)
+
+
 def test_a_file_is_read_as_its_events_are(tmp_path: Path) -> None:
     trace = training_step()
     assert attribute(read_chrome(trace.write(tmp_path / "t.json"))) == attribute(from_json(trace.text))
