@@ -130,7 +130,8 @@ def _prepare(params: AttentionParams, device: Device) -> tuple[tuple[Tensor, ...
     if not params.projections:
         inputs = tuple(torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients) for _ in range(3))
         return inputs, attend, list(inputs)
-    layer = _projected(params.d_head, attend).to(place, dtype)
+    with torch.device(place):
+        layer = _projected(params.d_head, attend).to(dtype)
     x = torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients)
     return (x,), layer, [x, *layer.parameters()]
 

@@ -27,7 +27,7 @@ from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
 from tasks.harness.registry import make_cell
 from tests.conftest import ROOT
 
-COURSE = {"size": "small", "context_length": 512, "batch_size": 4, "warmup_steps": 5}
+COURSE = {"vocab_size": 10_000, "size": "small", "context_length": 512, "batch_size": 4, "warmup_steps": 5}
 MakeOutcome = Callable[..., Outcome]
 MakeRun = Callable[..., Run]
 
