@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from orchestrator import nsys
 from orchestrator.child import PROGRAM, STARTER, Child, ParentLost, import_path
 from tasks.harness.progress import read_phase
 from tasks.harness.records import (
@@ -67,7 +68,7 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     STARTER.prepare(attempt, variables)
     started_at = time.time()
     try:
-        return conclude(attempt, _watch(attempt, variables), started_at)
+        return nsys.with_kernels(conclude(attempt, _watch(attempt, variables), started_at))
     except ParentLost as error:
         STARTER.close()
         return recover(attempt) or lost(attempt, f"the process it was forked from went away: {error}", started_at)

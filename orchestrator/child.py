@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
+from orchestrator import nsys
 from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 
@@ -190,11 +191,11 @@ atexit.register(STARTER.close)
 
 
 def _is_forked(attempt: Attempt) -> bool:
-    return sys.platform.startswith("linux") and attempt.settings.start_method != "spawn"
+    return sys.platform.startswith("linux") and attempt.settings.start_method != "spawn" and not nsys.command(attempt)
 
 
 def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:
-    command = [*PROGRAM, str(attempt.path / ATTEMPT_FILE)]
+    command = [*nsys.command(attempt), *PROGRAM, str(attempt.path / ATTEMPT_FILE)]
     command += ["--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(lifeline)]
     process = subprocess.Popen(
         command,

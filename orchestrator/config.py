@@ -115,6 +115,11 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
         _check_known(grid.task, all_tasks(), "task", source, ("grids", number, "task"))
     for number, instrument in enumerate(config.instruments):
         _check_known(instrument, instrument_names(), "instrument", source, ("instruments", number))
+    if {"kernels", "nsys"} <= set(config.instruments):
+        where = source.where(("instruments",))
+        raise ConfigError(
+            f"{where}: kernels and nsys cannot both watch a process: CUPTI has one user at a time", "List one of them"
+        )
     return config
 
 

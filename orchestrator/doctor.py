@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from orchestrator import nsys
 from orchestrator.errors import EnvironmentError, SweepError
 from orchestrator.probe import probe_here
 from orchestrator.schedulers import RayScheduler
@@ -91,10 +92,9 @@ def _ray() -> Finding:
 
 
 def _nsys() -> Finding:
-    found = shutil.which("nsys")
-    return Finding(
-        "nsys", bool(found) or None, found or "not on the PATH", "" if found else "Only `import-nsys` of a .nsys-rep needs it"
-    )
+    found = nsys.program()
+    remedy = "" if found else "Only the instrument `nsys`, and `import-nsys` of a .nsys-rep, need it"
+    return Finding("nsys", bool(found) or None, found or "not on the PATH", remedy)
 
 
 def _compiler() -> Finding:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from orchestrator.errors import EnvironmentError, RunError
+from orchestrator.errors import RunError
+from orchestrator.nsys import read_report
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.params import Params
 from tasks.harness.records import Attempt, Outcome, Settings, Status
 from tasks.traces.attribution import attribute
-from tasks.traces.nsys import read_nsys
 from tasks.traces.summary import to_rows, to_samples
 from tasks.traces.timeline import Timeline
 
@@ -60,23 +57,4 @@ def import_nsys(file: Path, run: Run) -> str:
 def _read(file: Path) -> Timeline:
     if not file.is_file():
         raise RunError(f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote")
-    try:
-        if file.suffix != ".nsys-rep":
-            return read_nsys(file)
-        with TemporaryDirectory() as scratch:
-            return read_nsys(_export(file, Path(scratch) / "export.sqlite"))
-    except ValueError as error:
-        raise RunError(str(error), "Export it with: nsys export --type sqlite FILE.nsys-rep") from error
-
-
-def _export(report: Path, to: Path) -> Path:
-    nsys = shutil.which("nsys")
-    if nsys is None:
-        raise EnvironmentError(
-            f"{report}: needs nsys to be read, which is not on the PATH",
-            f"Where nsys is: nsys export --type sqlite {report.name}, and import the .sqlite file",
-        )
-    done = subprocess.run([nsys, "export", "--type", "sqlite", "--output", str(to), str(report)], capture_output=True, text=True)
-    if done.returncode:
-        raise RunError(f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
-    return to
+    return read_report(file)

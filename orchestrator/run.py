@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from orchestrator import nsys
 from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch
@@ -190,6 +191,8 @@ def _measure(
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints)
         writer.write_manifest(_manifest(request, fingerprints, commit))
+        if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
+            means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         _foresee(request, writer, queue, means, summary, smallest_card(environments))
         display = means.open_display(queue.total, queue.remaining_s)
         try:

@@ -1,0 +1,19 @@
+"""The ranges of `nvtx`, in a process that runs under Nsight Systems; orchestrator/nsys.py reads what that saw."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+from tasks.harness.records import Sample
+from tasks.harness.stage import Session, Stage
+from tasks.instruments.nvtx import annotate
+
+
+def annotate_for_nsys(session: Session) -> list[Sample]:
+    if shutil.which("nsys") is None:
+        return [Sample("nsys", "annotated_steps", "steps", None, note="nsys is not on the PATH: see `sweep doctor`")]
+    return [replace(sample, instrument="nsys") for sample in annotate(session)]
+
+
+STAGES = (Stage("nsys", 85, annotate_for_nsys),)
