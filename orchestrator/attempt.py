@@ -117,7 +117,7 @@ def recover(attempt: Attempt) -> Outcome | None:
     account = read_journal(attempt.path / JOURNAL_FILE)
     if account.ending is None:
         return None
-    return conclude(attempt, Exit(0, account.wall_s), account.started_at)
+    return nsys.with_kernels(conclude(attempt, Exit(0, account.wall_s), account.started_at))
 
 
 def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
@@ -203,11 +203,12 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
 
 
 def _over_memory(pid: int, limit_gib: float | None) -> int | None:
-    """The child's resident set where it is over the limit."""
+    """The child's resident set where it is over the limit. It is the largest of all that it started, or that started it."""
     if limit_gib is None:
         return None
     with suppress(psutil.Error):
-        held: int = psutil.Process(pid).memory_info().rss
+        process = psutil.Process(pid)
+        held = max(one.memory_info().rss for one in (process, *process.children(recursive=True)))
         return held if held > limit_gib * _GIB else None
     return None
 

@@ -272,7 +272,7 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
         click.echo(words)
     for page in pages:
         click.echo(FORMATS[form](page))
-    if against is not None and not any(page.table in beside for page in pages):
+    if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
         from orchestrator.report.published.tables import nothing_in_common
 
         click.echo(nothing_in_common(against), err=True)

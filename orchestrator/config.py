@@ -115,12 +115,16 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
         _check_known(grid.task, all_tasks(), "task", source, ("grids", number, "task"))
     for number, instrument in enumerate(config.instruments):
         _check_known(instrument, instrument_names(), "instrument", source, ("instruments", number))
-    if {"kernels", "nsys"} <= set(config.instruments):
-        where = source.where(("instruments",))
-        raise ConfigError(
-            f"{where}: kernels and nsys cannot both watch a process: CUPTI has one user at a time", "List one of them"
-        )
+    _check_beside_nsys(config.instruments, source)
     return config
+
+
+def _check_beside_nsys(instruments: Sequence[str], source: Source) -> None:
+    """What runs under it is slower, and CUPTI, which these use as well, has one user at a time."""
+    others = [name for name in ("timing", "kernels", "backend") if name in instruments]
+    if "nsys" in instruments and others:
+        where = source.where(("instruments",))
+        raise ConfigError(f"{where}: nsys cannot go with {' or '.join(others)}", "Give it a config of its own: [memory, nsys]")
 
 
 def config_error(error: ValidationError, source: Source, base: Place, allowed: Any) -> ConfigError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from orchestrator.errors import RunError
 from orchestrator.nsys import read_report
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
@@ -13,7 +12,6 @@ from tasks.harness.params import Params
 from tasks.harness.records import Attempt, Outcome, Settings, Status
 from tasks.traces.attribution import attribute
 from tasks.traces.summary import to_rows, to_samples
-from tasks.traces.timeline import Timeline
 
 TASK = "nsys"
 
@@ -30,7 +28,7 @@ def import_nsys(file: Path, run: Run) -> str:
     The same file again is a further attempt at the same cell.
     """
     started_at = time.time()
-    timeline = _read(file)
+    timeline = read_report(file)
     works = attribute(timeline)
     cell = Cell(TASK, 1, ImportedParams(file=file.name))
     with run.opened_for_writing() as writer:
@@ -52,9 +50,3 @@ def import_nsys(file: Path, run: Run) -> str:
         )
         writer.append(outcome, None)
     return cell.id
-
-
-def _read(file: Path) -> Timeline:
-    if not file.is_file():
-        raise RunError(f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote")
-    return read_report(file)

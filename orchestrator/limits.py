@@ -107,6 +107,14 @@ def _at(task: str, others: Mapping[str, Any], axis: str) -> Callable[[int], Cell
     return lambda value: make_cell(task, {**others, axis: value})
 
 
+def _check_ceilings(request: Request, groups: Iterable[Limit], bounds: Bounds) -> None:
+    """Without one the search would go on until the machine ends other programs. Raises ConfigError."""
+    cells = [group.at(bounds.granularity) for group in groups]
+    endless = [cell for cell in cells if cell.params.device == "cpu" and cell.params.memory_limit_gib is None]
+    if endless and request.config.limits.host_memory_gib is None:
+        raise ConfigError("--confirm: on the CPU nothing says when memory ends", "Add --set memory_limit_gib=8")
+
+
 def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> Card | None:
     """This machine's GPU, where something depends on it. Raises ConfigError where that is so and there is none."""
     cells = [group.at(bounds.granularity) for group in groups]
@@ -164,10 +172,10 @@ def confirm_limits(request: Request, groups: Sequence[Limit], bounds: Bounds, me
             left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
             cells = Expansion(tuple({cell.id: cell for _, _, cell in asked}.values()))
             once = replace(means, open_scheduler=lasting.opened, time_limit_s=left)
-            summary = run_sweep(replace(request, expansion=cells), Choice(), once)
+            summary = run_sweep(replace(request, expansion=cells, searching=True), Choice(), once)
+            _learn_measured(request, asked)
             if summary.stopped or summary.late:
                 break
-            _learn_measured(request, asked)
     finally:
         lasting.end()
     return summary
@@ -199,9 +207,11 @@ def _next_to_measure(group: Limit) -> int | None:
 
 
 def _learn_measured(request: Request, asked: Iterable[tuple[Limit, int, Cell]]) -> None:
+    """Of those that were begun: a round may end before all of them were."""
     history = read_history(request.run)
     for group, value, cell in asked:
-        _learn_status(group, value, history.get(cell.id, Past()).status)
+        if cell.id in history:
+            _learn_status(group, value, history[cell.id].status)
 
 
 def _learn_status(group: Limit, value: int, status: str) -> None:
@@ -307,7 +317,7 @@ def _remark(group: Limit, bounds: Bounds) -> str:
     if group.unpredicted:
         return group.unpredicted
     search = group.perhaps or group.surely
-    if not search.fits:
+    if not search.fits and group.perhaps is not None:
         return f"nothing fits: {bounds.granularity} takes {_peak_gib(group, bounds.granularity)} GiB"
     if search.fails is None:
         return f"not tried above {search.fits}: --up-to goes on"
@@ -345,6 +355,8 @@ def find_limits(request: Request, bounds: Bounds, card: Card | None, means: Mean
     if bounds.up_to < bounds.granularity:
         raise ConfigError(f"--up-to {bounds.up_to}: is less than the granularity, {bounds.granularity}", "Name a larger one")
     groups = open_groups(request.expansion, bounds)
+    if means is not None:
+        _check_ceilings(request, groups, bounds)
     card = card or _own_card(groups, bounds, means is not None)
     predict_limits(groups, bounds, card, import_paths(request))
     summary = confirm_limits(request, groups, bounds, means) if means is not None else Summary()

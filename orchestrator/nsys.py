@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orchestrator.errors import EnvironmentError, RunError, SweepError
+from orchestrator.errors import EnvironmentError, RunError
 from tasks.harness.artifacts import artifact_name
 from tasks.harness.records import Attempt, Outcome, Sample
 from tasks.traces.attribution import attribute
@@ -19,8 +19,8 @@ from tasks.traces.timeline import Timeline
 
 INSTRUMENT = "nsys"
 _REPORT = "nsys-rep"
-# By default nsys ends the process with the range that is captured, and samples its stacks.
-_PROFILE = ("profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
+# By default nsys ends the process with the range that is captured, samples its stacks, and waits for whatever it started.
+_PROFILE = ("profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true", "--wait=primary")
 _CAPTURE = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop")
 
 
@@ -36,12 +36,11 @@ def command(attempt: Attempt) -> list[str]:
 
 def with_kernels(outcome: Outcome) -> Outcome:
     """The outcome with what nsys saw. What cannot be read is a number that is missing, with the reason."""
-    report = _report(outcome.attempt)
-    if INSTRUMENT not in outcome.attempt.settings.instruments or not report.exists():
+    if not command(outcome.attempt):
         return outcome
     try:
-        works = attribute(read_report(report))
-    except SweepError as error:
+        works = attribute(read_report(_report(outcome.attempt)))
+    except Exception as error:  # whatever it is: what was measured must not be lost for it
         missing = Sample("kernels", "busy", "ratio", None, note=str(error))
         return replace(outcome, samples=(*outcome.samples, missing))
     steps = next((int(s.value) for s in outcome.samples if s.metric == "annotated_steps" and s.value), None)
@@ -51,6 +50,8 @@ def with_kernels(outcome: Outcome) -> Outcome:
 
 def read_report(file: Path) -> Timeline:
     """Of a report of nsys (`.nsys-rep`), or of its export. Raises RunError or EnvironmentError."""
+    if not file.is_file():
+        raise RunError(f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote")
     try:
         if file.suffix != f".{_REPORT}":
             return read_nsys(file)
@@ -74,5 +75,5 @@ def _export(report: Path, to: Path) -> Path:
     arguments: Sequence[str] = (nsys, "export", "--type", "sqlite", "--output", str(to), str(report))
     done = subprocess.run(arguments, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+        raise RunError(f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().rpartition(chr(10))[2]}")
     return to

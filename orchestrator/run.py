@@ -40,7 +40,10 @@ _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.p
 
 @dataclass(frozen=True)
 class Request:
-    """What a command line asks for, resolved: which cells of which config, in which folder."""
+    """What a command line asks for, resolved: which cells of which config, in which folder.
+
+    searching: whether these cells are steps of a search, beside the sweep that the folder is of.
+    """
 
     config: SweepConfig
     selection: Selection
@@ -48,6 +51,7 @@ class Request:
     source: Source
     run: Run
     config_path: Path
+    searching: bool = False
 
 
 @dataclass
@@ -272,15 +276,20 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
     before = request.run.read_manifest()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     invocation = {"time": now, "command": sys.argv[1:], "commit": commit}
+    sweep = {
+        "config_path": str(request.config_path),
+        "config": request.config.model_dump(mode="json"),
+        "selection": {"set": dict(request.selection.set), "where": dict(request.selection.where)},
+    }
+    if request.searching and "config" in before:
+        sweep = {name: before[name] for name in sweep}
     return {
         "name": request.config.name,
         "program": _program_version(),
         "commit": commit,
         "created": before.get("created", now),
         "updated": now,
-        "config_path": str(request.config_path),
-        "config": request.config.model_dump(mode="json"),
-        "selection": {"set": dict(request.selection.set), "where": dict(request.selection.where)},
+        **sweep,
         "fingerprints": fingerprints,
         "defaults": {grid.task: default_values(all_tasks()[grid.task].params) for grid in request.config.grids},
         "invocations": [*before.get("invocations", []), invocation],

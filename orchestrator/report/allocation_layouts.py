@@ -110,13 +110,13 @@ def _origin(row: Row) -> list[str]:
 
 
 def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:
-    """Each cell of which there are allocations, the moment that they are of, and those."""
+    """Each cell of which there are allocations, a moment that they are of, and those."""
     of_cell = {str(cell): rows for cell, rows in results.allocations().groupby("cell")}
     for cell in each(sort_cells(results.cells, axes)):
         if cell["cell"] in of_cell:
-            allocations = of_cell[cell["cell"]]
-            moment, phase = allocations["moment"].iloc[0], allocations["phase"].iloc[0]
-            yield cell, f"{moment}, {phase}" if phase else str(moment), allocations
+            for moment, allocations in of_cell[cell["cell"]].groupby("moment", sort=False):
+                phase = allocations["phase"].iloc[0]
+                yield cell, f"{moment}, {phase}" if phase else str(moment), allocations
 
 
 def _counted(allocations: pd.DataFrame) -> pd.DataFrame:

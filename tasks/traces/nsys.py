@@ -25,16 +25,16 @@ _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: 
 
 def read_nsys(path: Path) -> Timeline:
     """Raises ValueError for a file that is no such export, or that holds no CUDA activity."""
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
-        try:
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "StringIds" not in tables:
                 raise ValueError(f"{path}: is no export of Nsight Systems: it has no table StringIds")
             launches = _launches(database, tables)
             phases, spans = _ranges(database, tables)
             activities = list(_activities(database, tables, launches))
-        except sqlite3.DatabaseError as error:
-            raise ValueError(f"{path}: is no export of Nsight Systems: {error}") from error
+    except sqlite3.DatabaseError as error:
+        raise ValueError(f"{path}: is no export of Nsight Systems: {error}") from error
     if not activities:
         raise ValueError(f"{path}: holds no CUDA kernels: trace with --trace=cuda,nvtx")
     return Timeline(phases, spans, activities, on_device=True)

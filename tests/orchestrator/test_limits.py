@@ -11,10 +11,11 @@ import pytest
 
 from orchestrator import limits, prediction
 from orchestrator.errors import ConfigError
+from orchestrator.inspection import describe_status
 from orchestrator.limits import Bounds, Found, Search, describe_limits, find_limits
-from orchestrator.plan import read_history
+from orchestrator.plan import Choice, read_history
 from orchestrator.report.gpus import Card
-from orchestrator.run import Means, Request, resolve
+from orchestrator.run import Means, Request, resolve, resolve_again, run_sweep
 from orchestrator.schedulers import Started
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
@@ -244,11 +245,25 @@ def test_a_time_limit_leaves_the_rest_for_later(predicted: Any, request_for: Any
     assert " ".join(text_of(request, found)[0]).endswith("not done: run it again")
 
 
-def test_errors_have_a_remedy(request_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_for: Any) -> None:
+    """Other lengths are tried than those of the config: what `sweep status` counts are still the config's."""
+    predicted(tiny=(700, 1000))
+    request = request_for("size=tiny")
+    run_sweep(request, Choice(), means_with(tiny=640))
+    before = request.run.read_manifest()
+    find_limits(request_for("size=mini"), CONTEXT, CARD, means_with(mini=640))
+    assert request.run.read_manifest()["selection"] == before["selection"]
+    assert "sweep would run 0 of 3 cells" in list(describe_status(resolve_again(request.run)))
+
+
+def test_errors_have_a_remedy(request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="matmul: has no axis 'context_length'"):
         find_limits(request_for("task=matmul"), CONTEXT, CARD, None)
     with pytest.raises(ConfigError, match="less than the granularity, 128"):
         find_limits(request_for(), replace(CONTEXT, up_to=100), CARD, None)
+    on_cpu = write_config(CONFIG.replace("device: cuda", "device: cpu"), "cpu.yaml")
+    with pytest.raises(ConfigError, match="on the CPU nothing says when memory ends"):
+        find_limits(resolve(on_cpu, [], ["task=train_step"], None), CONTEXT, CARD, means_with(tiny=640))
     monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": []})
     with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
         find_limits(request_for(), CONTEXT, None, None)

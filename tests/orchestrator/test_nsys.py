@@ -12,12 +12,12 @@ import psutil
 import pytest
 from click.testing import Result
 
-from orchestrator.attempt import execute
+from orchestrator.attempt import execute, recover
 from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
 from tests.conftest import ROOT
 
 MakeAttempt = Callable[..., Attempt]
-NSYS = {"instruments": ("timing", "nsys")}
+NSYS = {"instruments": ("memory", "nsys")}
 
 STAND_IN = f"""\
     #!{sys.executable}
@@ -36,6 +36,7 @@ STAND_IN = f"""\
         written.kernel("ampere_sgemm_128x64_tn", 20_000, 50_000, 60_000)
     else:
         print("profiled with", *sys.argv[2:sys.argv.index("--output")], flush=True)
+        assert "--wait=primary" in sys.argv  # or it would wait for the watcher at the end of the lifeline as well
         code = subprocess.run(sys.argv[sys.argv.index("--output") + 2:], close_fds=False).returncode
         output.write_text("a report" if code == 0 else "of what did not end")
         sys.exit(code)
@@ -74,7 +75,10 @@ def test_its_report_stays_and_becomes_rows(make_attempt: MakeAttempt, nsys: Path
     assert (row.phase, row.module, row.kernel_class, row.total_ns) == ("forward", "q projection", "GEMM", 10_000)
     numbers = {(s.metric, s.phase): s.value for s in outcome.samples if s.instrument == "kernels"}
     assert numbers["attributed_to_module", ""] == 1.0
-    assert any(sample.instrument == "timing" for sample in outcome.samples)
+    assert any(sample.instrument == "memory" for sample in outcome.samples)
+    again = recover(outcome.attempt)  # as if the driver had died before it could keep it
+    assert again is not None
+    assert again.kernels == outcome.kernels
 
 
 def misbehaving(make_attempt: MakeAttempt, how: str, **settings: object) -> Attempt:
@@ -98,7 +102,7 @@ def test_the_time_limit_ends_both(make_attempt: MakeAttempt, nsys: Path) -> None
 
 def test_where_it_is_missing_the_cell_is_measured_without_it(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(
-        "name: c\ninstruments: [timing, nsys]\ndefaults: {device: cpu, size: tiny, vocab_size: 100, context_length: 16}\n"
+        "name: c\ninstruments: [memory, nsys]\ndefaults: {device: cpu, size: tiny, vocab_size: 100, context_length: 16}\n"
         "grids: [{task: train_step, axes: {precision: [fp32]}}]\n"
     )
     done = sweep_here("run", "c.yaml", "--scheduler", "serial")
@@ -107,8 +111,10 @@ def test_where_it_is_missing_the_cell_is_measured_without_it(sweep_here: Callabl
 
 
 def test_two_that_watch_the_same_are_refused(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("name: c\ninstruments: [kernels, nsys]\ngrids: [{task: train_step, axes: {size: [tiny]}}]\n")
+    (tmp_path / "c.yaml").write_text(
+        "name: c\ninstruments: [timing, kernels, nsys]\ngrids: [{task: train_step, axes: {size: [tiny]}}]\n"
+    )
     done = sweep_here("plan", "c.yaml")
     assert done.exit_code == 2
     assert "c.yaml:2" in done.output
-    assert "List one of them" in done.output
+    assert "nsys cannot go with timing or kernels" in done.output

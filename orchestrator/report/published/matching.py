@@ -44,8 +44,18 @@ def matches(numbers: Iterable[Number], rows: Iterable[Row]) -> Iterator[tuple[Nu
 
 
 def fits(number: Number, row: Row) -> bool:
-    """Whether a cell of ours may be the one that a number is of. The course's sizes go with the course's vocabulary."""
+    """Whether a cell of ours may be the one that a number is of.
+
+    The course's sizes go with the course's vocabulary and, where nothing else is said, with its own attention.
+    """
     if known(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
+        return False
+    if (
+        number.task == "train_step"
+        and "attention" not in number.params
+        and known(row, "attention")
+        and row["attention"] != "naive"
+    ):
         return False
     compared = (axis for axis in number.params if axis not in _NOT_COMPARED)
     return all(_agrees(axis, number.params[axis], number, row) for axis in compared)

@@ -77,6 +77,14 @@ def test_the_composition_adds_up(results_of: Callable[..., Results], make_outcom
     assert rows[-1]["share"] == "100.0%"
 
 
+def test_two_moments_of_one_cell_are_two_compositions(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    later = tuple(replace(row, moment="end", phase="optimizer") for row in STEP)
+    rows = table(results_of(replace(make_outcome(), allocations=STEP + later)), "composition")
+    assert [(row["moment"], row["GiB"]) for row in rows if row["role"] == "in all"] == [
+        ("peak, backward", "1.000"), ("end, optimizer", "1.000")
+    ]  # fmt: skip
+
+
 def test_the_largest_of_each_role(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
     rows = table(results_of(replace(make_outcome(), allocations=STEP)), "largest-allocations")
     assert [(row["role"], row["MiB"], row["as large"], row["part"], row["made in"]) for row in rows] == [

@@ -47,6 +47,8 @@ def said(**changes: Any) -> Number:
         ({"compile": "blocks"}, False),
         ({"pass": "train_step"}, False),
         ({"optimizer": "fused"}, True),  # not said
+        ({"attention": "naive"}, True),
+        ({"attention": "flash"}, False),  # what is not said is the course's own
     ],
     ids=str,
 )
