@@ -253,7 +253,7 @@ def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_for: Any) ->
     before = request.run.read_manifest()
     find_limits(request_for("size=mini"), CONTEXT, CARD, means_with(mini=640))
     assert request.run.read_manifest()["selection"] == before["selection"]
-    assert "sweep would run 0 of 3 cells" in list(describe_status(resolve_again(request.run)))
+    assert list(describe_status(resolve_again(request.run)))[-1].endswith("would run 0 of 3 cells")
 
 
 def test_errors_have_a_remedy(request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
