@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._dynamo  # or an operation would, the first time: the frames of that import hold their callers' tensors
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

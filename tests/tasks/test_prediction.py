@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -29,6 +31,7 @@ from tasks.prediction.records import Prediction, Request, memory_identity
 from tasks.prediction.trace import replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import PHASES, TrainStepParams, build
+from tests.conftest import ROOT
 
 GIB = 1024**3
 HOPPER = cublas_workspace_bytes(9.0)
@@ -147,6 +150,16 @@ def test_it_is_what_an_h200_measured(size: str) -> None:
         borderline += verdict == "borderline"
         assert verdict in ("borderline", {"ok": "fits", "oom": "oom"}[cell["under_32_gib"]]), axes
     assert borderline <= 2
+
+
+def test_the_first_cell_of_a_process_is_predicted_as_any_other() -> None:
+    """Nothing is collected meanwhile: what torch holds on to when it does something for the first time would be counted."""
+    values = {"d_head": 64, "context_length": 8192, "causal": True, "attention": "naive"}
+    asked = Request(make_cell("attention", values), (), HOPPER).to_json() + "\n"
+    command = [sys.executable, "-m", "tasks.prediction"]
+    done = subprocess.run(command, input=asked * 2, capture_output=True, text=True, cwd=ROOT, check=True)
+    first, second = done.stdout.splitlines()
+    assert first == second
 
 
 @pytest.mark.parametrize(
