@@ -44,6 +44,7 @@ from tasks.harness.records import Attempt, Settings, read_journal
 
 TOLERANCE = 0.02
 PLAIN = ("fp32", "tf32", "bf16")
+LAPS = {"forward": ["forward"], "train_step": ["forward", "backward", "optimizer"]}
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
-    for cell in eager_training(resolve(options.config, options.sets, options.wheres, None).expansion.cells):
+    for cell in plain_cells(resolve(options.config, options.sets, options.wheres, None).expansion.cells):
         if time.monotonic() - began > options.seconds:
             break
         rows.append(compare(cell, options.rounds))
@@ -69,13 +70,14 @@ def main() -> None:
     sys.exit(agreeing != len(rows))
 
 
-def eager_training(cells: Iterable[Cell]) -> list[Cell]:
+def plain_cells(cells: Iterable[Cell]) -> list[Cell]:
     """The cells that the plain loop below does by hand, and that no cap makes fail."""
     values = [(cell, cell.params.values()) for cell in cells]
     return [
         cell
         for cell, v in values
-        if (v["compile"], v["pass"]) == ("eager", "train_step")
+        if v["compile"] == "eager"
+        and v["pass"] in LAPS
         and v["size"]
         and v["precision"] in PLAIN
         and v["memory_limit_gib"] is None
@@ -135,9 +137,14 @@ def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
         model = TransformerLM(SIZES[p["year"]][p["size"]], p["context_length"], p["vocab_size"])
         x, y = torch.randint(p["vocab_size"], (2, p["batch_size"], p["context_length"]))
     optimizer = OPTIMIZERS[p["optimizer"]](model.parameters())
-    times: dict[str, list[float]] = {"step": [], "step_synced": [], "forward": [], "backward": [], "optimizer": []}
+    times: dict[str, list[float]] = {"step": [], "step_synced": [], **{lap: [] for lap in LAPS[p["pass"]]}}
 
-    def step(lap: Callable[[str], None]) -> None:
+    def inference(lap: Callable[[str], None]) -> None:
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"):
+            model(x)
+        lap("forward")
+
+    def training(lap: Callable[[str], None]) -> None:
         optimizer.zero_grad()
         lap("")
         with torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"):
@@ -148,6 +155,7 @@ def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
         optimizer.step()
         lap("optimizer")
 
+    step = training if p["pass"] == "train_step" else inference
     for _ in range(p["warmup_steps"]):
         step(lambda phase: None)
     for _ in range(p["measured_steps"]):
@@ -200,7 +208,7 @@ def by_sweep(cell: Cell) -> dict[str, list[float]]:
         if sample.metric == "duration" and sample.value is not None:
             times.setdefault((sample.mode, sample.phase), []).append(sample.value)
     whole = times.get(("pipelined", "step")) or times["synced", "step"]
-    phases = {phase: times["synced", phase] for phase in ("forward", "backward", "optimizer")}
+    phases = {lap: times["synced", lap] for lap in LAPS[cell.params.values()["pass"]]}
     return {"step": whole, "step_synced": times["synced", "step"], **phases}
 
 
