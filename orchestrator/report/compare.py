@@ -1,9 +1,9 @@
 """Is it faster, or is it noise? Two runs, or two cells, held against each other.
 
 What a process measures scatters within it, which the interval of its median tells, and from process to process, which
-only repetitions tell (`sweep run --repeat`): host-bound cells differ by several percent between two processes that do the
-same. A difference counts where the intervals of the two sides leave a gap *and* it is larger than the noise from
-process to process; in clock cycles as well, where the clocks differed.
+only repetitions tell (`sweep run --repeat`): on an H200 host-bound cells differ by several percent between two processes
+that do the same, others by less than a thousandth. A difference counts where the intervals of the two sides leave a gap
+*and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
 ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
+RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
+_FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
+_MOST_FREEDOM = 1e6
 _CLOCKS_DIFFER = 0.01
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
 
@@ -65,7 +68,13 @@ class Noise:
     """
 
     sd: float
-    freedom: int
+    freedom: float
+
+    def moderated(self, prior: Noise) -> Noise:
+        """This cell's own, drawn towards that of the others by what that counts for."""
+        freedom = self.freedom + prior.freedom
+        squares = self.freedom * self.sd**2 + prior.freedom * prior.sd**2
+        return Noise(math.sqrt(squares / freedom), freedom) if freedom else self
 
     def floor(self, first: int, second: int) -> float:
         """How far apart, as a fraction, the means of so many attempts lie by chance, once in 1 / SIGNIFICANCE times.
@@ -77,7 +86,7 @@ class Noise:
         from scipy.stats import t
 
         quantile = float(t.ppf(1 - SIGNIFICANCE / 2, self.freedom))
-        return math.expm1(quantile * self.sd * math.sqrt(1 / first + 1 / second))
+        return max(RESOLUTION, math.expm1(quantile * self.sd * math.sqrt(1 / first + 1 / second)))
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,13 @@ class Comparison:
     label: str
     before: Side
     after: Side
-    floor: float
+    noise: Noise
     verdict: Verdict
     reason: str = ""
+
+    @property
+    def floor(self) -> float:
+        return self.noise.floor(len(self.before.medians_ms), len(self.after.medians_ms))
 
     @property
     def ratio(self) -> float:
@@ -102,7 +115,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """comparisons: of the cells that both measured. only_before, only_after: how many just one of them did."""
+    """comparisons: of the cells that both measured. noise: of all cells. only_before, only_after: how many just one measured."""
 
     comparisons: tuple[Comparison, ...]
     noise: Noise
@@ -129,10 +142,12 @@ def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> Re
         pairs = [(_find(cells[0], sides[0], before), _find(cells[1], sides[1], after))]
     if not pairs:
         raise RunError(f"{before.folder} and {after.folder}: have no measured cell in common", "Name cells as RUN:CELL")
-    noise = noise_of(side.medians_ms for own in sides for side in own.values())
+    everything = [side.medians_ms for own in sides for side in own.values()]
+    held = [(sides[0][a], sides[1][b]) for a, b in pairs]
+    noises = noises_of(held, everything)
     return Report(
-        tuple(judge(labels[a], sides[0][a], sides[1][b], noise) for a, b in pairs),
-        noise,
+        tuple(judge(labels[a], *two, noise) for (a, _), two, noise in zip(pairs, held, noises, strict=True)),
+        noise_of(everything),
         _differences(first.cells, second.cells, pairs),
         len(sides[0]) - len(pairs),
         len(sides[1]) - len(pairs),
@@ -141,11 +156,11 @@ def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> Re
 
 def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
     """Holds one cell's two sides against each other."""
-    floor = noise.floor(len(before.medians_ms), len(after.medians_ms))
 
     def so(verdict: Verdict, reason: str = "") -> Comparison:
-        return Comparison(label, before, after, floor, verdict, reason)
+        return Comparison(label, before, after, noise, verdict, reason)
 
+    floor = noise.floor(len(before.medians_ms), len(after.medians_ms))
     if abs(math.log(after.ms / before.ms)) <= math.log1p(floor):
         return so(Verdict.SAME)
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
@@ -154,6 +169,38 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
     return so(verdict)
+
+
+def noises_of(pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]) -> list[Noise]:
+    """Of each pair. everything: the attempts of each cell of either run, which say how alike cells are in this.
+
+    What was not repeated has the noise of all of them together.
+    """
+    prior = _prior([noise_of([medians]) for medians in everything])
+    own = [noise_of(side.medians_ms for side in pair) for pair in pairs]
+    return [noise.moderated(prior) if noise.freedom else noise_of(everything) for noise in own]
+
+
+def _prior(noises: Iterable[Noise]) -> Noise:
+    """What the noise of the others says of a cell's own: much, where they are alike.
+
+    By the moments of the logarithms of their variances (G. K. Smyth, Linear models and empirical Bayes methods for assessing
+    differential expression in microarray experiments, 2004, section 6.2).
+    """
+    from scipy.optimize import brentq
+    from scipy.special import digamma, polygamma
+
+    known = [noise for noise in noises if noise.freedom]
+    if len(known) < 2:
+        return Noise(0.0, 0)
+    logs = [2 * math.log(max(one.sd, _FINEST_SD)) - digamma(one.freedom / 2) + math.log(one.freedom / 2) for one in known]
+    mean = sum(logs) / len(logs)
+    expected = sum(polygamma(1, one.freedom / 2) for one in known) / len(known)
+    excess = sum((one - mean) ** 2 for one in logs) / (len(logs) - 1) - expected
+    if excess <= polygamma(1, _MOST_FREEDOM / 2):
+        return Noise(math.exp(mean / 2), _MOST_FREEDOM)
+    half = brentq(lambda x: float(polygamma(1, x)) - excess, 1e-3, _MOST_FREEDOM / 2)
+    return Noise(math.exp((mean + digamma(half) - math.log(half)) / 2), 2 * half)
 
 
 def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
@@ -105,7 +106,9 @@ def describe_comparison(report: Report) -> Iterator[str]:
     for name, (before, after) in report.differences.items():
         yield f"{name}: {before} → {after}"
     if report.noise.freedom:
-        yield f"from process to process: ±{report.noise.sd:.2%}, from {report.noise.freedom} repetitions"
+        least, middle, most = np.quantile([one.noise.sd for one in report.comparisons], [0, 0.5, 1])
+        spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
+        yield f"from process to process: {spread}, from {report.noise.freedom} repetitions"
     else:
         yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
     yield ""

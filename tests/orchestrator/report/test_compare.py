@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,12 +11,13 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of
+from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of
 from orchestrator.report.statistics import median_rank
 from orchestrator.store import Run
 from tasks.harness.records import Outcome, Sample, Status
 
 STEPS = 10
+H200 = json.loads((Path(__file__).parents[2] / "data" / "h200_same.json").read_text())
 MakeOutcome = Callable[..., Outcome]
 
 
@@ -31,8 +34,8 @@ def verdicts(effect: float, between: float, attempts: int, trials: int = 60, cel
     found = []
     for _ in range(trials):
         pairs = [(side(rng, 10, attempts, between), side(rng, 10 * effect, attempts, between)) for _ in range(cells)]
-        noise = noise_of(one.medians_ms for pair in pairs for one in pair)
-        found += [judge("", before, after, noise).verdict for before, after in pairs]
+        noises = noises_of(pairs, [one.medians_ms for pair in pairs for one in pair])
+        found += [judge("", *pair, noise).verdict for pair, noise in zip(pairs, noises, strict=True)]
     return found
 
 
@@ -40,6 +43,34 @@ def verdicts(effect: float, between: float, attempts: int, trials: int = 60, cel
 @pytest.mark.parametrize("attempts", [2, 3])
 def test_no_more_than_one_null_comparison_in_a_hundred_cries_wolf(between: float, attempts: int) -> None:
     found = verdicts(1.0, between, attempts)
+    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
+
+
+def test_nor_where_cells_are_not_alike() -> None:
+    rng = np.random.default_rng(0)
+    betweens = [0.0003] * 20 + [0.01] * 10 + [0.1] * 10
+    found: list[Verdict] = []
+    noticed: list[Verdict] = []
+    for _ in range(40):
+        pairs = [(side(rng, 10, 3, between), side(rng, 10, 3, between)) for between in betweens]
+        pairs.append((side(rng, 10, 3, 0.0003), side(rng, 10.4, 3, 0.0003)))
+        noises = noises_of(pairs, [one.medians_ms for pair in pairs for one in pair])
+        *null, real = [judge("", *pair, noise).verdict for pair, noise in zip(pairs, noises, strict=True)]
+        found += null
+        noticed.append(real)
+    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
+    assert noticed.count(Verdict.SLOWER) >= 0.9 * len(noticed)  # 4 %, of a cell that is quiet beside others that are not
+
+
+def test_nor_do_real_runs_of_the_same() -> None:
+    """tests/data says of what: three runs of 40 cells, each three times by turns, on one H200, held against each other."""
+    runs = [[Side(tuple(cell["medians_ms"]), cell["low_ms"], cell["high_ms"]) for cell in run] for run in H200["runs"]]
+    found: list[Verdict] = []
+    for two in itertools.combinations(runs, 2):
+        pairs = list(zip(*two, strict=True))
+        noises = noises_of(pairs, [one.medians_ms for run in two for one in run])
+        found += [judge("", *pair, noise).verdict for pair, noise in zip(pairs, noises, strict=True)]
+    assert len(found) == 120
     assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
 
 
