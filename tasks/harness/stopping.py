@@ -41,7 +41,7 @@ class Measured:
 
     The interval is looked at when there are 6, 9, 14, 21, 32, 48, 72, … steps. Who looks after each step stops at the first
     one at which the interval happens to be narrow: of samples that scatter by 2 % it then holds the median 92 % of the times,
-    and 94.5 % with these looks (see tests/tasks/harness/test_stopping.py).
+    and 94 % with these looks (see tests/tasks/harness/test_stopping.py).
     """
 
     rule: StopRule

@@ -85,7 +85,7 @@ def test_one_fast_step_at_the_end_is_no_end_of_a_warm_up() -> None:
     assert warm_up_steps([*[100.0, 101.0] * 10, 50.0], leaving=6) == 0
 
 
-@pytest.mark.parametrize(("sd", "covered", "steps"), [(0.003, 0.969, 6), (0.02, 0.945, 38)])
+@pytest.mark.parametrize(("sd", "covered", "steps"), [(0.003, 0.969, 6), (0.02, 0.943, 39)])
 def test_the_interval_at_the_stop_still_covers_the_median(sd: float, covered: float, steps: int) -> None:
     """By simulation, lognormal. Looking after every step it would be 0.92 of samples that scatter by 2 %."""
     draw = noise(random.Random(1), sd)
