@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tasks.harness.cell import Cell
+from tasks.harness.order_statistics import FEWEST
 from tasks.harness.records import Status
 from tasks.harness.registry import all_tasks
 
@@ -186,5 +187,8 @@ def _kind(cell: Cell) -> tuple[object, ...]:
 @cache
 def _total_work(cell: Cell) -> float:
     values = cell.params.values()
-    steps = values.get("warmup_steps", 0) + 2 * values.get("measured_steps", 1)
+    if values.get("timing") == "adaptive":
+        steps = 1 + 2 * FEWEST  # as it is of steady ones
+    else:
+        steps = values.get("warmup_steps", 0) + 2 * values.get("measured_steps", 1)
     return float(all_tasks()[cell.task].work(cell.params) * steps)

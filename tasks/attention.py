@@ -50,7 +50,7 @@ class AttentionParams(AttendingParams):
     pass_: Pass = Field("forward_backward", alias="pass")
     projections: bool = Field(False, description="with linear maps for query, key, value and output around it")
     cold_l2: bool = Field(False, description="empty the GPU's L2 cache before each phase, outside of what is timed")
-    measured_steps: PositiveInt = 100
+    measured_steps: PositiveInt | None = 100
 
     @model_validator(mode="after")
     def _cold_where_there_is_a_cache(self) -> Self:

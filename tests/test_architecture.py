@@ -24,6 +24,8 @@ FORBIDDEN = {
     "tasks/traces/": {"tasks.instruments", "tasks.prediction", "tasks.train_step", "model", "torch"},
     "tasks/snapshots/": {"tasks.instruments", "tasks.prediction", "tasks.train_step", "model", "torch"},
     "tasks/instruments/": {"tasks.prediction", "tasks.train_step", "model"},
+    "tasks/harness/order_statistics.py": {"torch"},
+    "tasks/harness/stopping.py": {"torch"},
     "tasks/train_step.py": {"tasks.prediction"},
     "tasks/attention.py": {"tasks.prediction"},
     "tasks/prediction/allocator.py": {"torch"},
@@ -34,8 +36,11 @@ FORBIDDEN = {
     "orchestrator/": {"torch", "einops", "model"},
     "orchestrator/report/": {"tasks", "ray"},
 }
-# what a room may import all the same: the model's closed forms, which need no torch
-PERMITTED = {"orchestrator/report/published/": {"model.config", "model.accounting"}}
+# what a room may import all the same: closed forms, which need no torch
+PERMITTED = {
+    "orchestrator/report/published/": {"model.config", "model.accounting"},
+    "orchestrator/report/statistics.py": {"tasks.harness.order_statistics"},
+}
 ONLY_IN = {"ray": "orchestrator/schedulers.py", "pyarrow": "orchestrator/store.py"}
 
 

@@ -10,7 +10,7 @@ from statistics import linear_regression
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.layouts import ordered_values
+from orchestrator.report.layouts import OF_TIMING, ordered_values
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
 _MOST_SENTENCES = 24
@@ -112,7 +112,7 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     if len(decided) and not ran_out.any():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
         return
-    others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "warmup_steps", "measured_steps")]
+    others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "timing", *OF_TIMING)]
     keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
     of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided
     for told, group in _told_apart(of_interest, others, among=decided, always=("memory_limit_gib",)):

@@ -17,6 +17,7 @@ Rows = list[list[str]]
 
 PHASE = "phase"  # the title of the column
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
+OF_TIMING = ("warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds")  # null with the other `timing`
 ORDERED: dict[str, list[Any]] = {
     "size": ["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"],
     "precision": ["fp32", "tf32", "bf16", "fp16", "bf16_pure"],
@@ -54,8 +55,9 @@ def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
 
 
 def _varies_within_a_task(cells: pd.DataFrame, axis: str) -> bool:
-    """A task that does not have an axis does not make it vary."""
-    values = cells[axis].groupby(cells["task"]).nunique(dropna=False) if "task" in cells else cells[[axis]].nunique(dropna=False)
+    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells."""
+    known = axis in OF_TIMING
+    values = cells[axis].groupby(cells["task"]).nunique(dropna=known) if "task" in cells else cells[[axis]].nunique(dropna=known)
     return bool((values > 1).any())
 
 

@@ -157,9 +157,11 @@ def _labelled(label: str, text: str) -> str:
 
 
 def _protocol(cells: pd.DataFrame) -> str:
-    if "warmup_steps" not in cells:
-        return ""
-    return f"{_one_or_several(cells, 'warmup_steps')} + {_one_or_several(cells, 'measured_steps')} steps"
+    """How many steps: as was asked, or as many as it took."""
+    fixed = " + ".join(filter(None, (_one_or_several(cells, axis) for axis in ("warmup_steps", "measured_steps"))))
+    adaptive = "adaptive" if "timing" in cells and (cells["timing"] == "adaptive").any() else ""
+    said = " and ".join(filter(None, (fixed, adaptive)))
+    return f"{said} steps" if said else ""
 
 
 def _dates(cells: pd.DataFrame) -> str:

@@ -18,7 +18,10 @@ def varying(name: str, axis: str) -> Selection:
 
     def choose(cells: pd.DataFrame) -> pd.DataFrame:
         own = of_task(name)(cells)
-        return own if axis in own and own[axis].nunique() > 1 else own.iloc[:0]
+        if axis not in own:
+            return own.iloc[:0]
+        known = own[own[axis].notna()]
+        return known if known[axis].nunique() > 1 else known.iloc[:0]
 
     return choose
 

@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from functools import cache
-
 import numpy as np
 import pandas as pd
 
-CONFIDENCE = 0.95
+from tasks.harness.order_statistics import coverage, median_rank
+
 STATISTICS = ("n", "mean", "sd", "min", "median", "ci_low", "ci_high", "coverage")  # the columns of `summarise`
-
-
-@cache
-def median_rank(n: int) -> int:
-    """The rank k for which [x(k), x(n+1-k)] covers the median with at least 95 % confidence.
-
-    By order statistics, without assuming a distribution: the number of samples below the median is Binomial(n, 1/2).
-    Fewer than six samples cannot reach 95 %; their interval is from the least to the greatest, and `coverage` says
-    how much that is.
-    """
-    best = 1
-    for k in range(2, n // 2 + 1):
-        if coverage(n, k) >= CONFIDENCE:
-            best = k
-    return best
-
-
-@cache
-def coverage(n: int, k: int) -> float:
-    """The probability that the median lies in [x(k), x(n+1-k)] of n independent samples."""
-    return float(1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n)
 
 
 def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tasks.harness.order_statistics import FEWEST
+from tasks.harness.stopping import StopRule
 
 AttentionName = Literal[
     "naive", "torch_softmax", "weights_only", "recompute", "sdpa", "math", "efficient", "flash", "cudnn", "flex"
@@ -50,12 +53,53 @@ class Params(BaseModel):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
+Timing = Literal["fixed", "adaptive"]
+_OF_FIXED = ("warmup_steps", "measured_steps")
+_OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 15.0}
+
+
 class TimedParams(Params):
     """Of tasks that repeat a step in some precision."""
 
     precision: Precision = Field("fp32", description="bf16 and fp16 by autocast; bf16_pure: everything stored in it")
-    warmup_steps: Annotated[int, Field(ge=0)] = 5
-    measured_steps: PositiveInt = 10
+    timing: Timing = Field("fixed", description="adaptive: as many steps as it takes until the median is known")
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(5, description="null with adaptive timing")
+    measured_steps: PositiveInt | None = Field(10, description="null with adaptive timing")
+    half_width: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        None, description="of adaptive timing: it stops where the 95 % interval of the median is this fraction of it to each side"
+    )
+    most_steps: Annotated[int, Field(ge=FEWEST)] | None = Field(None, description="of adaptive timing: it stops in any case")
+    most_seconds: Annotated[float, Field(gt=0)] | None = Field(
+        None, description="of adaptive timing: it stops when the steps took so long, after six of them"
+    )
+
+    @property
+    def stop_rule(self) -> StopRule | None:
+        """None where the number of steps is fixed."""
+        if self.half_width is None or self.most_steps is None or self.most_seconds is None:
+            return None
+        return StopRule(self.half_width, self.most_steps, self.most_seconds)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_timing(cls, values: Any) -> Any:
+        """What is of the other timing is null, so that a grid of both gives one adaptive cell. What is no number stays, to be
+        refused."""
+        if not isinstance(values, dict):
+            return values
+        adaptive = values.get("timing", "fixed") == "adaptive"
+        others = _OF_FIXED if adaptive else _OF_ADAPTIVE
+        kept = {name: value for name, value in values.items() if name not in others or isinstance(value, str | list | dict)}
+        if not adaptive:
+            return kept
+        said = {name: value for name, value in kept.items() if value is not None}
+        return dict.fromkeys(_OF_FIXED) | _OF_ADAPTIVE | said
+
+    @model_validator(mode="after")
+    def _fixed_is_counted(self) -> Self:
+        if self.timing == "fixed" and None in (self.warmup_steps, self.measured_steps):
+            raise ValueError("without warmup_steps and measured_steps there is timing: adaptive only")
+        return self
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]

@@ -4,6 +4,9 @@ Two modes. `synced` waits for the device at each boundary and reads the host's c
 asks for, launch latency included. `pipelined` records device events and waits once, after the last step: the phases
 run into each other as they do in training. Host stamps beside the events say how long the host took to enqueue and how
 far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
+
+How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/harness/stopping.py finds
+to be enough, and as many pipelined ones, which cannot be looked at before the last.
 """
 
 from __future__ import annotations
@@ -11,18 +14,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
 from tasks.harness.collection import uncollected
 from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
+from tasks.harness.order_statistics import half_width
+from tasks.harness.params import TimedParams
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
+from tasks.harness.stopping import Measured, StopRule
 
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
+_COLD_STEPS = 1  # of warm-up in any case: what a first step does is done once
 
 
 class SyncedTimer:
@@ -73,7 +81,9 @@ def compile_first(session: Session) -> Iterator[Sample]:
 
 
 def warm_up(session: Session) -> Iterator[Sample]:
-    return _synced_steps(session, "warmup", session.count("warmup_steps"))
+    """With adaptive timing the first step: which of those after it are warm-up, they tell together."""
+    steps = session.count("warmup_steps") if _stop_rule(session) is None else _COLD_STEPS
+    return _synced_steps(session, "warmup", steps)
 
 
 def count_compilation(session: Session) -> list[Sample]:
@@ -84,14 +94,17 @@ def count_compilation(session: Session) -> list[Sample]:
 
 
 def time_synced(session: Session) -> Iterator[Sample]:
-    return _synced_steps(session, "synced", session.count("measured_steps"))
+    rule = _stop_rule(session)
+    if rule is None:
+        return _synced_steps(session, "synced", session.count("measured_steps"))
+    return _enough_synced_steps(session, rule)
 
 
 def time_pipelined(session: Session) -> list[Sample]:
     """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out."""
     if session.workload.device.kind != "cuda":
         return []
-    steps, device = session.count("measured_steps"), session.workload.device
+    steps, device = _pipelined_steps(session), session.workload.device
     timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
     with uncollected():
         device.synchronize()
@@ -106,6 +119,39 @@ def time_pipelined(session: Session) -> list[Sample]:
     if session.workload.before_phase is not None:
         samples = _steps_as_sums(samples)
     return [*samples, Sample("timing", "drain", "ms", drain, mode="pipelined")]
+
+
+def _stop_rule(session: Session) -> StopRule | None:
+    return session.params.stop_rule if isinstance(session.params, TimedParams) else None
+
+
+def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
+    """Steps until the rule stops them. Those that were not steady yet go to the warm-up, each other one is a sample.
+
+    Leaves the facts `timing_warmup_steps`, `timing_stopped_by` and `timing_half_width`, the one that was reached.
+    """
+    measured, steps = Measured(rule), list[list[Sample]]()
+    with uncollected():
+        while measured.stopped_by is None:
+            steps.append(_synced_step(session, "synced", len(steps)))
+            (whole,) = (sample.value for sample in steps[-1] if sample.phase == _STEP)
+            measured.add(whole or 0.0)
+    warm_up = measured.warm_up
+    session.facts |= {
+        "timing_warmup_steps": _COLD_STEPS + warm_up,
+        "timing_stopped_by": measured.stopped_by,
+        "timing_half_width": half_width(measured.steady),
+    }
+    session.shelf["synced"] = [sample for step in steps[warm_up:] for sample in step if sample.phase == _STEP]
+    for number, step in enumerate(steps):
+        warming = number < warm_up
+        place = _COLD_STEPS + number if warming else number - warm_up
+        yield from (replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step)
+
+
+def _pipelined_steps(session: Session) -> int:
+    """As many as were synced, where that was decided meanwhile."""
+    return session.count("measured_steps") if _stop_rule(session) is None else len(session.shelf["synced"])
 
 
 def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:

@@ -20,7 +20,10 @@ AS_EAGER, CLOSED_FORM = "as eager", "closed form"
 Verdict = Literal["fits", "borderline", "oom"]
 
 # What is compiled is predicted as eager; a cap changes no size, but whether it fits.
-WITHOUT_EFFECT = ("seed", "warmup_steps", "measured_steps", "memory_limit_gib", "compile", "compile_mode", "compile_cache")
+WITHOUT_EFFECT = (
+    "seed", "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds", "memory_limit_gib",
+    "compile", "compile_mode", "compile_cache",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

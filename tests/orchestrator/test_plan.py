@@ -99,6 +99,12 @@ def test_estimates() -> None:
     assert estimator.total_seconds([short, long, other]) == 5 + 25 + 25
 
 
+def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
+    fixed, adaptive = cell(), cell(timing="adaptive")
+    estimator = Estimator([fixed, adaptive], {fixed.id: Past((S.OK,), (25.0,))})
+    assert estimator.seconds(adaptive) == pytest.approx(13.0)  # 1 + 6 + 6 steps to 5 + 10 + 10
+
+
 def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
     """Start-up varies by seconds: taken for the pace of a tiny cell it would foresee hours."""
     lengths = (16, 32, 64, 512)

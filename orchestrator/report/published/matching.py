@@ -84,6 +84,8 @@ def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bo
         return _dimensions(row) in [SIZES[number.year][size] for size in allowed]
     if axis not in row:
         return True  # of a run from before that axis was one
+    if axis == "warmup_steps" and known(row, "timing") and row["timing"] == "adaptive":
+        return any(theirs >= WARM for theirs in allowed)  # it ends when steps are steady
     if not known(row, axis):
         return False
     ours = row[axis]

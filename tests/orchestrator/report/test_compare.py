@@ -12,8 +12,8 @@ import pytest
 from click.testing import Result
 
 from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of
-from orchestrator.report.statistics import median_rank
 from orchestrator.store import Run
+from tasks.harness.order_statistics import median_rank
 from tasks.harness.records import Outcome, Sample, Status
 
 STEPS = 10

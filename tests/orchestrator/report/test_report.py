@@ -17,7 +17,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.report import gpus
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
-from orchestrator.report.render import lay_out, to_markdown
+from orchestrator.report.render import lay_out, provenance, to_markdown
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
 from tasks.harness.params import default_values
@@ -311,6 +311,21 @@ def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:
     results = results_of(outcome([30.0, 30.0]), outcome([15.0, 15.0], compile="blocks"), outcome([300.0, 30.0], warmup_steps=0))
     assert list(table(results, "compile")["blocks speed-up"]) == ["2.00×"]
     assert list(table(results, "warmup")["0 std/mean"]) == ["115.71%"]
+
+
+def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(results_of: Callable[..., Results]) -> None:
+    """What is null with one timing and a number with the other tells nothing beyond it."""
+    told = {"timing_warmup_steps": 1, "timing_stopped_by": "half-width", "timing_half_width": 0.004}
+    fixed, cold, adaptive = outcome(), outcome(warmup_steps=0), outcome(timing="adaptive")
+    results = results_of(fixed, cold, replace(adaptive, facts={**adaptive.facts, **told}))
+    (page,) = lay_out(results, ["timings"])
+    assert page.header[:4] == ["size", "context_length", "timing", "warmup_steps"]
+    assert "several (2) + 10 and adaptive steps" in to_markdown(page)
+    assert {column: list(results.cells[column].dropna()) for column in told} == {name: [fact] for name, fact in told.items()}
+    warm_up = table(results, "warmup")
+    assert [title for title in warm_up if "std/mean" in title] == ["0 std/mean", "5 std/mean"]
+    assert len(warm_up) == 1
+    assert "· adaptive steps ·" in provenance(replace(results, cells=results.cells[results.cells["timing"] == "adaptive"]))
 
 
 def test_growth(results_of: Callable[..., Results]) -> None:

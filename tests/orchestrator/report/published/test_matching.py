@@ -69,6 +69,12 @@ def test_warm_is_warm(theirs: int, ours: int, fit: bool) -> None:
     assert fits(said(warmup_steps=(theirs,)), {**OURS, "warmup_steps": ours}) is fit
 
 
+def test_warm_by_rule_is_warm() -> None:
+    adaptive = {**OURS, "timing": "adaptive", "warmup_steps": None, "measured_steps": None}
+    assert fits(said(warmup_steps=(5,), measured_steps=(10,)), adaptive)
+    assert not fits(said(warmup_steps=(0,)), adaptive)
+
+
 def test_phases_of_a_training_step_are_those_of_both_passes() -> None:
     forward = replace(NUMBER, phase="forward")
     assert fits(forward, {**OURS, "pass": "train_step"})

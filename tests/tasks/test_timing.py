@@ -1,0 +1,170 @@
+"""How many steps are timed, on a device and a clock made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import chain, cycle, repeat
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.config import parse_config
+from orchestrator.errors import ConfigError
+from orchestrator.grid import Expansion, Selection, expand, parse_selection
+from tasks.harness.cell import Cell
+from tasks.harness.order_statistics import half_width
+from tasks.harness.progress import Progress
+from tasks.harness.records import Sample
+from tasks.harness.registry import make_cell
+from tasks.harness.stage import Session
+from tasks.harness.workload import PhaseMarker, Workload
+from tasks.instruments import timing
+from tasks.matmul import MatmulParams
+from tasks.prediction.records import memory_identity
+from tests.conftest import FAST
+
+ADAPTIVE = {"timing": "adaptive"}
+
+
+class Event:
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self.clock, self.at_ms = clock, 0.0
+
+    def record(self) -> None:
+        self.at_ms = self.clock.ms
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at_ms - self.at_ms
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Stands still but in a step."""
+    clock = SimpleNamespace(ms=0.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: int(clock.ms * 1e6)))
+    monkeypatch.setattr(timing, "_event", lambda: Event(clock))
+    monkeypatch.setattr(timing, "uncollected", nullcontext)
+    return clock
+
+
+def timed(clock: SimpleNamespace, durations_ms: Iterable[float], device: str = "cuda", **params: Any) -> tuple[Session, Any]:
+    """A session whose steps take so long, and the durations of its whole steps by mode."""
+    left = iter(durations_ms)
+
+    def step(phase: PhaseMarker) -> None:
+        with phase("forward"):
+            clock.ms += next(left)
+
+    fake: Any = SimpleNamespace(kind=device, synchronize=lambda: None)
+    session = Session(Workload(step, ("forward",), fake, tokens=None), MatmulParams.model_validate(params), Progress())
+    samples: list[Sample] = [s for stage in timing.STAGES for s in stage.run(session)]
+    by_mode: dict[str, list[float]] = {}
+    for sample in samples:
+        if (sample.phase, sample.metric) == ("step", "duration"):
+            assert sample.step == len(by_mode.setdefault(sample.mode, []))
+            by_mode[sample.mode].append(sample.value or 0.0)
+    phases = [s for s in samples if (s.phase, s.metric) == ("forward", "duration")]
+    assert len(phases) == sum(map(len, by_mode.values()))
+    return session, by_mode
+
+
+def test_the_protocol_of_the_write_ups_is_the_default(clock: SimpleNamespace) -> None:
+    session, taken = timed(clock, repeat(100.0))
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 5, "synced": 10, "pipelined": 10}
+    assert session.facts == {}
+
+
+def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
+    session, taken = timed(clock, chain([900.0], cycle([500.0, 501.0, 499.0])), **ADAPTIVE)
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "synced": 6, "pipelined": 6}
+    assert session.facts == {
+        "timing_warmup_steps": 1,
+        "timing_stopped_by": "half-width",
+        "timing_half_width": pytest.approx(0.002),
+    }
+
+
+def test_what_is_not_steady_yet_is_warm_up_and_still_a_sample(clock: SimpleNamespace) -> None:
+    session, taken = timed(clock, chain([900.0, 700.0, 550.0], repeat(500.0)), **ADAPTIVE)
+    assert taken["warmup"] == pytest.approx([900.0, 700.0, 550.0])
+    assert taken["synced"] == pytest.approx([500.0] * 6)
+    assert session.facts["timing_warmup_steps"] == 3
+
+
+def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
+    session, taken = timed(clock, chain([500.0], cycle([95.0, 105.0])), **ADAPTIVE, most_steps=40)
+    assert (len(taken["synced"]), len(taken["pipelined"])) == (40, 40)
+    assert session.facts["timing_stopped_by"] == "steps"
+    assert session.facts["timing_half_width"] == half_width(taken["synced"]) == pytest.approx(0.05)  # of all there are
+
+
+@pytest.mark.parametrize(
+    ("said", "stopped_by", "steps"), [({"half_width": 0.06}, "half-width", 6), ({"most_seconds": 1.0}, "seconds", 10)]
+)
+def test_where_it_stops_can_be_said(clock: SimpleNamespace, said: dict[str, float], stopped_by: str, steps: int) -> None:
+    session, taken = timed(clock, chain([500.0], cycle([95.0, 105.0])), **ADAPTIVE, **said)
+    assert (session.facts["timing_stopped_by"], len(taken["synced"])) == (stopped_by, steps)
+
+
+def test_nothing_is_pipelined_where_nothing_queues(clock: SimpleNamespace) -> None:
+    _, taken = timed(clock, repeat(100.0), device="cpu", **ADAPTIVE)
+    assert set(taken) == {"warmup", "synced"}
+
+
+def expanded(timing: str, axes: str = "", *sets: str) -> Expansion:
+    text = f"name: t\ngrids: [{{task: train_step, fixed: {{size: tiny}}, axes: {{timing: [{timing}]{axes}}}}}]"
+    return expand(*parse_config(text, "t.yaml"), parse_selection(sets, ()) if sets else Selection({}, {}))
+
+
+def test_fixed_cells_are_the_cells_they_were() -> None:
+    """Ids from before there was another timing."""
+    assert make_cell("train_step", {"size": "tiny"}).id == "6c70ae76db08"
+    assert make_cell("attention", {}).id == "7d17a5704a16"
+    assert make_cell("matmul", {"measured_steps": 3}).id == "c975422a6353"
+
+
+def test_adaptive_cells_are_others_and_each_is_one() -> None:
+    cells = expanded("fixed, adaptive", ", warmup_steps: [0, 5], half_width: [0.01, 0.02]").cells
+    shown = [[c.params.values()[n] for n in ("timing", "warmup_steps", "measured_steps", "half_width")] for c in cells]
+    assert shown == [
+        ["fixed", 0, 10, None], ["fixed", 5, 10, None],
+        ["adaptive", None, None, 0.01], ["adaptive", None, None, 0.02],
+    ]  # fmt: skip
+    assert len({cell.id for cell in cells}) == 4
+    assert [make_cell("train_step", cell.params.values()).id for cell in cells] == [cell.id for cell in cells]
+
+
+def test_defaults_said_or_not_are_the_same_cell() -> None:
+    plain, said = expanded("adaptive").cells[0], expanded("adaptive", "", "half_width=0.01", "most_seconds=15").cells[0]
+    assert plain.id == said.id
+    assert plain.params.values()["most_steps"] == 100
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        (["timing=adaptve"], "'adaptve' is not allowed"),
+        (["timing=adaptive", "half_width=2"], "less than 1"),
+        (["timing=adaptive", "most_steps=5"], "greater than or equal to 6"),
+        (["timing=adaptive", "most_seconds=0"], "greater than 0"),
+        (["timing=adaptive", "measured_steps=many"], "valid integer"),
+        (["timing=fixed", "measured_steps=null"], "there is timing: adaptive only"),
+    ],
+)
+def test_what_cannot_be_is_one_line(sets: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        expanded("fixed", "", *sets)
+    assert "\n" not in str(refused.value).strip()
+
+
+def test_how_long_it_is_timed_takes_no_memory() -> None:
+    cells: list[Cell] = [make_cell("train_step", {**FAST, **own}) for own in ({}, ADAPTIVE, {**ADAPTIVE, "half_width": 0.1})]
+    assert memory_identity(cells[0]) == memory_identity(cells[1]) == memory_identity(cells[2])
+
+
+def test_there_is_no_other_timing() -> None:
+    with pytest.raises(ValidationError, match="'fixed' or 'adaptive'"):
+        MatmulParams.model_validate({"timing": "guessed"})
