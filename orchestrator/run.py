@@ -198,6 +198,7 @@ def _measure(
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         _foresee(request, writer, queue, means, summary, smallest_card(environments))
+        queue.arrange({device: scheduler.places(device) for device in queue.devices}, first_gpu(environments))
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
@@ -225,6 +226,11 @@ def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, su
             means.say(f"left out: {request.expansion.label(cell)}: {predictions[cell.id].why_oom(cap_bytes(cell, card))}")
         queue.leave_out(doomed)
         summary.foreseen = len(doomed)
+
+
+def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
+    """By the name that its driver gives."""
+    return next((str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])), None)
 
 
 def smallest_card(environments: Sequence[Mapping[str, Any]]) -> Card | None:

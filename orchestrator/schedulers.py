@@ -67,6 +67,10 @@ class Scheduler(Protocol):
         """What each host that could measure is, as `probe` tells it."""
         ...
 
+    def places(self, device: str) -> int:
+        """How many cells of a device it measures at once."""
+        ...
+
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]: ...
 
     def close(self) -> None: ...
@@ -77,6 +81,9 @@ class SerialScheduler:
 
     def environments(self) -> list[Mapping[str, Any]]:
         return [probe_here()]
+
+    def places(self, device: str) -> int:
+        return 1
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
@@ -106,6 +113,9 @@ class RayScheduler:
         probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         return list(self._ray.get([probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]))
+
+    def places(self, device: str) -> int:
+        return max(1, int(self._ray.cluster_resources().get("GPU", 0))) if device == "cuda" else self._cpu_cells
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
@@ -158,8 +168,7 @@ class RayScheduler:
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
         """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
         devices = {started.attempt.cell.params.device for started in running.values()}
-        gpus = int(self._ray.cluster_resources().get("GPU", 0))
-        return len(running) < (gpus if devices == {"cuda"} else self._cpu_cells if devices else 1)
+        return len(running) < (self.places("cuda") if devices == {"cuda"} else self._cpu_cells if devices else 1)
 
     def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Started | Outcome | None:
         if not is_ready:
