@@ -191,6 +191,8 @@ def _measure(
     arm()  # Ray takes SIGTERM for itself when it starts
     try:
         environments = scheduler.environments()
+        for line in niced(environments):
+            means.say(line)
         fingerprints = _check_environment(request, environments, queue, means.mixed)
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints)
@@ -226,6 +228,16 @@ def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, su
             means.say(f"left out: {request.expansion.label(cell)}: {predictions[cell.id].why_oom(cap_bytes(cell, card))}")
         queue.leave_out(doomed)
         summary.foreseen = len(doomed)
+
+
+def niced(environments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of each host where what measures waits for whatever else runs there."""
+    for here in environments:
+        if here.get("nice", 0) > 0:
+            yield (
+                f"on {here['host']} cells run at niceness {here['nice']}, so that a busy neighbour slows them: "
+                "begin without nice, and Ray with RAY_worker_niceness=0"
+            )
 
 
 def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
