@@ -32,6 +32,7 @@ MARGIN = 1.25  # cells of one kind differ in how well they use the device
 _START_S = 0.7  # beside its steps, forked; see README
 _START_OF_FRESH_S = 5.3
 _ENOUGH = 4.0  # times as much work, to tell what is fixed from what grows with it
+_FEWEST, _SHORTEST_S = 6, 0.1  # steps and their seconds that tell a median, where their number is not fixed
 _STEPS_BESIDE = 3  # that other instruments take: the first ones, and one to watch memory in
 _UNKNOWN_TFLOPS = {"fp32": 19.5, "narrow": 156.0}  # of a GPU without a peak in gpus.toml: an A100's, fp32 and tf32
 _CPU_TFLOPS = 0.05
@@ -229,10 +230,17 @@ def _kind(cell: Cell) -> tuple[object, ...]:
 @cache
 def _steps_s(cell: Cell, conditions: Conditions) -> float:
     """Of all steps, by the guess. Timed ones are waited for and, where the host runs ahead of the device, taken again without."""
-    values = cell.params.values()
+    step_s = _step_s(cell, conditions.gpu)
     modes = 1 if cell.params.device == "cpu" else 2
-    timed = values.get("warmup_steps", 0) + modes * values.get("measured_steps", 1)
-    return float((timed if conditions.timed else 0) + _STEPS_BESIDE) * _step_s(cell, conditions.gpu)
+    return step_s * (_STEPS_BESIDE + (_timed_steps(cell, step_s, modes) if conditions.timed else 0))
+
+
+def _timed_steps(cell: Cell, step_s: float, modes: int) -> float:
+    values = cell.params.values()
+    measured = values.get("measured_steps", 1)
+    if measured is None:  # as many as it takes: of a steady cell no more than must be
+        return modes * max(_FEWEST, _SHORTEST_S / step_s)
+    return float(values.get("warmup_steps", 0) + modes * measured)
 
 
 def _step_s(cell: Cell, gpu: str | None) -> float:

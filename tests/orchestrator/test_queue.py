@@ -135,6 +135,7 @@ def test_what_shares_a_graph() -> None:
     same = [
         compiled(size="xl", seed=3, measured_steps=50, warmup_steps=9, optimizer="fused", memory_limit_gib=32.0),
         compiled(size="xl", **{"pass": "forward_backward"}),
+        compiled(size="xl", **{"pass": "forward_grad"}),
         compiled(size=None, d_model=1600, d_ff=6400, num_layers=12, num_heads=25, vocab_size=500),
     ]
     assert {shared_graph(other) for other in same} == {shared_graph(one)}
