@@ -70,7 +70,7 @@ class Estimator:
     same kind (same task, device, precision, attention and compilation, from a cold cache or a warm one), by least squares, so
     that the long ones count and the scatter of short ones does not. What is fixed is the shortest time seen, where the work
     of those seen differs enough to tell it from their pace, and the guess elsewhere. With none alike finished it is the guess
-    from its FLOPs, times what others took over what was guessed of them.
+    from its FLOPs, times what others took over what was guessed of them. A display may ask in a thread of its own.
     """
 
     def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past], conditions: Conditions = _USUAL) -> None:
@@ -147,9 +147,8 @@ class Estimator:
         kind = (_kind(cell), is_warm)
         if kind not in self._alike:
             return self._guess(cell, is_warm) * self._corrected()
-        if kind not in self._rates:
-            self._rates[kind] = _fit(self._alike[kind], self._fixed_s(cell, is_warm))
-        fixed, pace = self._rates[kind]
+        fixed, pace = self._rates.get(kind) or _fit(self._alike[kind], self._fixed_s(cell, is_warm))
+        self._rates[kind] = fixed, pace
         return fixed + pace * self._work_s(cell)
 
     def _guess(self, cell: Cell, is_warm: bool) -> float:
@@ -162,9 +161,10 @@ class Estimator:
         return _steps_s(cell, self._conditions)
 
     def _corrected(self) -> float:
-        if self._correction is None:
-            self._correction = statistics.median(self._over_guess) if self._over_guess else 1.0
-        return self._correction
+        known = self._correction
+        if known is None:
+            known = self._correction = statistics.median(self._over_guess) if self._over_guess else 1.0
+        return known
 
 
 def _fit(alike: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[float, float]:

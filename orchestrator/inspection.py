@@ -54,7 +54,7 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     estimator = Estimator(request.expansion.cells, {} if elsewhere else plan.history, conditions)
     expected = expect(estimator, cells, {"cuda": max(1, len(here))})
     if expected:
-        return f"expected: {format_seconds(expected.wall_s)} on {_where(on_gpu, card, here)}{',' if on_gpu else ''} {expected}"
+        return f"expected: {format_seconds(expected.wall_s)} on {_where(cells, card, here)}{',' if on_gpu else ''} {expected}"
     if not on_gpu or not cells:
         return ""
     named = card.name if card else next(iter(here), None)
@@ -65,9 +65,10 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     )
 
 
-def _where(on_gpu: bool, card: Card | None, here: Sequence[str]) -> str:
-    if not on_gpu:
-        return "the CPU"
+def _where(cells: Sequence[Cell], card: Card | None, here: Sequence[str]) -> str:
+    devices = {cell.params.device for cell in cells}
+    if "cuda" not in devices:
+        return "the CPU" if devices == {"cpu"} else "this machine"
     if card is not None:
         return f"one {card.name}"
     return f"this machine's {len(here)} GPU{'s' if len(here) > 1 else ''}" if here else "one GPU"

@@ -137,7 +137,8 @@ class Queue:
             return
         self._unsorted = 0
         seconds = {cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}}
-        self._waiting.sort(key=lambda turn: (turn.cell.params.device != "cuda", turn.round, -seconds[turn.cell]))
+        order = sorted(self._waiting, key=lambda turn: (turn.cell.params.device != "cuda", turn.round, -seconds[turn.cell]))
+        self._waiting = order  # at once: a display that counts what waits has a thread of its own
 
     def _take(self) -> Cell:
         """The next in turn. One that compiles what another is just compiling waits for that, but where nothing else is left."""
