@@ -13,7 +13,6 @@ ranges of the medians of their processes overlap: the noise from process to proc
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
@@ -30,6 +29,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking CUDA for its devices
 
 import torch
 import torch._dynamo
+from options import cell_options
 from tabulate import tabulate
 from torch.nn import functional
 
@@ -48,11 +48,7 @@ LAPS = {"forward": ["forward"], "train_step": ["forward", "backward", "optimizer
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--set", action="append", default=[], dest="sets")
-    parser.add_argument("--where", action="append", default=[], dest="wheres")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = cell_options(__doc__, 5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further cell after so long")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()

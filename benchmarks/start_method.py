@@ -9,12 +9,11 @@ in it (largest over smallest), and what an attempt takes besides its steps.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
+from options import cell_options
 from tabulate import tabulate
 
 from orchestrator.attempt import execute
@@ -26,12 +25,7 @@ METHODS: tuple[StartMethod, ...] = ("fork", "spawn")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config", type=Path)
-    parser.add_argument("--set", action="append", default=[], dest="sets")
-    parser.add_argument("--where", action="append", default=[], dest="wheres")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
+    options = cell_options(__doc__, 5).parse_args()
     expansion = resolve(options.config, options.sets, options.wheres, None).expansion
     rows = [[expansion.label(cell), *compare(cell, options.rounds)] for cell in expansion.cells]
     header = ["cell", "forked / fresh", "forked apart", "fresh apart", "forked: other s", "fresh: other s"]

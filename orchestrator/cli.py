@@ -117,27 +117,25 @@ def main() -> None:
 @choice_options
 @click.option("--all", "everything", is_flag=True, help="Print every cell.")
 @click.option("--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none.")
-@click.option("--gpu", metavar="NAME", help="With --memory: whether each cell fits on this GPU, such as 'RTX 5090'.")
+@click.option(
+    "--gpu", metavar="NAME", help="How long it would take, and with --memory what fits, on this GPU, such as 'RTX 5090'."
+)
 def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
-    """Show the cells of CONFIG, how many are done, what would run and why. Starts nothing.
+    """Show the cells of CONFIG, how many are done, what would run, why and for how long. Starts nothing.
 
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
-    from orchestrator.inspection import describe_memory, describe_plan
-    from orchestrator.plan import Estimator
+    from orchestrator.inspection import describe_cost, describe_memory, describe_plan
     from orchestrator.report.gpus import find_card
     from orchestrator.run import plan_request, resolve
 
-    if gpu is not None and not memory:
-        raise ConfigError("--gpu: says for which GPU memory is predicted", "Add --memory")
     card = find_card(gpu) if gpu is not None else None
 
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
     planned = plan_request(request, _choice(chosen))
-    expected = Estimator(request.expansion.cells, planned.history).total_seconds(planned.to_run)
     if request.expansion.duplicates:
         click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
-    for line in describe_plan(planned, request.expansion.label, expected, everything):
+    for line in describe_plan(planned, request.expansion.label, describe_cost(request, planned, card), everything):
         click.echo(line)
     if memory:
         for line in describe_memory(request, card):

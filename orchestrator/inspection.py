@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from orchestrator.artifacts import read_artifacts
+from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.errors import RunError, nearest
+from orchestrator.nvml import gpu_names
 from orchestrator.plan import Choice, Plan
 from orchestrator.prediction import predict_memory, verdict_of
 from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
-from orchestrator.report.gpus import Card
-from orchestrator.run import Request, import_paths, last_command, plan_request
+from orchestrator.report.gpus import Card, driver_name
+from orchestrator.run import Request, import_paths, last_command, make_settings, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.records import LOG_FILE
@@ -26,18 +28,56 @@ _EXPLAINED = 3  # cells, beyond which their memory is a table alone
 _GIB = 1024**3
 
 
-def describe_plan(plan: Plan, label: Callable[[Cell], str], expected_s: float | None, everything: bool) -> Iterator[str]:
-    """The cells, how many are done, what will run, and why."""
+def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, everything: bool) -> Iterator[str]:
+    """The cells, how many are done, what will run, and why. expected: what is said of how long it will take."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
     yield f"{len(plan.decisions)} cells: {statuses}"
-    expected = f", about {format_seconds(expected_s)} on one GPU" if expected_s else ""
-    yield f"{len(plan.to_run)} to run{expected}"
+    yield f"{len(plan.to_run)} to run"
+    if expected:
+        yield expected
     chosen = sorted(plan.decisions, key=lambda decision: not decision.times)
     for decision in chosen if everything else chosen[:_SHOWN]:
         mark = "run " if decision.times else "keep"
         yield f"  {mark} {decision.cell.id} {label(decision.cell)}  ({decision.reason})"
     if not everything and len(chosen) > _SHOWN:
         yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"
+
+
+def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
+    """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where nothing can be said."""
+    cells = plan.to_run
+    on_gpu = any(cell.params.device == "cuda" for cell in cells)
+    here = gpu_names() if on_gpu and card is None else ()
+    gpu = (driver_name(card) if card else next(iter(here), None)) if on_gpu else None
+    elsewhere = card is not None and gpu not in _measured_on(request)
+    conditions = Conditions.of(make_settings(request, None), gpu)
+    estimator = Estimator(request.expansion.cells, {} if elsewhere else plan.history, conditions)
+    expected = expect(estimator, cells, {"cuda": max(1, len(here))})
+    if expected:
+        return f"expected: {format_seconds(expected.wall_s)} on {_where(cells, card, here)}{',' if on_gpu else ''} {expected}"
+    if not on_gpu or not cells:
+        return ""
+    named = card.name if card else next(iter(here), None)
+    return (
+        f"expected: not known, since no source gives a peak of {named}"
+        if named
+        else "expected: no GPU is here; --gpu NAME says it for one"
+    )
+
+
+def _where(cells: Sequence[Cell], card: Card | None, here: Sequence[str]) -> str:
+    devices = {cell.params.device for cell in cells}
+    if "cuda" not in devices:
+        return "the CPU" if devices == {"cpu"} else "this machine"
+    if card is not None:
+        return f"one {card.name}"
+    return f"this machine's {len(here)} GPU{'s' if len(here) > 1 else ''}" if here else "one GPU"
+
+
+def _measured_on(request: Request) -> set[str]:
+    """The GPUs that the run's rows are of."""
+    known = request.run.read_manifest().get("fingerprints") or {}
+    return {str(mark["gpu"]) for mark in known.get("cuda", [])}
 
 
 def describe_memory(request: Request, card: Card | None) -> Iterator[str]:

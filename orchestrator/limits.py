@@ -235,6 +235,9 @@ class _Lasting:
     def environments(self) -> list[Mapping[str, Any]]:
         return self._scheduler.environments() if self._scheduler else []
 
+    def places(self, device: str) -> int:
+        return self._scheduler.places(device) if self._scheduler else 1
+
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
 

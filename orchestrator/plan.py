@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING
 
 from tasks.harness.cell import Cell
-from tasks.harness.order_statistics import FEWEST
 from tasks.harness.records import Status
-from tasks.harness.registry import all_tasks
 
 if TYPE_CHECKING:
     from orchestrator.store import Run
 
 PENDING = "pending"
-_MARGIN = 1.25  # cells of one kind differ in how well they use the device
 RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
 _NOT_ITS_FAULT = frozenset({Status.LOST})
 
@@ -123,72 +119,3 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
     if past.failures >= attempts:
         return Decision(cell, 0, f"given up after {past.failures} attempts: {status}; --retry {status} tries again")
     return Decision(cell, missing, f"retry: was {status}")
-
-
-class Estimator:
-    """How long a cell will take, from how long others took.
-
-    A cell that was measured before takes as long again. Another takes the start-up time, which is the shortest seen among
-    cells of the same kind (same task, device, precision, attention and compilation), plus its work at their pace, by
-    least squares, so that the long ones count and the scatter of short ones does not, and a margin. With one alike
-    finished, all of its time is taken for work. With none alike, it is taken for the longest of all: better to start a
-    cell too few than one that is cut off. Before anything is finished nothing is known.
-    """
-
-    def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past]) -> None:
-        self._walls: dict[str, float] = {}
-        self._longest: float | None = None
-        self._alike: dict[tuple[object, ...], list[tuple[float, float]]] = {}
-        self._rates: dict[tuple[object, ...], tuple[float, float]] = {}  # start-up and pace, until more is learnt
-        for cell in cells:
-            past = history.get(cell.id, Past())
-            for status, wall in zip(past.statuses, past.walls_s, strict=True):
-                self.learn(cell, status, wall)
-
-    def learn(self, cell: Cell, status: Status, wall_s: float) -> None:
-        if status is Status.OK:
-            self._walls[cell.id] = wall_s
-            self._longest = max(wall_s, self._longest or 0.0)
-            self._alike.setdefault(_kind(cell), []).append((_total_work(cell), wall_s))
-            self._rates.pop(_kind(cell), None)
-
-    def seconds(self, cell: Cell) -> float | None:
-        kind = _kind(cell)
-        if cell.id in self._walls:
-            return self._walls[cell.id]
-        if kind not in self._alike:
-            return self._longest
-        start_up, pace = self._rates[kind] = self._rates.get(kind) or self._fit(self._alike[kind])
-        return start_up + pace * _total_work(cell)
-
-    def total_seconds(self, cells: Sequence[Cell]) -> float | None:
-        """Of several; None before anything is finished."""
-        return sum(self.seconds(cell) or 0.0 for cell in cells) if self._walls else None
-
-    @staticmethod
-    def _fit(alike: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        if len(alike) == 1:
-            work, wall = alike[0]
-            return 0.0, wall / work
-        start_up = min(wall for _, wall in alike)
-        pace = sum((wall - start_up) * work for work, wall in alike) / sum(work**2 for work, _ in alike)
-        return start_up, pace * _MARGIN
-
-
-_ALIKE = ("device", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
-
-
-@cache
-def _kind(cell: Cell) -> tuple[object, ...]:
-    values = cell.params.values()
-    return cell.task, *(values.get(name) for name in _ALIKE)
-
-
-@cache
-def _total_work(cell: Cell) -> float:
-    values = cell.params.values()
-    if values.get("timing") == "adaptive":
-        steps = 1 + 2 * FEWEST  # as it is of steady ones
-    else:
-        steps = values.get("warmup_steps", 0) + 2 * values.get("measured_steps", 1)
-    return float(all_tasks()[cell.task].work(cell.params) * steps)

@@ -1,16 +1,27 @@
-"""What is still to be measured: the attempts of a plan, each made when there is room for it."""
+"""What is still to be measured: the attempts of a plan, each made when there is room for it.
+
+On one device they come in the grid's order: it is what people follow on the screen, no other takes less time, and a run that is
+cut off leaves the beginning of a grid and not the heap of its long cells. Over several the longest come first, so that none of
+them is begun last and has the others wait. Where out-of-memories are inferred the grid's order stays on several too: that is
+spared by a small cell that runs out which a large one that runs out does not spare.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from orchestrator.cost import Conditions, Estimator, makespan_s
 from orchestrator.inference import Witnesses
-from orchestrator.plan import Estimator, Past, Plan
+from orchestrator.plan import Past, Plan
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
+from tasks.harness.graphs import shared_graph
 from tasks.harness.records import Attempt, Outcome, Settings, Status
+
+_RARELY = 100  # at each end where a hundred wait, at each hundredth where ten thousand do: to sort is then no work
 
 
 @dataclass(frozen=True)
@@ -19,6 +30,20 @@ class Inferring:
 
     keep: Callable[[Outcome], None]
     verify: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A cell that waits. round: how often it was, or will be, measured before."""
+
+    cell: Cell
+    round: int
+
+
+@dataclass(frozen=True)
+class Begun:
+    cell: Cell
+    at: float  # by time.monotonic()
 
 
 class Queue:
@@ -39,29 +64,38 @@ class Queue:
         self._settings = settings
         self._history = plan.history
         self._folders = run.highest_attempts()
-        self._waiting = sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda")
-        self._estimator = Estimator(cells, plan.history)
+        self._all = cells
+        self._places: Mapping[str, int] = {}
+        self._estimator = Estimator(cells, plan.history, Conditions.of(settings, None))
+        self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
         self._inferring = inferring
         self._witnesses = Witnesses(cell for cell in cells if plan.history.get(cell.id, Past()).status == Status.OOM)
         self._inferred: list[Cell] = []
         self._verifying: set[str] = set()
         self.refuted: list[Cell] = []
-        self._running: dict[str, Cell] = {}
+        self._running: dict[tuple[str, int], Begun] = {}
+        self._unsorted = 0  # how many ended since it was sorted
         self._ended_badly: set[str] = set()
         self.not_repeated = 0
         self.late = 0
         self.total = len(self._waiting)
         self.has_results = bool(plan.history)
-        self.cells = tuple(dict.fromkeys(self._waiting))
-        self.devices: set[str] = {cell.params.device for cell in self._waiting}
+        self.cells = tuple(dict.fromkeys(turn.cell for turn in self._waiting))
+        self.devices: set[str] = {cell.params.device for cell in self.cells}
 
     @property
     def infers(self) -> bool:
         return self._inferring is not None
 
+    def arrange(self, places: Mapping[str, int], gpu: str | None) -> None:
+        """Once it is known where the cells will be measured. places: how many at once, by device; gpu: by its driver's name."""
+        self._places = places
+        self._estimator = Estimator(self._all, self._history, Conditions.of(self._settings, gpu))
+        self._sort()
+
     def __iter__(self) -> Iterator[Attempt]:
         while self._waiting:
-            cell = self._waiting.pop(0)
+            cell = self._take()
             if cell.id in self._ended_badly:
                 self.not_repeated += 1
                 continue
@@ -80,12 +114,12 @@ class Queue:
 
     def leave_out(self, cells: Sequence[Cell]) -> None:
         ids = {cell.id for cell in cells}
-        self._waiting = [cell for cell in self._waiting if cell.id not in ids]
+        self._waiting = [turn for turn in self._waiting if turn.cell.id not in ids]
         self.total = len(self._waiting)
 
     def finished(self, outcome: Outcome) -> None:
         cell = outcome.attempt.cell
-        self._running.pop(cell.id, None)
+        self._running.pop((cell.id, outcome.attempt.number), None)
         if outcome.status is Status.OOM:
             self._witnesses.add(cell)
         if outcome.status is Status.OK and cell.id in self._verifying:
@@ -93,6 +127,30 @@ class Queue:
         if outcome.status is not Status.OK:
             self._ended_badly.add(cell.id)
         self._estimator.learn(cell, outcome.status, outcome.wall_s)
+        self._unsorted += 1
+        if self._unsorted * _RARELY > len(self._waiting):
+            self._sort()
+
+    def _sort(self) -> None:
+        """Every cell once before any again, and of those the longest first where several are measured at once."""
+        if self.infers or max(self._places.values(), default=1) == 1:
+            return
+        self._unsorted = 0
+        seconds = {cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}}
+        order = sorted(self._waiting, key=lambda turn: (turn.cell.params.device != "cuda", turn.round, -seconds[turn.cell]))
+        self._waiting = order  # at once: a display that counts what waits has a thread of its own
+
+    def _take(self) -> Cell:
+        """The next in turn. One that compiles what another is just compiling waits for that, but where nothing else is left."""
+        device = self._waiting[0].cell.params.device
+        compiling = {shared_graph(begun.cell) for begun in self._running.values()} - {None}
+        unfilled = {graph for graph in compiling if not self._estimator.is_filled(graph)}
+        others = (
+            place
+            for place, turn in enumerate(self._waiting)
+            if turn.cell.params.device == device and shared_graph(turn.cell) not in unfilled
+        )
+        return self._waiting.pop(next(others, 0)).cell
 
     def _infer(self, cell: Cell, witness: Cell, inferring: Inferring) -> None:
         attempt = self._number(cell)
@@ -107,8 +165,9 @@ class Queue:
         return [self._inferred[place * len(self._inferred) // wanted] for place in range(wanted)]
 
     def _next_attempt(self, cell: Cell) -> Attempt:
-        self._running[cell.id] = cell
-        return self._number(cell)
+        attempt = self._number(cell)
+        self._running[cell.id, attempt.number] = Begun(cell, time.monotonic())
+        return attempt
 
     def _number(self, cell: Cell) -> Attempt:
         number = 1 + max(self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number)
@@ -116,12 +175,24 @@ class Queue:
         return Attempt(cell, number, str(self._run.attempt_folder(cell.id, number)), self._settings)
 
     def remaining_s(self) -> float | None:
-        """Of all that waits or runs, shared by as many as run now."""
-        total = self._estimator.total_seconds([*self._waiting, *self._running.values()])
-        return total and total / max(1, len(self._running))
+        """Until all that waits or runs has ended; None while nothing is known."""
+        now, running, waiting = time.monotonic(), list(self._running.values()), [turn.cell for turn in list(self._waiting)]
+        if not self._estimator.knows([*waiting, *(begun.cell for begun in running)]):
+            return None
+        under_way = [max(0.0, self._estimator.seconds(begun.cell) - (now - begun.at)) for begun in running]
+        at_once = max(len(running), *self._places.values(), 1)
+        return makespan_s(self._estimator.each(waiting), at_once, under_way)
 
     def _would_end_in_time(self, cell: Cell) -> bool:
         if self._deadline is None:
             return True
-        estimate = self._estimator.seconds(cell) or 0.0
-        return time.monotonic() + estimate < self._deadline
+        return time.monotonic() + (self._estimator.at_most(cell) or 0.0) < self._deadline
+
+
+def _turns(cells: Sequence[Cell]) -> list[Turn]:
+    before: Counter[str] = Counter()
+    turns = []
+    for cell in cells:
+        turns.append(Turn(cell, before[cell.id]))
+        before[cell.id] += 1
+    return turns

@@ -191,6 +191,8 @@ def _measure(
     arm()  # Ray takes SIGTERM for itself when it starts
     try:
         environments = scheduler.environments()
+        for line in niced(environments):
+            means.say(line)
         fingerprints = _check_environment(request, environments, queue, means.mixed)
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints)
@@ -198,6 +200,7 @@ def _measure(
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         _foresee(request, writer, queue, means, summary, smallest_card(environments))
+        queue.arrange({device: scheduler.places(device) for device in queue.devices}, first_gpu(environments))
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
@@ -225,6 +228,21 @@ def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, su
             means.say(f"left out: {request.expansion.label(cell)}: {predictions[cell.id].why_oom(cap_bytes(cell, card))}")
         queue.leave_out(doomed)
         summary.foreseen = len(doomed)
+
+
+def niced(environments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of each host where what measures waits for whatever else runs there."""
+    for here in environments:
+        if here.get("nice", 0) > 0:
+            yield (
+                f"on {here['host']} cells run at niceness {here['nice']}, so that a busy neighbour slows them: "
+                "begin without nice, and Ray with RAY_worker_niceness=0"
+            )
+
+
+def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
+    """By the name that its driver gives."""
+    return next((str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])), None)
 
 
 def smallest_card(environments: Sequence[Mapping[str, Any]]) -> Card | None:

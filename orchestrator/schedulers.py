@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,12 +22,14 @@ import psutil
 
 from orchestrator.attempt import execute, lost
 from orchestrator.child import STARTER
+from orchestrator.cores import cores_for
 from orchestrator.errors import EnvironmentError
 from orchestrator.probe import probe_here
 from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
 _POLL_S = 0.5
+_MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 24  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
@@ -67,6 +69,10 @@ class Scheduler(Protocol):
         """What each host that could measure is, as `probe` tells it."""
         ...
 
+    def places(self, device: str) -> int:
+        """How many cells of a device it measures at once."""
+        ...
+
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]: ...
 
     def close(self) -> None: ...
@@ -77,6 +83,9 @@ class SerialScheduler:
 
     def environments(self) -> list[Mapping[str, Any]]:
         return [probe_here()]
+
+    def places(self, device: str) -> int:
+        return 1
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
@@ -97,15 +106,23 @@ class RayScheduler:
     def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
         self._cpu_cells = cpu_cells
         self._local = None if address else probe_here()
+        self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._session = None if address else _session_folder()
         self._ray = _connect(address, self._session, len(self._local["gpus"]) if self._local else 0)
 
     def environments(self) -> list[Mapping[str, Any]]:
-        if self._local is not None:
-            return [self._local]
+        environments = [self._local] if self._local is not None else self._probe_nodes()
+        for here in environments:
+            self._gpus.setdefault(str(here["host"]), {}).update(visible_gpus(here))
+        return environments
+
+    def _probe_nodes(self) -> list[Mapping[str, Any]]:
         probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         return list(self._ray.get([probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]))
+
+    def places(self, device: str) -> int:
+        return max(1, int(self._ray.cluster_resources().get("GPU", 0))) if device == "cuda" else self._cpu_cells
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
@@ -142,7 +159,7 @@ class RayScheduler:
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
         decorate = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0, max_retries=0, num_returns="streaming")
-        return decorate(_supervise).remote(attempt, cpus)
+        return decorate(_supervise).remote(attempt, cpus, self._gpus)
 
     def _cores_per_gpu(self) -> int:
         """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
@@ -158,8 +175,7 @@ class RayScheduler:
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
         """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
         devices = {started.attempt.cell.params.device for started in running.values()}
-        gpus = int(self._ray.cluster_resources().get("GPU", 0))
-        return len(running) < (gpus if devices == {"cuda"} else self._cpu_cells if devices else 1)
+        return len(running) < (self.places("cuda") if devices == {"cuda"} else self._cpu_cells if devices else 1)
 
     def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Started | Outcome | None:
         if not is_ready:
@@ -181,18 +197,30 @@ class RayScheduler:
         return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", started.time)
 
 
-def _supervise(attempt: Attempt, cpus: int) -> Iterator[Started | Outcome]:
+def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
-    yield Started(attempt, socket.gethostname(), gpu, time.time())
-    yield execute_or_lose(attempt, cpus)
+    host = socket.gethostname()
+    yield Started(attempt, host, gpu, time.time())
+    yield execute_or_lose(attempt, cpus, cores_for(gpu, gpus.get(host, {})) if gpu else None)
 
 
-def execute_or_lose(attempt: Attempt, cores: int) -> Outcome:
-    """Measures a cell on so many cores. A disk that takes no attempt is not the cell's fault."""
+def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The UUIDs of a probed host's GPUs, by the names that they have in CUDA_VISIBLE_DEVICES."""
+    gpus, named = environment.get("gpus", []), environment.get("visible_devices")
+    names = [name.strip() for name in named.split(",")] if named else map(str, range(len(gpus)))
+    return {name: gpu["uuid"] for name, gpu in zip(names, gpus, strict=False)}
+
+
+def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
+    """Measures a cell on so many cores, or on these. A disk that takes no attempt is not the cell's fault."""
     began = time.time()
+    variables = {"OMP_NUM_THREADS": str(count)}
+    if cores:
+        attempt = replace(attempt, settings=replace(attempt.settings, cores=cores))
+        variables = {"OMP_NUM_THREADS": str(len(cores)), "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS))}
     try:
-        return execute(attempt, {"OMP_NUM_THREADS": str(cores)})
+        return execute(attempt, variables)
     except OSError as error:
         return lost(attempt, f"its folder cannot be written: {error}", began)
 

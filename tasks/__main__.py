@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tasks.harness.lifeline import die_with_parent
+from tasks.harness.placing import come_first, pin
 from tasks.harness.records import PHASE_FILE, Attempt, Ending, StartMethod, Status
 
 _STACK_BEFORE_TIMEOUT = 0.9
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.probe:
         from tasks.harness.environment import probe
 
+        come_first()
         print(json.dumps(probe()))
     elif options.serve is not None:
         from tasks.harness.parent import serve
@@ -70,7 +72,8 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
 
     journal = Journal(stream)
     journal.stage("start")
-    journal.facts({"start_method": start_method})
+    come_first()
+    journal.facts({"start_method": start_method, **pin(attempt.settings.cores)})
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common

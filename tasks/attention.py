@@ -103,7 +103,8 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
 
 def work(params: AttentionParams) -> float:
     """For guessing its duration: a pass over the square of scores costs as much as some columns of a product."""
-    return float(params.batch_size * params.context_length**2 * (params.d_head + _COLUMNS_A_PASS))
+    passes = 3 if params.pass_ == "forward_backward" else 1
+    return float(passes * params.batch_size * params.context_length**2 * (params.d_head + _COLUMNS_A_PASS))
 
 
 def _square(params: AttentionParams) -> tuple[int, int, int] | None:

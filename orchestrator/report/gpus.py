@@ -71,6 +71,16 @@ def _short(name: str) -> str:
     return " ".join(word for word in name.split() if word.lower() not in ("nvidia", "geforce"))
 
 
+def driver_name(card: Card) -> str | None:
+    """What the driver calls a GPU that has a peak here; None for one that has none."""
+    words = set(_words(card.name))
+    return next((peak["device"] for peak in _data()["peak"] if words <= set(_words(peak["device"]))), None)
+
+
+def _words(name: str) -> list[str]:
+    return name.lower().replace("-", " ").split()
+
+
 _PEAK_OF = {"fp16": "bf16", "bf16_pure": "bf16"}  # the same units at the same rate
 
 

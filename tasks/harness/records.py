@@ -37,7 +37,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure, as against what. Not part of a cell's identity."""
+    """How to measure, as against what. Not part of a cell's identity. cores: those that its process keeps to; None: all."""
 
     timeout_s: float = 600.0
     instruments: tuple[str, ...] = ("timing", "memory", "telemetry")
@@ -45,6 +45,7 @@ class Settings:
     host_memory_gib: float | None = None
     import_paths: tuple[str, ...] = ()
     start_method: StartMethod | None = None  # None: forked where that works
+    cores: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

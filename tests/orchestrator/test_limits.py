@@ -99,6 +99,9 @@ class Gpu:
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cuda": [{"gpu": "Test"}]}, "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}]}]
 
+    def places(self, device: str) -> int:
+        return 1
+
     def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Iterator[Outcome]:
         for attempt in attempts:
             values = attempt.cell.params.values()

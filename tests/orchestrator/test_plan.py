@@ -4,13 +4,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.plan import PENDING, Choice, Estimator, Past, make_plan
+from orchestrator.plan import PENDING, Choice, Past, make_plan
 from tasks.harness.cell import Cell
 from tasks.harness.records import Status
-from tasks.harness.registry import all_tasks, make_cell
+from tasks.harness.registry import make_cell
 
 S = Status
-work = lambda one: all_tasks()[one.task].work(one.params)  # noqa: E731
 
 
 DEFAULT = Choice()
@@ -81,37 +80,3 @@ def test_repetitions_come_in_rounds_and_count_what_is_there() -> None:
     assert plan.to_run == [first, second, first, second, second]
     assert plan.decisions[0].reason == "repeat: measured 1 of 3 times"
     assert make_plan([first], {first.id: Past((S.OK,) * 3, (1.0,) * 3, 3)}, Choice(repeat=3), 3).to_run == []
-
-
-def test_estimates() -> None:
-    short, long, longer, other = (
-        cell(context_length=128), cell(context_length=512), cell(context_length=1024), cell(precision="bf16"),
-    )  # fmt: skip
-    empty = Estimator([short, long], {})
-    assert empty.seconds(short) is None
-    assert empty.total_seconds([short]) is None
-    estimator = Estimator([short, long], {short.id: Past((S.OK,), (5.0,)), long.id: Past((S.FAILED,), (99.0,))})
-    assert estimator.seconds(short) == 5.0
-    assert estimator.seconds(other) == 5.0  # nothing alike is finished: as long as the longest
-    assert estimator.seconds(long) == pytest.approx(5 * work(long) / work(short))
-    estimator.learn(long, S.OK, 25.0)
-    assert estimator.seconds(longer) > 25.0 * 1.9
-    assert estimator.total_seconds([short, long, other]) == 5 + 25 + 25
-
-
-def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
-    fixed, adaptive = cell(), cell(timing="adaptive")
-    estimator = Estimator([fixed, adaptive], {fixed.id: Past((S.OK,), (25.0,))})
-    assert estimator.seconds(adaptive) == pytest.approx(13.0)  # 1 + 6 + 6 steps to 5 + 10 + 10
-
-
-def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
-    """Start-up varies by seconds: taken for the pace of a tiny cell it would foresee hours."""
-    lengths = (16, 32, 64, 512)
-    cells = [cell(context_length=length) for length in lengths]
-    walls = dict(zip(lengths, (6.0, 9.0, 7.5, 12.0), strict=True))
-    history = {c.id: Past((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
-    estimate = Estimator(cells, history).seconds(cell(context_length=1024))
-    truth = 6.0 + (12.0 - 6.0) * work(cell(context_length=1024)) / work(cells[-1])
-    assert estimate is not None
-    assert truth < estimate < truth * 1.5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -131,18 +130,14 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
     assert seen_card("Something new", GIB).compute_capability is None
 
 
-def test_a_gpu_goes_with_memory(sweep: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("name: c\ngrids: [{task: train_step, fixed: {size: tiny}}]")
-    for words in (["--gpu", "H200"], ["--memory", "--gpu", "H2000"]):
-        done = sweep("plan", "c.yaml", *words)
-        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-
-
 class Measuring:
     """A scheduler that measures nothing: a cell on an H200 that took 2.5 GiB."""
 
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cuda": [{"gpu": "H"}]}, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 140 * GIB}]}]
+
+    def places(self, device: str) -> int:
+        return 1
 
     def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Any:
         for attempt in attempts:

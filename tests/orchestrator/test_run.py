@@ -51,6 +51,9 @@ class FakeScheduler:
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cpu": [self.fingerprint], **self.more}}]
 
+    def places(self, device: str) -> int:
+        return 1
+
     def run(self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]) -> Iterator[Outcome]:
         for attempt in attempts:
             self.begun.append(attempt)

@@ -1,0 +1,154 @@
+"""How much sooner is a sweep done on all GPUs of a host than on one of them? And does it measure the same there?
+
+    python benchmarks/scaling.py configs/full.yaml --where compile=eager --rounds 2
+
+Runs the same cells with `sweep run` on one GPU and on all, by turns, each time into a fresh results folder, so that compilers
+start from an empty cache too. Prints seconds of the whole command and from the first cell's start to the last one's end, the
+speed-up over one GPU, and that by the number of GPUs: 1 is perfect. Then what the neighbours change: the ratio of the medians
+of a step, among others / alone, of each cell. Memory is predicted once beforehand, untimed: answers are kept from sweep to sweep.
+
+Without a GPU, `--cpu-cells N` holds N cells at a time against one. They share the cores that one has to itself: it shows that
+this works, not how a sweep scales.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from options import cell_options
+from tabulate import tabulate
+
+import orchestrator
+from orchestrator.nvml import gpu_names
+from orchestrator.store import Run
+
+_ENDED = (0, 1)  # exit codes of a sweep that came to its end, where a cell may have failed
+_WORST = 5
+
+
+@dataclass(frozen=True)
+class Swept:
+    """One sweep. places: how many cells at once; step_ms: median of each cell that has one; statuses: of all."""
+
+    places: int
+    command_s: float
+    cells_s: float
+    step_ms: Mapping[str, float]
+    statuses: Mapping[str, str]
+
+
+def main() -> None:
+    parser = cell_options(__doc__, 1, "how often on one and on all  [1]")
+    parser.add_argument("--cpu-cells", type=int, help="cells are on the CPU, so many at a time")
+    parser.add_argument("--json", type=Path, help="also write each sweep here")
+    options = parser.parse_args()
+    most = options.cpu_cells or len(gpu_names())
+    if most < 2:
+        sys.exit(f"scaling.py: there is {most or 'no'} GPU here, and it takes two: cells on the CPU need --cpu-cells 2")
+    cells = [str(options.config), *_repeated("--set", options.sets), *_repeated("--where", options.wheres)]
+    sweep(["plan", *cells, "--memory"], {})
+    runs: list[Swept] = []
+    for _ in range(options.rounds):
+        runs += [measure(cells, places, on_cpu=bool(options.cpu_cells)) for places in (1, most)]
+        if options.json:
+            options.json.write_text(json.dumps([asdict(run) for run in runs]))
+    print(scaling(runs))
+    print(contention(runs))
+
+
+def measure(cells: Sequence[str], places: int, on_cpu: bool) -> Swept:
+    """The cells in a results folder of their own, which is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
+        out = Path(folder) / "run"
+        began = time.monotonic()
+        how = ["--cpu-cells", str(places)] if on_cpu else []
+        sweep(["run", *cells, "--out", str(out), *how], _one_gpu() if places == 1 and not on_cpu else {})
+        return read(out, places, time.monotonic() - began)
+
+
+def sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Calls it as a user does. Ends this program where it does not come to its end."""
+    command = [sys.executable, "-m", "orchestrator", *words]
+    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    if done.returncode not in _ENDED:
+        sys.exit(f"scaling.py: sweep {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}")
+
+
+def _one_gpu() -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+
+
+def read(out: Path, places: int, command_s: float) -> Swept:
+    rows = list(Run(out).rows("attempts", ["cell", "status", "started_at", "wall_s"]))
+    begins = [started.timestamp() for _, _, started, _ in rows]
+    ends = [begin + row[3] for begin, row in zip(begins, rows, strict=True)]
+    cells = orchestrator.load(out).cells
+    medians = cells.set_index("cell")["step_ms_median"].dropna() if "step_ms_median" in cells else {}
+    return Swept(
+        places,
+        command_s,
+        max(ends) - min(begins),
+        {cell: float(ms) for cell, ms in medians.items()},
+        {cell: status for cell, status, _, _ in rows},
+    )
+
+
+def scaling(runs: Sequence[Swept]) -> str:
+    """A row for one place and a row for all: of several rounds the medians."""
+    by_places = {places: [run for run in runs if run.places == places] for places in sorted({run.places for run in runs})}
+    command = {places: statistics.median(run.command_s for run in each) for places, each in by_places.items()}
+    alone = {places: statistics.median(run.cells_s for run in each) for places, each in by_places.items()}
+    rows = [
+        [
+            n,
+            command[n],
+            command[1] / command[n],
+            command[1] / command[n] / n,
+            alone[n],
+            alone[1] / alone[n],
+            alone[1] / alone[n] / n,
+        ]
+        for n in by_places
+    ]
+    header = ["at once", "command s", "speed-up", "each", "cells s", "speed-up", "each"]
+    return tabulate(rows, header, "github", floatfmt=("d", ".1f", ".2f", ".2f", ".1f", ".2f", ".2f"))
+
+
+def contention(runs: Sequence[Swept]) -> str:
+    """What a cell's step takes among others, over what it takes alone; and the cells that ended otherwise."""
+    alone, beside = ([run for run in runs if (run.places == 1) is one] for one in (True, False))
+    ratios = {
+        cell: _median(beside, cell) / _median(alone, cell)
+        for cell in alone[0].step_ms
+        if all(cell in run.step_ms for run in runs)
+    }
+    otherwise = [cell for cell in alone[0].statuses if len({run.statuses.get(cell) for run in runs}) > 1]
+    lines = [f"{len(otherwise)} cells did not end alike in all sweeps{': ' if otherwise else ''}{', '.join(otherwise)}"]
+    if ratios:
+        ordered = sorted(ratios.values())
+        spread = f"{statistics.median(ordered):.3f} ({ordered[0]:.3f} to {ordered[-1]:.3f}) in {len(ordered)} cells"
+        worst = sorted(ratios, key=lambda cell: -abs(ratios[cell] - 1))[:_WORST]
+        furthest = ", ".join(f"{cell} {ratios[cell]:.3f}" for cell in worst)
+        lines = [f"a step among others / alone: {spread}", f"furthest off: {furthest}", *lines]
+    return "\n".join(lines)
+
+
+def _median(runs: Sequence[Swept], cell: str) -> float:
+    return statistics.median(run.step_ms[cell] for run in runs)
+
+
+def _repeated(option: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (option, value)]
+
+
+if __name__ == "__main__":
+    main()

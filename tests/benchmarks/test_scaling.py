@@ -1,0 +1,80 @@
+"""The benchmark of scaling: its arithmetic, and the whole of it over a grid of two small cells on the CPU."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from tests.conftest import ROOT
+
+CONFIG = """
+name: tiny
+grids:
+  - task: train_step
+    fixed: {device: cpu, size: tiny, vocab_size: 200, batch_size: 1, warmup_steps: 1, measured_steps: 2}
+    axes: {context_length: [16, 32]}
+"""
+
+
+@pytest.fixture
+def scaling(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return import_module("scaling")
+
+
+def test_a_grid_alone_and_together(
+    scaling: Any,
+    sweep_here: Callable[..., Result],
+    write_config: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without Ray, which other tests start: two cells at a time are then one after the other."""
+    called: list[list[str]] = []
+
+    def sweep(words: list[str], environment: dict[str, str]) -> None:
+        called.append(words)
+        assert sweep_here(*words, *(["--scheduler", "serial"] if words[0] == "run" else [])).exit_code == 0
+
+    monkeypatch.setattr(scaling, "sweep", sweep)
+    words = [str(write_config(CONFIG)), "--set", "seed=0,1", "--where", "seed=1", "--cpu-cells", "2"]
+    monkeypatch.setattr(sys, "argv", ["scaling.py", *words])
+    scaling.main()
+    assert [one[0] for one in called] == ["plan", "run", "run"]
+    assert [one[-2:] for one in called[1:]] == [["--cpu-cells", "1"], ["--cpu-cells", "2"]]
+    said = capsys.readouterr().out
+    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("|")][2:] == ["1", "2"]
+    assert "a step among others / alone: " in said
+    assert "in 2 cells" in said
+    assert "0 cells did not end alike in all sweeps" in said
+
+
+def test_speed_up_and_contention(scaling: Any) -> None:
+    def swept(places: int, seconds: float, step_ms: float, status: str = "ok") -> Any:
+        return scaling.Swept(places, seconds, seconds - 10, {"a": step_ms, "b": 5.0}, {"a": status, "b": "ok", "c": "oom"})
+
+    rounds = [swept(1, 110, 10.0), swept(4, 35, 12.0), swept(1, 130, 10.0), swept(4, 40, 13.0)]
+    table = [[word.strip() for word in line.split("|")[1:-1]] for line in scaling.scaling(rounds).splitlines()[2:]]
+    assert table == [
+        ["1", "120.0", "1.00", "1.00", "110.0", "1.00", "1.00"],
+        ["4", "37.5", "3.20", "0.80", "27.5", "4.00", "1.00"],
+    ]
+    assert scaling.contention(rounds).splitlines() == [
+        "a step among others / alone: 1.125 (1.000 to 1.250) in 2 cells",
+        "furthest off: a 1.250, b 1.000",
+        "0 cells did not end alike in all sweeps",
+    ]
+    assert "1 cells did not end alike in all sweeps: a" in scaling.contention([*rounds, swept(4, 40, 13.0, "crashed")])
+
+
+def test_without_two_places_there_is_nothing_to_compare(scaling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "gpu_names", lambda: ("NVIDIA H200",))
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "configs/full.yaml"])
+    with pytest.raises(SystemExit, match="there is 1 GPU here, and it takes two"):
+        scaling.main()
