@@ -106,7 +106,7 @@ def _resident_bytes(process: int) -> int:
 
 
 def make_run(folder: Path, cells: int) -> Request:
-    """A run of at least so many cells, all finished, in the parts that such a run leaves: merged ones and a rest of single ones."""
+    """A run of at least so many cells, all finished, in parts as such a run leaves: merged ones and a rest of single ones."""
     folder.mkdir(parents=True)
     config = folder / "many.yaml"
     config.write_text(CONFIG.replace("SEEDS", ", ".join(map(str, range(-(-cells // CELLS_A_SEED))))))

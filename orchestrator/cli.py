@@ -48,7 +48,7 @@ class PublishedDevice(click.ParamType[str]):
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from orchestrator.report.published.schema import find_device
+        from orchestrator.report.published.devices import find_device
 
         return find_device(value)
 
@@ -59,7 +59,7 @@ class PublishedDevice(click.ParamType[str]):
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
     def _words(self) -> list[str]:
-        from orchestrator.report.published.schema import devices
+        from orchestrator.report.published.devices import devices
 
         return list(devices())
 

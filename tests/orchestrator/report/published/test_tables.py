@@ -20,7 +20,7 @@ from orchestrator.report.details import Details
 from orchestrator.report.formats import FORMATS, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.html import to_html
-from orchestrator.report.published.schema import devices
+from orchestrator.report.published.devices import devices
 from orchestrator.report.published.tables import against
 from orchestrator.report.render import Page, lay_out, notes_of
 from orchestrator.store import Run
