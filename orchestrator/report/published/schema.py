@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.report.layouts import ORDERED
+from orchestrator.report.published.devices import devices
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
