@@ -329,3 +329,13 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = {sent["params"]["request"]["url"].split("#")[0] for sent in messages if sent["method"] == "Network.requestWillBeSent"}
     assert asked == {page.as_uri()}
+
+
+def test_a_torn_part_is_one_line_with_its_remedy(run: Run, sweep_here: Callable[..., Any]) -> None:
+    part = next((run.folder / "samples").glob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:200])
+    done = sweep_here("report", run.folder)
+    assert done.exit_code == 2
+    assert f"{part}: cannot be read" in done.output
+    assert "Copy it again" in done.output
+    assert not (run.folder / "report").exists()
