@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.published.schema import find_device
+from orchestrator.report.published.devices import find_device
 from orchestrator.report.published.tables import against as tables_against
 from orchestrator.report.render import lay_out, written_out
 from orchestrator.report.tables import TABLES

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,7 @@ class PublishedDevice(click.ParamType[str]):
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from orchestrator.report.published.schema import find_device
+        from orchestrator.report.published.devices import find_device
 
         return find_device(value)
 
@@ -58,7 +59,7 @@ class PublishedDevice(click.ParamType[str]):
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
     def _words(self) -> list[str]:
-        from orchestrator.report.published.schema import devices
+        from orchestrator.report.published.devices import devices
 
         return list(devices())
 
@@ -263,6 +264,7 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     results = load_results(folder)
     beside = _published_tables(against)
     chosen = results if cells is None else choose_cells(results, cells.split(","))
+    figures = [] if tables or cells is not None else _draw(results)  # first: it is what needs most beside the frames
     pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
     found = [] if tables or cells is not None else answers(results)
     words = answers_to_markdown(found, provenance(results)) if found else ""
@@ -279,9 +281,9 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     if cells is not None:
         return
     try:
-        folder.write_report({**files_of(pages), **({"answers.md": words} if words else {})})
+        folder.write_report(chain(files_of(pages), [("answers.md", words)] if words else []))
         if not tables:
-            click.echo(f"as one page: {_write_page(folder, results, found, pages)}", err=True)
+            click.echo(f"as one page: {_write_page(folder, results, found, pages, figures)}", err=True)
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
 
@@ -376,16 +378,21 @@ def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[
     return names if not names or set(names) & set(published) else (*names, *published)
 
 
-def _write_page(run: Any, results: Any, found: Any, pages: Any) -> Path:
+def _draw(results: Any) -> Any:
+    from orchestrator.report.plots import draw_figures
+
+    return draw_figures(results)
+
+
+def _write_page(run: Any, results: Any, found: Any, pages: Any, figures: Any) -> Path:
     """Writes the report as a page, and its charts. Raises RunUnwritable."""
     from orchestrator.artifacts import read_artifacts
     from orchestrator.report.details import read_details
     from orchestrator.report.html import to_html
-    from orchestrator.report.plots import draw_figures, figure_files
+    from orchestrator.report.plots import figure_files
 
-    figures = draw_figures(results)
     details = read_details(run, results, partial(read_artifacts, run))
-    run.write_report({"index.html": to_html(results, found, pages, figures, details), **figure_files(figures)})
+    run.write_report([("index.html", to_html(results, found, pages, figures, details)), *figure_files(figures).items()])
     return Path(run.folder) / "report" / "index.html"
 
 

@@ -18,13 +18,14 @@ the parts it replaces, so that a crash between the two writes leaves nothing cou
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -40,6 +41,7 @@ from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome, Sample
 if TYPE_CHECKING:
     import pandas as pd
 
+Content = str | bytes | Iterable[str]  # of a file; what comes in pieces is written as it comes
 SCHEMA_VERSION = 1  # 1: attempts and samples; kernels, allocations and live since, which an older program passes over
 MERGE_BATCH = 128
 _MERGED = "merged-"
@@ -139,6 +141,7 @@ PREDICTIONS = pa.schema(
         ("note", pa.string()),
     ]
 )
+pa.set_memory_pool(pa.system_memory_pool())  # gives back what is no longer used: a report reads much and then makes much
 _SCHEMAS = {
     "attempts": ATTEMPTS,
     "samples": SAMPLES,
@@ -179,23 +182,50 @@ class Run:
             raise RunMismatch(f"{self.folder}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
         return manifest
 
-    def read(self, table: str, columns: list[str] | None = None) -> pd.DataFrame:
-        """One of the tables as a frame, all parts with their schemas unified; missing columns are null."""
+    def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
+        """One of the tables as a frame, all parts with their schemas unified; missing columns are null.
+
+        categories: texts as such, which of millions of rows that name few things takes a tenth of the memory.
+        """
+        if categories:
+            return self._read_categories(table, columns)
         frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
+
+    def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
+        """Part by part, of which each takes several times as much while it is read."""
+        import pandas as pd
+        from pandas.api.types import union_categoricals
+
+        empty = _empty(_with_categories(_SCHEMAS[table]), columns)
+
+        def as_columns(part: pa.Table) -> dict[str, pd.Series[Any]]:
+            whole = pa.concat_tables([empty, part], promote_options="permissive")
+            return {name: whole[name].to_pandas() for name in whole.column_names}
+
+        parts = [as_columns(empty), *_read_parts(self.folder / table, columns, _texts(_SCHEMAS[table]), as_columns)]
+        joined: dict[str, Any] = {
+            name: union_categoricals([_of_texts(part.pop(name)) for part in parts])
+            if isinstance(parts[0][name].dtype, pd.CategoricalDtype)
+            else pd.concat([part.pop(name) for part in parts], ignore_index=True)
+            for name in empty.column_names
+        }
+        give_back_memory()
+        return pd.DataFrame(joined, copy=False)
 
     def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
         """The same row by row, for what should not wait until pandas is imported, or not have all of it in memory."""
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
-    def write_report(self, files: Mapping[str, str | bytes]) -> None:
-        """`files` by their path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
+    def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
+        """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
+        give_back_memory()
         with _writing(self.folder):
-            for name, content in files.items():
+            for name, content in files:
                 path = self.folder / "report" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _replace(path, content.encode() if isinstance(content, str) else content)
+                _replace(path, content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         return (self.folder / "artifacts" / cell / str(number)).absolute()
@@ -220,9 +250,8 @@ class Run:
                     yield attempt
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
-        schema = _SCHEMAS[table]
-        empty = pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
-        return pa.concat_tables([empty, *_read_parts(self.folder / table, columns)], promote_options="permissive")
+        parts = _read_parts(self.folder / table, columns)
+        return pa.concat_tables([_empty(_SCHEMAS[table], columns), *parts], promote_options="permissive")
 
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
@@ -304,6 +333,12 @@ class RunWriter(Run):
             _write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
 
 
+def give_back_memory() -> None:
+    """To the system, what was used and is not any more, where the C library can; else what one stage needs adds to the next."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def _attempt_row(outcome: Outcome) -> dict[str, Any]:
     cell = outcome.attempt.cell
     return {
@@ -321,24 +356,48 @@ def _attempt_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _read_parts(folder: Path, columns: list[str] | None) -> list[pa.Table]:
-    """Every part that no merged one replaces, one open at a time: a run may have more parts than a process files.
+def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A categorical column, which is one of texts also where it is all null."""
+    return column if len(column.cat.categories) else column.cat.set_categories([""])
+
+
+def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
+    return pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
+
+
+def _texts(schema: pa.Schema) -> list[str]:
+    return [field.name for field in schema if pa.types.is_string(field.type)]
+
+
+def _with_categories(schema: pa.Schema) -> pa.Schema:
+    categories, texts = pa.dictionary(pa.int32(), pa.string()), _texts(schema)
+    return pa.schema([field.with_type(categories) if field.name in texts else field for field in schema])
+
+
+def _read_parts(
+    folder: Path,
+    columns: list[str] | None,
+    categories: list[str] | None = None,
+    made_of: Callable[[pa.Table], Any] = lambda part: part,
+) -> list[Any]:
+    """What is made of every part that no merged one replaces, one open at a time: a run may have more parts than a process files.
 
     A driver may merge parts while a reader reads; the reader then begins anew.
     """
     for _ in range(_READ_TRIES):
         try:
             replaced = _replaced_parts(folder)
-            return [_read_part(path, columns) for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+            parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+            return [made_of(_read_part(path, columns, categories)) for path in parts]
         except FileNotFoundError:
             continue
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
-def _read_part(path: Path, columns: list[str] | None) -> pa.Table:
-    with _reading(path), pq.ParquetFile(path) as part:
+def _read_part(path: Path, columns: list[str] | None, categories: list[str] | None = None) -> pa.Table:
+    with _reading(path), pq.ParquetFile(path, read_dictionary=categories) as part:
         present = columns and [name for name in columns if name in part.schema_arrow.names]
-        return part.read(columns=present)
+        return part.read(columns=present, use_threads=False)  # each would keep memory of its own, and parts are small
 
 
 def _replaced_parts(folder: Path) -> set[str]:
@@ -365,16 +424,17 @@ def _write_part(path: Path, table: pa.Table) -> None:
     _replace(path, sink.getvalue().to_pybytes())
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: Content) -> None:
     """Written aside, on disk, then renamed: whole or not there, whatever is killed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("wb") as file:
-            file.write(content)
+            for piece in [content] if isinstance(content, str | bytes) else content:
+                file.write(piece.encode() if isinstance(piece, str) else piece)
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
-    except OSError:
+    except BaseException:  # also of what makes the pieces
         with suppress(OSError):
             aside.unlink()
         raise

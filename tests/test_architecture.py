@@ -94,6 +94,19 @@ def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path)
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", ["--help", "report --help", "plan --help"])
+def test_help_loads_no_pandas(command: str) -> None:
+    program = (
+        "import sys\nfrom orchestrator.cli import main\n"
+        "try: main(sys.argv[1:], prog_name='sweep')\n"
+        "except SystemExit as end: assert not end.code, end.code\n"
+        "loaded = {'pandas', 'pyarrow', 'numpy', 'altair', 'torch', 'ray'} & set(sys.modules)\n"
+        "assert not loaded, loaded"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *command.split()], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
     from orchestrator.report.frames import load_results

@@ -107,7 +107,8 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     cells = results.cells
     if "context_length" not in cells:
         return
-    decided = cells[cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()]
+    known = cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()
+    decided = cells.loc[known, ["status", *results.axes]]
     ran_out = decided["status"] != "ok"
     if len(decided) and not ran_out.any():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
@@ -146,13 +147,14 @@ def _axes(cells: pd.DataFrame, results: Results) -> list[str]:
 
 
 def _pairs(cells: pd.DataFrame, results: Results, axis: str, base: str, other: str, without: Sequence[str] = ()) -> pd.DataFrame:
-    """The cells with `other`, each beside its counterpart with `base`, whose columns end in `_base`.
+    """The cells with `other`, each beside its counterpart with `base`, whose columns end in `_base`: axes and times of a step.
 
     All is equal in the two but `axis` and what is listed in `without`.
     """
     keys = [name for name in _axes(cells, results) if name != axis and name not in without]
-    hashable = cells.assign(
-        **{key: cells[key].astype("string").fillna("") for key in keys if key not in ("context_length", "size")}
+    shown = cells[[name for name in cells if name in (axis, *keys) or str(name).startswith("step_ms_")]]
+    hashable = shown.assign(
+        **{key: shown[key].astype("string").fillna("") for key in keys if key not in ("context_length", "size")}
     )
     bases, others = (hashable[hashable[axis] == value] for value in (base, other))
     return others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base")) if keys else others.iloc[:0]

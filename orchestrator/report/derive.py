@@ -15,6 +15,7 @@ import pandas as pd
 
 from orchestrator.report.gpus import peak_tflops
 from orchestrator.report.statistics import STATISTICS, summarise
+from orchestrator.store import give_back_memory
 
 _KEY = ["cell", "attempt"]
 _OPERATION = "saved_operation_bytes"
@@ -66,10 +67,18 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         axis=1,
     )
     # What a cell measured before it failed stays in the samples: here it would pass for a result.
-    measured = samples.merge(chosen.loc[chosen["status"] == "ok", _KEY], on=_KEY)
+    measured = rows_of(samples, chosen.loc[chosen["status"] == "ok", _KEY])
     for columns in (*(group(measured) for group in GROUPS), predicted(predictions)):
-        wide = wide.merge(columns, left_on="cell", right_index=True, how="left") if len(columns) else wide
+        if len(columns):
+            wide = wide.merge(columns, left_on="cell", right_index=True, how="left")
+        give_back_memory()
     return _with_square_bytes(_with_profile_cost(_with_utilisation(_with_rates(_with_whole_step(wide))))).apply(_nullable)
+
+
+def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
+    """The rows that are of one of `attempts`, at most one a cell. As `merge` would choose them, without its copies."""
+    number = rows["cell"].map(attempts.set_index("cell")["attempt"])
+    return rows[number.astype("float64") == rows["attempt"]]
 
 
 def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
@@ -97,12 +106,13 @@ def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
     `compile_total_ms` adds the steps that record CUDA graphs, where there are such; `compile_steps` says how many in all.
     """
     compiling = _of(samples, "timing", "compile", "duration")
-    first = compiling[compiling["step"] == 0]
+    first = _as_texts(compiling[compiling["step"] == 0])
     by_phase = first.assign(column="compile_" + first["phase"] + "_ms").pipe(_pivot)
     whole = compiling[compiling["phase"] == "step"]
     if by_phase.empty:
         return by_phase
-    return by_phase.join(whole.groupby("cell")["value"].agg(compile_total_ms="sum", compile_steps="size"))
+    totals = whole.groupby("cell", observed=True)["value"].agg(compile_total_ms="sum", compile_steps="size")
+    return by_phase.join(_with_text_index(totals))
 
 
 def drain(samples: pd.DataFrame) -> pd.DataFrame:
@@ -117,8 +127,8 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     kernels lets the device catch up.
     """
     lead = _of(samples, "timing", "pipelined", "lead")
-    medians = lead.groupby(["cell", "phase"])["value"].median().groupby("cell").max()
-    return medians.rename("host_lead_ms").to_frame() if len(medians) else pd.DataFrame()
+    medians = lead.groupby(["cell", "phase"], observed=True)["value"].median().groupby("cell", observed=True).max()
+    return _with_text_index(medians.rename("host_lead_ms").to_frame()) if len(medians) else pd.DataFrame()
 
 
 def peaks(samples: pd.DataFrame) -> pd.DataFrame:
@@ -128,7 +138,8 @@ def peaks(samples: pd.DataFrame) -> pd.DataFrame:
     `saved_squares` of what is kept for the backward pass, `saved_block_bytes` by one block, `residual_stream_bytes` of what
     that hands on.
     """
-    memory = samples[(samples["instrument"] == "memory") & (samples["metric"] != _OPERATION)]
+    chosen = (samples["instrument"] == "memory") & (samples["metric"] != _OPERATION)
+    memory = _as_texts(samples.loc[chosen, ["cell", "mode", "phase", "metric", "value"]])
     prefix = memory["mode"].map({"first": "first_", "steady": "", "built": "built_"})
     whole = memory[~(memory["metric"].str.startswith("held") & (memory["phase"] != ""))]
     whole = whole.assign(column=prefix[whole.index] + whole["metric"])
@@ -139,11 +150,11 @@ def peaks(samples: pd.DataFrame) -> pd.DataFrame:
 
 def saved_operations(samples: pd.DataFrame) -> pd.DataFrame:
     """Of the operations of a block that save most for the backward pass, by rank: `saved_1_operation`, `saved_1_bytes`, …"""
-    operations = samples[samples["metric"] == _OPERATION]
+    operations = _as_texts(samples[samples["metric"] == _OPERATION])
     if operations.empty:
         return pd.DataFrame()
     stem = "saved_" + operations["step"].astype(int).astype(str)
-    named = operations.assign(column=stem + "_operation").pivot(index="cell", columns="column", values="note")
+    named = _with_text_index(operations.assign(column=stem + "_operation").pivot(index="cell", columns="column", values="note"))
     return named.join(_pivot(operations.assign(column=stem + "_bytes")))
 
 
@@ -193,13 +204,13 @@ def _column_of_role(role: str) -> str:
 
 def findings(samples: pd.DataFrame) -> pd.DataFrame:
     """What a task found once, such as `sum`, under its own name."""
-    found = samples[samples["instrument"] == "finding"]
+    found = _as_texts(samples[samples["instrument"] == "finding"])
     return _pivot(found.assign(column=found["metric"]))
 
 
 def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
     """The GPU's state after the timing, and the energy spent between: `sm_clock_after`, `power_after`, `energy_j`."""
-    read = samples[samples["instrument"] == "telemetry"]
+    read = _as_texts(samples.loc[samples["instrument"] == "telemetry", ["cell", "mode", "metric", "unit", "value"]])
     if read.empty:
         return pd.DataFrame()
     states = read[~read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
@@ -209,15 +220,15 @@ def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
         column=counters["metric"] + "_" + counters["unit"].str.lower(),
         value=counters["value"] * counters["mode"].map({"before": -1, "after": 1}),
     )
-    spent = _pivot(signed, _sum_known)
-    return state.join(spent, how="outer")
+    known = _with_text_index(signed["value"].notna().groupby([signed["cell"], signed["column"]], observed=True).all().unstack())
+    return state.join(_pivot(signed, "sum").where(known.fillna(False).astype(bool)), how="outer")
 
 
 def kernels(samples: pd.DataFrame) -> pd.DataFrame:
     """What the kernels come to over all: `forward_kernel_time_ms`, … of a step; `busy`, `forward_busy`, … shares of time;
     `idle_ms`, `idle_for_host_ms`; `attributed_to_phase`, … shares of kernel time; `profiled_step_ms`.
     """
-    watched = samples[samples["instrument"] == "kernels"]
+    watched = _as_texts(samples[samples["instrument"] == "kernels"])
     prefix = watched["phase"].where(watched["phase"] == "", watched["phase"] + "_")
     suffix = watched["unit"].map({"ms": "_ms"}).fillna("")
     return _pivot(watched.assign(column=prefix + watched["metric"] + suffix))
@@ -227,7 +238,7 @@ def snapshots(samples: pd.DataFrame) -> pd.DataFrame:
     """What the step on the allocator's record comes to: `snapshot_peak_allocated_bytes`, …, `snapshot_replayed_peak_bytes`;
     `snapshot_unlabelled_share` of the peak; `snapshot_events`, `snapshot_wrapped`; `snapshot_processing_ms`.
     """
-    taken = samples[samples["instrument"] == "memory_snapshot"]
+    taken = _as_texts(samples[samples["instrument"] == "memory_snapshot"])
     table = _pivot(taken.assign(column="snapshot_" + taken["metric"] + taken["unit"].map({"ms": "_ms"}).fillna("")))
     if "snapshot_unlabelled_bytes" in table:
         table["snapshot_unlabelled_share"] = table["snapshot_unlabelled_bytes"] / table["snapshot_peak_allocated_bytes"]
@@ -286,7 +297,14 @@ def _total(flops: Any) -> float:
 
 
 def _of(samples: pd.DataFrame, instrument: str, mode: str, metric: str) -> pd.DataFrame:
-    return samples[(samples["instrument"] == instrument) & (samples["mode"] == mode) & (samples["metric"] == metric)]
+    chosen = (samples["instrument"] == instrument) & (samples["mode"] == mode) & (samples["metric"] == metric)
+    return samples.loc[chosen, ["cell", "phase", "step", "value"]]
+
+
+def _as_texts(rows: pd.DataFrame) -> pd.DataFrame:
+    """With the texts that categories stand for, but for those of cells: to be joined or renamed."""
+    categorical = [name for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype) and name != "cell"]
+    return rows.astype({name: rows[name].dtype.categories.dtype for name in categorical})  # type: ignore[union-attr]
 
 
 def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]) -> pd.DataFrame:
@@ -294,21 +312,25 @@ def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]
     if durations.empty:
         return pd.DataFrame()
     summary = summarise(durations, ["cell", "phase"])
-    by_phase = {phase: summary.xs(phase, level="phase") for phase in summary.index.unique("phase")}
-    frames = [frame.add_prefix(f"{names.get(str(phase), phase)}_ms_") for phase, frame in by_phase.items()]
+    by_phase = {phase: summary.xs(phase, level="phase") for phase in sorted(summary.index.unique("phase"))}
+    frames = [_with_text_index(frame).add_prefix(f"{names.get(str(phase), phase)}_ms_") for phase, frame in by_phase.items()]
     return pd.concat(frames, axis=1).dropna(axis=1, how="all")
 
 
 def _pivot(rows: pd.DataFrame, how: Any = "first") -> pd.DataFrame:
     if rows.empty:
         return pd.DataFrame()
-    table: pd.DataFrame = rows.pivot_table(index="cell", columns="column", values="value", aggfunc=how, dropna=False)
+    table: pd.DataFrame = rows[["cell", "column", "value"]].pivot_table(
+        index="cell", columns="column", values="value", aggfunc=how, dropna=False, observed=True
+    )
     table.columns.name = None
-    return table
+    return _with_text_index(table)
 
 
-def _sum_known(values: pd.Series[float]) -> float:
-    return float(values.sum()) if values.notna().all() else np.nan
+def _with_text_index(table: Any) -> pd.DataFrame:
+    """By the texts of its index, which may be categories."""
+    by_text: pd.DataFrame = table.set_axis(table.index.astype(str))
+    return by_text
 
 
 def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:

@@ -6,34 +6,61 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pandas as pd
+
+from orchestrator.report.derive import rows_of
 from orchestrator.report.frames import Results
 from orchestrator.report.values import where_it_ended
+from orchestrator.store import Run, give_back_memory
 
 if TYPE_CHECKING:
     from orchestrator.artifacts import Artifacts
-    from orchestrator.store import Run
 
-Series = dict[str, Any]
+Series = tuple[int, str]  # its place among the names of all series, and its values
 _OF_AN_ATTEMPT = ("number", "status", "where", "started", "wall_s", "evidence")
-_DIGITS = 6  # significant ones: full precision is in the parts
+_NAMES = ["instrument", "mode", "phase", "metric", "unit"]
+_SHORT = "{:.6g}".format  # full precision is in the parts
 
 
-def read_details(run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]) -> Iterator[dict[str, Any]]:
-    """One a cell, as JSON takes it. Samples and artifacts are of the attempt that counts."""
-    counting = dict(zip(results.cells["cell"], results.cells.get("attempt", ()), strict=True))
-    attempts, samples = _attempts(run), _samples(run, counting)
-    for cell, number in counting.items():
-        last = attempts[cell][-1]
+@dataclass(frozen=True)
+class Details:
+    """series: the name and the unit of each series of samples that any cell has. cells: one each, made when asked for."""
+
+    series: list[tuple[str, str]]
+    cells: Iterator[dict[str, Any]]
+
+
+def read_details(run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]) -> Details:
+    """As JSON takes them. Samples and artifacts are of the attempt that counts."""
+    counting = results.cells[["cell", "attempt"]] if "attempt" in results.cells else pd.DataFrame({"cell": [], "attempt": []})
+    samples = _Samples(rows_of(run.read("samples", ["cell", "attempt", *_NAMES, "value"], categories=True), counting))
+    give_back_memory()
+    return Details(samples.names, _cells(counting, _attempts(run), samples, read_artifacts))
+
+
+def _cells(
+    counting: pd.DataFrame,
+    attempts: dict[str, list[dict[str, Any]]],
+    samples: _Samples,
+    read_artifacts: Callable[[str, int], Artifacts],
+) -> Iterator[dict[str, Any]]:
+    for cell, number in zip(counting["cell"], counting["attempt"], strict=True):
+        made = [_described(row) for row in attempts[cell]]
         artifacts = read_artifacts(cell, number)
         yield {
             "cell": cell,
-            "task": last["task"],
-            "status": next(attempt["status"] for attempt in attempts[cell] if attempt["number"] == number),
-            "parameters": {name: str(value) for name, value in last["params"].items() if value not in (None, {})},
-            "attempts": [{name: attempt[name] for name in _OF_AN_ATTEMPT} for attempt in attempts[cell]],
-            "samples": samples.get(cell, []),
+            "task": attempts[cell][-1]["task"],
+            "status": next(attempt["status"] for attempt in made if attempt["number"] == number),
+            "parameters": {
+                name: str(value) for name, value in json.loads(attempts[cell][-1]["params"]).items() if value not in (None, {})
+            },
+            "attempts": [{name: attempt[name] for name in _OF_AN_ATTEMPT} for attempt in made],
+            "samples": samples.of(cell),
             "log": "\n".join(artifacts.log),
             "by_hand": artifacts.by_hand,
         }
@@ -41,38 +68,48 @@ def read_details(run: Run, results: Results, read_artifacts: Callable[[str, int]
 
 def _attempts(run: Run) -> dict[str, list[dict[str, Any]]]:
     """By cell, in the order of their numbers."""
+    columns = ["cell", "attempt", "task", "params", "status", "stage", "phase", "started_at", "wall_s", "evidence"]
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in run.read("attempts").sort_values("attempt").to_dict("records"):
-        found[row["cell"]].append(
-            {
-                "number": int(row["attempt"]),
-                "task": row["task"],
-                "params": json.loads(row["params"]),
-                "status": row["status"],
-                "where": where_it_ended(row),
-                "started": str(row["started_at"])[:19],
-                "wall_s": round(row["wall_s"], 1),
-                "evidence": {name: _text(name, value) for name, value in json.loads(row["evidence"]).items() if value != ""},
-            }
-        )
+    for row in run.read("attempts", columns).sort_values("attempt").to_dict("records"):
+        found[row["cell"]].append({str(name): value for name, value in row.items()})
     return found
 
 
-def _samples(run: Run, counting: dict[str, int]) -> dict[str, list[Series]]:
-    """By cell, the values of each series in the order of their steps; null where nothing could be read."""
-    columns = ["cell", "attempt", "instrument", "mode", "phase", "metric", "unit", "value"]
-    by_cell: dict[str, dict[tuple[str, ...], list[float | None]]] = defaultdict(lambda: defaultdict(list))
-    for cell, attempt, *names, value in run.rows("samples", columns):
-        if counting.get(cell) == attempt:
-            by_cell[cell][tuple(names)].append(_rounded(value))
+def _described(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        cell: [{"name": " ".join(filter(None, name)), "unit": unit, "values": values} for (*name, unit), values in series.items()]
-        for cell, series in by_cell.items()
+        "number": int(row["attempt"]),
+        "status": row["status"],
+        "where": where_it_ended(row),
+        "started": str(row["started_at"])[:19],
+        "wall_s": round(row["wall_s"], 1),
+        "evidence": {name: _text(name, value) for name, value in json.loads(row["evidence"]).items() if value != ""},
     }
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None or not math.isfinite(value) else float(f"{value:.{_DIGITS}g}")
+class _Samples:
+    """Samples in the order of cells and series, so that those of one cell are found without a look at the others.
+
+    names: of each series its name and its unit, by the place that stands for it.
+    """
+
+    def __init__(self, rows: pd.DataFrame) -> None:
+        series = rows.groupby(_NAMES, sort=False, dropna=False, observed=True)
+        places = series.ngroup().to_numpy()
+        named = [[str(text) for text in names] for names in rows.loc[~series.cumcount().astype(bool), _NAMES].to_numpy()]
+        self.names = [(" ".join(filter(None, name)), unit) for *name, unit in named]
+        cells = rows["cell"].cat.codes.to_numpy()
+        order = np.lexsort((places, cells))
+        self._places, self._values = places[order].astype(np.int32), rows["value"].to_numpy()[order]
+        starts = np.searchsorted(cells[order], np.arange(len(rows["cell"].cat.categories) + 1))
+        self._range = dict(zip(rows["cell"].cat.categories, pairwise(starts), strict=True))
+
+    def of(self, cell: str) -> list[Series]:
+        """The values of each series in the order of their steps, as a line of texts; nothing where nothing could be read."""
+        start, end = self._range.get(cell, (0, 0))
+        found: dict[int, list[str]] = {}
+        for place, value in zip(self._places[start:end].tolist(), self._values[start:end].tolist(), strict=True):
+            found.setdefault(place, []).append(_SHORT(value) if math.isfinite(value) else "")
+        return [(place, ",".join(texts)) for place, texts in found.items()]
 
 
 def _text(name: str, value: Any) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tabulate import LATEX_ESCAPE_RULES
 
 from orchestrator.report.render import Page, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
-_LATEX = str.maketrans(LATEX_ESCAPE_RULES)
+_BETWEEN = "\x1f"  # stands between the texts of a row, and in none of them, while they are escaped as one
+_LATEX = str.maketrans({**LATEX_ESCAPE_RULES, _BETWEEN: " & "})
 
 
 def to_csv(page: Page) -> str:
@@ -24,7 +25,7 @@ def to_csv(page: Page) -> str:
 
 def to_latex(page: Page) -> str:
     r"""A `table` with a caption, to be \input; needs \usepackage{booktabs}."""
-    header, *rows = [r" & ".join(map(_latex, row)) + r" \\" for row in (page.header, *page.rows)]
+    header, *rows = [_BETWEEN.join(map(_printable, row)).translate(_LATEX) + r" \\" for row in (page.header, *page.rows)]
     body = "\n".join(
         [
             rf"\begin{{tabular}}{{{'r' * len(page.header)}}}",
@@ -62,9 +63,9 @@ def to_typst(page: Page) -> str:
 FORMATS: Mapping[str, Callable[[Page], str]] = {"md": to_markdown, "csv": to_csv, "tex": to_latex, "typ": to_typst}
 
 
-def files_of(pages: Iterable[Page]) -> dict[str, str]:
-    """By file name, every page in every format."""
-    return {f"{page.table.name}.{suffix}": write(page) for page in pages for suffix, write in FORMATS.items()}
+def files_of(pages: Iterable[Page]) -> Iterator[tuple[str, str]]:
+    """Every page in every format, after the name of its file; each made when it is asked for."""
+    return ((f"{page.table.name}.{suffix}", write(page)) for page in pages for suffix, write in FORMATS.items())
 
 
 def _latex(text: str) -> str:

@@ -6,15 +6,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
 from orchestrator.report.derive import derive_cells
-
-if TYPE_CHECKING:
-    from orchestrator.store import Run
+from orchestrator.store import Run, give_back_memory
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,9 @@ def load_results(run: Run) -> Results:
     ]
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
-    cells = derive_cells(attempts, run.read("samples"), run.read("predictions"))
+    cells = derive_cells(attempts, run.read("samples", categories=True), run.read("predictions"))
+    del attempts, rows
+    give_back_memory()
     read = {f"read_{table}": cache(partial(run.read, table)) for table in ("kernels", "allocations", "live")}
     return Results(cells, tuple(names), manifest, **read)
 

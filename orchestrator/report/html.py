@@ -6,16 +6,16 @@ Whatever came from outside is escaped by Jinja, or stands in JSON that the page'
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 import pandas as pd
-import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from orchestrator.report.answers import Answer
+from orchestrator.report.details import Details
+from orchestrator.report.drawing import here_or_apart, script_of_charts
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Listing
 from orchestrator.report.plots import Figure
@@ -42,7 +42,6 @@ _CELLS = Table(
     ),
 )
 _PLATFORM = ("gpu", "cpu", "torch", "cuda", "driver", "python", "host")
-_EMBED = "window.vegaEmbed = vegaEmbed;"
 _FAILURES = "failures"
 
 
@@ -51,9 +50,12 @@ def to_html(
     found: Sequence[Answer],
     pages: Sequence[Page],
     figures: Sequence[Figure],
-    details: Iterable[Mapping[str, Any]],
-) -> str:
-    """found: what it says in words. pages: its tables. details: one a cell, of whatever JSON takes (see `details`)."""
+    details: Details,
+) -> Iterator[str]:
+    """In pieces, of which none grows with the number of cells but for the tables.
+
+    found: what it says in words. pages: its tables.
+    """
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
         autoescape=True,
@@ -63,7 +65,7 @@ def to_html(
     )
     environment.filters["with_code"] = _with_code
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
-    return environment.get_template("index.html").render(
+    return environment.get_template("index.html").generate(
         manifest=results.manifest,
         provenance=provenance(results),
         platforms=_platforms(results),
@@ -73,16 +75,16 @@ def to_html(
         figures=figures,
         tables=[page for page in pages if page.table.name != _FAILURES],
         cells=_cells(results),
-        details=details,
+        series=details.series,
+        details=details.cells,
         rows_at_once=ROWS_AT_ONCE,
-        vega=_vega() if any(not figure.problem for figure in figures) else "",
+        vega=_vega(len(results.cells)) if any(not figure.problem for figure in figures) else "",
     )
 
 
 @cache
-def _vega() -> Markup:
-    """The script that shows the charts: to bundle it takes seconds."""
-    return Markup(vl_convert.javascript_bundle(_EMBED))
+def _vega(cells: int) -> Markup:
+    return Markup(here_or_apart(cells, script_of_charts))
 
 
 def _statuses(results: Results) -> dict[str, int]:

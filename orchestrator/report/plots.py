@@ -6,14 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import vl_convert
-
+from orchestrator.report.drawing import Picture, described, draw, here_or_apart
 from orchestrator.report.frames import Results
 from orchestrator.report.plot_layouts import KernelClasses, Lines, LiveMemory, Measure, Phases, PlotLayout, SpeedUps
 from orchestrator.report.selections import of_task, varying, with_baseline
 from orchestrator.report.values import GIB
-
-_PNG_SCALE = 2  # pixels a point: sharp in print
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,8 @@ class Figure:
 
     plot: Plot
     spec: Mapping[str, Any]
-    svg: str
-    png: bytes
+    svg: str = ""
+    png: bytes = b""
     problem: str = ""
 
 
@@ -105,14 +102,26 @@ PLOTS: tuple[Plot, ...] = (
 
 def draw_figures(results: Results) -> list[Figure]:
     """The charts that the data supports. One that cannot be drawn says why, and takes nothing else with it."""
-    figures = []
-    for plot in PLOTS:
-        try:
-            chart = plot.layout.draw(results)
-            figures += [_rendered(plot, chart)] if chart is not None else []
-        except Exception as error:
-            figures.append(Figure(plot, {}, "", b"", f"{type(error).__name__}: {error}"))
-    return figures
+    charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
+    specs = [{**chart.spec, "title": chart.plot.title} for chart in charts]  # which the page has as a heading
+    pictures = here_or_apart(
+        len(results.cells), draw, [spec for spec, chart in zip(specs, charts, strict=True) if not chart.problem]
+    )
+    return [chart if chart.problem else _with_picture(chart, pictures.pop(0)) for chart in charts]
+
+
+def _chart(plot: Plot, results: Results) -> Figure | None:
+    """Without its pictures."""
+    try:
+        chart = plot.layout.draw(results)
+        spec = None if chart is None else chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
+    except Exception as error:
+        return Figure(plot, {}, problem=described(error))
+    return None if spec is None else Figure(plot, spec)
+
+
+def _with_picture(chart: Figure, picture: Picture) -> Figure:
+    return Figure(chart.plot, {} if picture.problem else chart.spec, picture.svg, picture.png, picture.problem)
 
 
 def figure_files(figures: list[Figure]) -> dict[str, str | bytes]:
@@ -120,10 +129,3 @@ def figure_files(figures: list[Figure]) -> dict[str, str | bytes]:
     drawn = [figure for figure in figures if not figure.problem]
     return {f"figures/{figure.plot.name}.{suffix}": content for figure in drawn for suffix, content in
             (("svg", figure.svg), ("png", figure.png))}  # fmt: skip
-
-
-def _rendered(plot: Plot, chart: Any) -> Figure:
-    """The page has the title as a heading; the pictures have it in them."""
-    spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
-    svg = vl_convert.vegalite_to_svg({**spec, "title": plot.title})
-    return Figure(plot, spec, svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))

@@ -74,7 +74,7 @@ def written_out(page: Page) -> list[list[str]]:
 
 
 def to_markdown(page: Page) -> str:
-    rows = [[_in_a_pipe_table(text) for text in row] for row in page.rows]
+    rows = [_in_a_pipe_table(row) for row in page.rows]
     widths = column_widths(page.header, rows)
     rule = "|".join("-" * (width + 1) + ":" for width in widths)
     body = "\n".join([_pipes(page.header, widths), f"|{rule}|", *(_pipes(row, widths) for row in rows)])
@@ -92,8 +92,9 @@ def _pipes(texts: list[str], widths: list[int]) -> str:
     return "| " + " | ".join(map(str.rjust, texts, widths)) + " |"
 
 
-def _in_a_pipe_table(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _in_a_pipe_table(row: list[str]) -> list[str]:
+    whole = "".join(row)
+    return [text.replace("|", "\\|").replace("\n", " ") for text in row] if "|" in whole or "\n" in whole else row
 
 
 def answers_to_markdown(found: Iterable[Answer], measured_with: str) -> str:

@@ -20,9 +20,9 @@ from model.accounting import (
 )
 from model.config import SIZES
 from orchestrator.report.gpus import bandwidth_gb_s, peak_tflops
+from orchestrator.report.published.devices import devices
 from orchestrator.report.published.matching import WARM
 from orchestrator.report.published.records import Number, published
-from orchestrator.report.published.schema import devices
 
 APART = 1.25  # how many times apart two tables of a write-up may put the same cell: from run to run a few percent are usual
 NEAR = 0.9  # of the peak: closer than a whole pass comes, norms and softmax included

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -12,8 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.layouts import ORDERED
+from orchestrator.report.published.devices import devices
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
@@ -146,15 +145,6 @@ class Writeup(_Strict):
         return self
 
 
-@dataclass(frozen=True)
-class Device:
-    """limit: the GPU of gpus.toml that it is no faster than."""
-
-    name: str
-    limit: str | None = None
-    memory_gib: int | None = None
-
-
 def check_params(params: Mapping[str, Any]) -> None:
     """Raises ValueError for what is no axis or label, or none of its values."""
     for axis, given in params.items():
@@ -171,22 +161,6 @@ def _may_be(axis: str, value: Any) -> bool:
     if axis == "value":
         return isinstance(value, Decimal)
     return isinstance(value, int | str) if axis in LABELS else value in _WORDS.get(axis, ())
-
-
-@cache
-def devices() -> Mapping[str, Device]:
-    """By the word that the command line takes."""
-    text = resources.files(__package__).joinpath("devices.toml").read_text(encoding="utf-8")
-    return {word: Device(**entry) for word, entry in tomllib.loads(text).items()}
-
-
-def find_device(word: str) -> str:
-    """Raises ConfigError for a word that is no device of a write-up."""
-    if word not in devices():
-        allowed = f"Published are {', '.join(devices())}"
-        close = nearest(word, devices())
-        raise ConfigError(f"--against {word}: no write-up is of it", f"{close} {allowed}" if close.startswith("Did") else allowed)
-    return word
 
 
 @cache

@@ -11,10 +11,11 @@ import pandas as pd
 from orchestrator.report.frames import Results
 from orchestrator.report.kernel_tables import gemm_shares, softmax_and_matmul
 from orchestrator.report.layouts import PHASE, Header, Rows, axis_texts, each, key_axes, sort_cells
+from orchestrator.report.published.devices import devices
 from orchestrator.report.published.doubts import doubts_of, implied_tflops, is_time_of_a_phase
 from orchestrator.report.published.matching import left_open, matches, names_a_shape, siblings
 from orchestrator.report.published.records import Number, published_on
-from orchestrator.report.published.schema import devices, writeups
+from orchestrator.report.published.schema import writeups
 from orchestrator.report.selections import of_task
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.values import GIB, NOTHING, Row, absent, format_ms, known

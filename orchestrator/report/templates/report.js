@@ -2,6 +2,7 @@ const WORDS = /^(–|never|OOM.*|host OOM|time-out|ok|oom|host_oom|timeout|crash
 const NUMBER = /^[≈±+−-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?(?![A-Za-z\d.])/;
 const BAD = /^(OOM|host OOM|time-out|oom|host_oom|timeout|crashed|failed|lost)\b/;
 const AT_ONCE = Number(document.getElementById("report").dataset.rowsAtOnce);
+const SERIES = JSON.parse(document.getElementById("series").textContent); // of all cells, which name them by their place
 const LONG = 60;
 
 function numberIn(text) {
@@ -135,7 +136,7 @@ function describe(cell) {
     line.append(badge(attempt.status), `${where}, ${attempt.wall_s} s, began ${attempt.started} UTC`);
     parts.push(line, definitions(attempt.evidence));
   }
-  if (cell.samples.length) parts.push(element("h3", "Samples"), samplesTable(cell.samples));
+  if (cell.samples.length) parts.push(element("h3", "Samples"), samplesTable(cell.samples.map(named)));
   if (cell.log) parts.push(element("h3", "End of the log"), element("pre", cell.log));
   if (cell.by_hand) parts.push(element("h3", "Again, by hand"), element("pre", cell.by_hand));
   return parts;
@@ -151,6 +152,11 @@ function definitions(values) {
     list.append(element("dt", name), element("dd", value, value.includes("\n") ? "code" : ""));
   }
   return list;
+}
+
+function named([place, line]) {
+  const [name, unit] = SERIES[place];
+  return { name, unit, values: line.split(",").map((text) => (text === "" ? null : Number(text))) };
 }
 
 function samplesTable(samples) {

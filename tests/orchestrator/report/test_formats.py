@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from orchestrator.report.formats import FORMATS, files_of, to_csv, to_latex, to_markdown, to_typst
-from orchestrator.report.frames import load_results
+from orchestrator.report.frames import Results, load_results
 from orchestrator.report.render import Page, lay_out
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
@@ -24,14 +26,19 @@ MakeOutcome = Callable[..., Outcome]
 
 
 @pytest.fixture
-def pages(tmp_path: Path, make_outcome: MakeOutcome) -> list[Page]:
+def pages(results: Results) -> list[Page]:
+    return lay_out(results)
+
+
+@pytest.fixture
+def results(tmp_path: Path, make_outcome: MakeOutcome) -> Results:
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({"name": UGLY})
         for context in (16, 32):
             for precision in ("fp32", "bf16"):
                 writer.append(make_outcome(context_length=context, precision=precision), None)
         writer.append(make_outcome(Status.OOM, context_length=64), None)
-    return lay_out(load_results(Run(tmp_path / "run")))
+    return load_results(Run(tmp_path / "run"))
 
 
 @pytest.fixture
@@ -41,12 +48,22 @@ def ugly() -> Page:
 
 def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
     assert {page.table.name for page in pages} >= {"timings", "precision", "failures"}
-    assert set(files_of(pages)) == {f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS}
+    assert {name for name, _ in files_of(pages)} == {f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS}
 
 
 def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
     for page in (*pages, ugly):
         assert list(csv.reader(io.StringIO(to_csv(page), newline=""))) == [page.header, *page.rows]
+
+
+def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(results: Results, tmp_path: Path) -> None:
+    """Where the frame that was written comes back, every table in every format is the same to the letter."""
+    with Run(tmp_path / "run").opened_for_writing() as writer:
+        writer.write_cells(results.cells)
+    from_file = replace(results, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet"))
+    written = dict(files_of(lay_out(from_file)))
+    assert len(written) > 4 * 6
+    assert written == dict(files_of(lay_out(results)))
 
 
 @pytest.mark.parametrize("form", ["md", "tex", "typ"])

@@ -234,8 +234,8 @@ def test_rows_from_before_an_axis_have_its_default(results_of: Callable[..., Res
         return json.dumps({name: value for name, value in json.loads(params).items() if name not in before})
 
     class OldRun(Run):
-        def read(self, table: str, columns: list[str] | None = None) -> pd.DataFrame:
-            frame = super().read(table, columns)
+        def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
+            frame = super().read(table, columns, categories)
             if table == "attempts":
                 fp32 = frame["params"].map(lambda params: json.loads(params)["precision"] == "fp32")
                 frame.loc[fp32, "params"] = frame.loc[fp32, "params"].map(without)

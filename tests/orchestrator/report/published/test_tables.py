@@ -16,10 +16,11 @@ from click.testing import CliRunner, Result
 from orchestrator.api import load
 from orchestrator.cli import PublishedDevice, main
 from orchestrator.errors import ConfigError
+from orchestrator.report.details import Details
 from orchestrator.report.formats import FORMATS, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.html import to_html
-from orchestrator.report.published.schema import devices
+from orchestrator.report.published.devices import devices
 from orchestrator.report.published.tables import against
 from orchestrator.report.render import Page, lay_out, notes_of
 from orchestrator.store import Run
@@ -186,7 +187,7 @@ def test_typst_with_notes_compiles(run: Run, tmp_path: Path) -> None:
 
 def test_the_page_has_the_notes(run: Run) -> None:
     results = load_results(run)
-    html = to_html(results, [], [page(results, "against-timings")], [], [])
+    html = "".join(to_html(results, [], [page(results, "against-timings")], [], Details([], iter([]))))
     assert '<ol class="notes">' in html
     assert "<code>float32</code>" in html
 

@@ -10,8 +10,9 @@ import pytest
 
 from model.accounting import parameter_count
 from model.config import SIZES
+from orchestrator.report.published.devices import devices
 from orchestrator.report.published.records import Number, published
-from orchestrator.report.published.schema import devices, writeups
+from orchestrator.report.published.schema import writeups
 from tasks.harness.registry import all_tasks
 
 NUMBERS = published()
