@@ -10,8 +10,9 @@ from pydantic import ValidationError
 
 from orchestrator.errors import ConfigError
 from orchestrator.report.gpus import peak_tflops
+from orchestrator.report.published.devices import devices, find_device
 from orchestrator.report.published.records import _numbers, published
-from orchestrator.report.published.schema import Writeup, devices, find_device, writeups
+from orchestrator.report.published.schema import Writeup, writeups
 
 SECONDS = {"metric": "duration", "phase": "step", "unit": "s"}
 
