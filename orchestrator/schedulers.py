@@ -10,6 +10,8 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,9 +23,10 @@ from typing import Any, Protocol
 import psutil
 
 from orchestrator.attempt import execute, lost
-from orchestrator.child import STARTER
+from orchestrator.child import STARTER, import_path
 from orchestrator.errors import EnvironmentError
 from orchestrator.probe import probe_here
+from orchestrator.reaper import MARK
 from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
@@ -98,6 +101,7 @@ class RayScheduler:
         self._cpu_cells = cpu_cells
         self._local = None if address else probe_here()
         self._session = None if address else _session_folder()
+        self._reaper = _start_reaper(self._session) if self._session else None
         self._ray = _connect(address, self._session, len(self._local["gpus"]) if self._local else 0)
 
     def environments(self) -> list[Mapping[str, Any]]:
@@ -133,8 +137,8 @@ class RayScheduler:
 
     def close(self) -> None:
         self._ray.shutdown()
-        if self._session:
-            shutil.rmtree(self._session, ignore_errors=True)
+        if self._reaper:
+            self._reaper.communicate()  # ends its lifeline
 
     def _submit(self, attempt: Attempt) -> Any:
         gpus = 1 if attempt.cell.params.device == "cuda" else 0
@@ -212,12 +216,24 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
         "_node_ip_address": "127.0.0.1",
         "_temp_dir": session,
     }
+    if session:
+        os.environ[MARK] = session
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+    finally:
+        os.environ.pop(MARK, None)
     return ray
+
+
+def _start_reaper(session: str) -> subprocess.Popen[bytes]:
+    """With its standard input for a lifeline."""
+    command = [sys.executable, "-P", "-m", "orchestrator.reaper", session]
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": import_path()}, stdin=subprocess.PIPE, start_new_session=True
+    )
 
 
 def _require_listener(address: str | None) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
-import psutil
 import pytest
 
 from tasks.harness.progress import read_phase
 from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE
 from tests.conftest import ROOT, sweep_command
+from tests.killing import left_after, own_temporary_folder
 
 pytestmark = pytest.mark.slow
 
@@ -46,11 +44,8 @@ def config_of(*hows: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Cells may import tests/misbehaving.py, and Ray's files have a folder of their own, by which its processes are told."""
-    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")
-    (tmp_path / "ray").symlink_to(temporary)
-    yield {"PYTHONPATH": f"{ROOT}:{TESTS}", "TMPDIR": temporary}
-    shutil.rmtree(temporary, ignore_errors=True)
+    with own_temporary_folder(tmp_path) as variables:
+        yield variables
 
 
 def statuses(folder: Path) -> dict[str, str]:
@@ -62,31 +57,9 @@ def statuses(folder: Path) -> dict[str, str]:
     return dict(zip(hows, cells["status"], strict=True))
 
 
-def leftovers(tmp_path: Path) -> list[str]:
-    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line or, where
-    they were forked from another, in the environment that it was given."""
-    found, places = [], (str(tmp_path), str((tmp_path / "ray").resolve()))
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-            known_by = f"{words} {process.environ().get('TMPDIR', '')}"
-            if (
-                any(place in known_by for place in places)
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.pid != os.getpid()
-            ):
-                found.append(words[:200])
-        except psutil.Error:
-            continue
-    return found
-
-
 def wait_until_gone(tmp_path: Path, word: str = "") -> None:
     """What is not ended stays: a machine that is busy elsewhere may take its time."""
-    deadline = time.monotonic() + 20
-    while left := [words for words in leftovers(tmp_path) if word in words]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    assert not left_after(tmp_path, 20, word)
 
 
 def test_each_fault_is_a_row_and_the_others_never_notice(
