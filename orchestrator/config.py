@@ -214,7 +214,7 @@ class _TooLarge(Exception):
     pass
 
 
-class _BoundedConstructor(RoundTripConstructor):  # type: ignore[misc]
+class _BoundedConstructor(RoundTripConstructor):
     """Looks at what was written before it makes anything of it: to complain of a bomb, it would write it out."""
 
     def construct_document(self, node: Node) -> Any:

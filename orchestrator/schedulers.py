@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -54,12 +54,12 @@ RAY_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Started:
-    """An attempt has begun: where."""
+    """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own."""
 
     attempt: Attempt
     host: str
     gpu: str
-    time: float
+    at_s: float
 
 
 OnStart = Callable[[Started], None]
@@ -83,7 +83,7 @@ class SerialScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
-            on_start(Started(attempt, "here", "", time.time()))
+            on_start(Started(attempt, "here", "", time.monotonic()))
             yield execute_or_lose(attempt, _cores())
 
     def close(self) -> None:
@@ -109,7 +109,20 @@ class RayScheduler:
             return [self._local]
         probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        return list(self._ray.get([probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]))
+        asked = [probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]
+        found = [environment for one in asked if (environment := self._answer(one)) is not None]
+        if not found:
+            raise EnvironmentError("no node of the cluster answers", "See `ray status`")
+        return found
+
+    def _answer(self, asked: Any) -> Mapping[str, Any] | None:
+        """None of a node that is gone: for a while Ray counts it among the living."""
+        missing = self._ray.exceptions
+        try:
+            answer: Mapping[str, Any] = self._ray.get(asked)
+            return answer
+        except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError):
+            return None
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
@@ -118,15 +131,15 @@ class RayScheduler:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
                 while self._has_room(running) and (attempt := next(queue, None)):
-                    running[self._submit(attempt)] = Started(attempt, "", "", time.time())
+                    running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
                 for stream in ready or list(running):
                     event = self._next_event(stream, running[stream], is_ready=bool(ready))
                     if isinstance(event, Started):
-                        running[stream] = event
-                        on_start(event)
+                        running[stream] = replace(event, at_s=time.monotonic())
+                        on_start(running[stream])
                     elif event is not None:
                         del running[stream]
                         yield event
@@ -173,32 +186,33 @@ class RayScheduler:
             return event
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
-            return lost(started.attempt, reason, started.time)
+            return lost(started.attempt, reason, time.monotonic() - started.at_s)
 
     def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
         """A supervisor that is itself stopped, or on a node that no longer answers."""
         limit = started.attempt.settings.timeout_s + _BACKSTOP_S
-        if not started.host or time.time() - started.time < limit:
+        waited = time.monotonic() - started.at_s
+        if not started.host or waited < limit:
             return None
         with suppress(Exception):
             self._ray.cancel(stream, force=True)
-        return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", started.time)
+        return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", waited)
 
 
 def _supervise(attempt: Attempt, cpus: int) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
-    yield Started(attempt, socket.gethostname(), gpu, time.time())
+    yield Started(attempt, socket.gethostname(), gpu, time.monotonic())
     yield execute_or_lose(attempt, cpus)
 
 
 def execute_or_lose(attempt: Attempt, cores: int) -> Outcome:
     """Measures a cell on so many cores. A disk that takes no attempt is not the cell's fault."""
-    began = time.time()
+    began = time.monotonic()
     try:
         return execute(attempt, {"OMP_NUM_THREADS": str(cores)})
     except OSError as error:
-        return lost(attempt, f"its folder cannot be written: {error}", began)
+        return lost(attempt, f"its folder cannot be written: {error}", time.monotonic() - began)
 
 
 def _connect(address: str | None, session: str | None, gpus: int) -> Any:

@@ -222,7 +222,7 @@ class Run:
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         schema = _SCHEMAS[table]
         empty = pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
-        return pa.concat_tables([empty, *_read_parts(self.folder / table, columns)], promote_options="permissive")
+        return pa.concat_tables([empty, *_read_parts(self.folder / table, schema, columns)], promote_options="permissive")
 
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
@@ -321,7 +321,7 @@ def _attempt_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _read_parts(folder: Path, columns: list[str] | None) -> list[pa.Table]:
+def _read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> list[pa.Table]:
     """Every part that no merged one replaces, one open at a time: a run may have more parts than a process files.
 
     A driver may merge parts while a reader reads; the reader then begins anew.
@@ -329,16 +329,20 @@ def _read_parts(folder: Path, columns: list[str] | None) -> list[pa.Table]:
     for _ in range(_READ_TRIES):
         try:
             replaced = _replaced_parts(folder)
-            return [_read_part(path, columns) for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+            parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+            return [_read_part(path, schema, columns) for path in parts]
         except FileNotFoundError:
             continue
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
-def _read_part(path: Path, columns: list[str] | None) -> pa.Table:
+def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
     with _reading(path), pq.ParquetFile(path) as part:
-        present = columns and [name for name in columns if name in part.schema_arrow.names]
-        return part.read(columns=present)
+        names = part.schema_arrow.names
+        if missing := set(schema.names[:2]) - set(names):  # what says of which attempt a row is
+            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
+        read = part.read(columns=columns and [name for name in columns if name in names])
+        return read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
 
 
 def _replaced_parts(folder: Path) -> set[str]:
@@ -403,6 +407,7 @@ def _writing(folder: Path) -> Iterator[None]:
             errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
             errno.EROFS: "Name a writable folder with --out",
             errno.EACCES: "Name a writable folder with --out",
+            errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
         }
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")) from error

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pandas as pd
@@ -53,23 +53,26 @@ def own_temporary_folder(folder: Path) -> Iterator[dict[str, str]]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def leftovers(folder: Path) -> list[str]:
+def processes_of(folder: Path) -> list[psutil.Process]:
     """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line or, where
     they were forked from another, in the environment that it was given."""
     found, places = [], (str(folder), str((folder / "ray").resolve()))
     for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-            known_by = f"{words} {process.environ().get('TMPDIR', '')}"
-            if (
-                any(place in known_by for place in places)
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.pid != os.getpid()
-            ):
-                found.append(words[:200])
-        except psutil.Error:
-            continue
+        with suppress(psutil.Error):
+            known_by = f"{' '.join(process.cmdline())} {process.environ().get('TMPDIR', '')}"
+            is_ours = any(place in known_by for place in places) and process.pid != os.getpid()
+            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Their command lines."""
+    words = []
+    for process in processes_of(folder):
+        with suppress(psutil.Error):
+            words.append(" ".join(process.cmdline())[:200])
+    return words
 
 
 def left_after(folder: Path, within_s: float, word: str = "") -> list[str]:
