@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from orchestrator import nsys
 from orchestrator.child import PROGRAM, STARTER, Child, ParentLost, import_path
+from orchestrator.log import cut, tail
 from tasks.harness.progress import read_phase
 from tasks.harness.records import (
     ATTEMPT_FILE,
@@ -53,6 +53,7 @@ class Exit:
     timed_out: bool = False
     over_memory_bytes: int | None = None
     kernel_oom_kills: int = 0
+    log_left_out_bytes: int = 0
 
 
 def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> Outcome:
@@ -66,12 +67,13 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     variables = child_environment(attempt)
     STARTER.prepare(attempt, variables)
-    started_at = time.time()
+    started_at, began = time.time(), time.monotonic()
     try:
         return nsys.with_kernels(conclude(attempt, _watch(attempt, variables), started_at))
     except ParentLost as error:
         STARTER.close()
-        return recover(attempt) or lost(attempt, f"the process it was forked from went away: {error}", started_at)
+        wall_s = time.monotonic() - began
+        return recover(attempt) or lost(attempt, f"the process it was forked from went away: {error}", wall_s)
     finally:
         if _is_cold(attempt):
             shutil.rmtree(_own_cache(attempt), ignore_errors=True)
@@ -128,14 +130,15 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
         ending = Ending(Status.FAILED, {"message": "it ended well, yet measured nothing: no instrument gave a sample"})
     evidence = dict(ending.evidence)
     if ending.status not in (Status.OK, Status.SKIPPED):
-        evidence["log_tail"] = _log_tail(attempt)
+        evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+    facts = {**account.facts, **({"log_left_out_bytes": ended.log_left_out_bytes} if ended.log_left_out_bytes else {})}
     return Outcome(
         attempt=attempt,
         status=ending.status,
         stage="" if ending.status is Status.OK else account.stage,
         phase="" if ending.status is Status.OK else read_phase(attempt.path / PHASE_FILE),
         evidence=evidence,
-        facts=account.facts,
+        facts=facts,
         samples=account.samples,
         started_at=started_at,
         wall_s=ended.wall_s,
@@ -145,26 +148,27 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     )
 
 
-def lost(attempt: Attempt, reason: str, started_at: float) -> Outcome:
+def lost(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
     """For an attempt of which nobody can tell any more how it ended."""
-    evidence = {"message": reason}
-    return Outcome(attempt, Status.LOST, "", "", evidence, {}, (), started_at, time.time() - started_at)
+    return Outcome(attempt, Status.LOST, "", "", {"message": reason}, {}, (), time.time() - wall_s, wall_s)
 
 
 def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
     """Raises ParentLost."""
     settings, began, kills = attempt.settings, time.monotonic(), _kernel_oom_kills()
-    timed_out, over = False, None
+    timed_out, over, log = False, None, attempt.path / LOG_FILE
+    left_out = 0
     with _child_of(attempt, variables) as child:
         while not child.ended(_TICK_S):
             timed_out = time.monotonic() - began > settings.timeout_s
             over = _over_memory(child.pid, settings.host_memory_gib)
+            left_out += cut(log)
             if timed_out or over:
                 break
         else:
             timed_out, over = False, None
     wall = time.monotonic() - began
-    return Exit(child.exit_code(), wall, timed_out, over, _kernel_oom_kills() - kills)
+    return Exit(child.exit_code(), wall, timed_out, over, _kernel_oom_kills() - kills, left_out + cut(log))
 
 
 @contextmanager
@@ -217,8 +221,3 @@ def _kernel_oom_kills() -> int:
     vmstat = Path("/proc/vmstat")
     found = re.search(r"^oom_kill (\d+)$", vmstat.read_text(), re.MULTILINE) if vmstat.exists() else None
     return int(found[1]) if found else 0
-
-
-def _log_tail(attempt: Attempt) -> str:
-    log: Any = attempt.path / LOG_FILE
-    return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace") if log.exists() else ""

@@ -8,8 +8,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,17 @@ def import_path() -> str:
     """PYTHONPATH for a process of ours: our packages first, wherever it is started."""
     packages = str(Path(__file__).resolve().parent.parent)
     return os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """A file descriptor for a process that leads a group of its own and is to end with the body, or with this process."""
+    theirs, ours = os.pipe()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
 
 
 class ParentLost(Exception):

@@ -5,8 +5,10 @@ YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are err
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +16,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.constructor import RoundTripConstructor
+from ruamel.yaml.error import MarkedYAMLError
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from orchestrator.errors import ConfigError, nearest
 from tasks.harness.registry import all_tasks
@@ -22,6 +26,7 @@ from tasks.instruments import instrument_names
 
 MAX_NODES = 200_000  # of the document with its aliases written out: more is a bomb, not a sweep
 MAX_BYTES = 4_000_000
+MAX_DEPTH = 100  # of brackets: what is read goes down into each of them
 
 Place = tuple[str | int, ...]
 Values = dict[str, Any]
@@ -182,29 +187,61 @@ def _check_known(word: str, allowed: Sequence[str] | Mapping[str, Any], kind: st
 
 
 def _load_yaml(text: str, name: str) -> Any:
+    if _depth(text) > MAX_DEPTH:
+        raise ConfigError(f"{name}: brackets within brackets, more than {MAX_DEPTH} deep", "Close them")
+    parser = YAML(typ="rt", pure=True)
+    parser.Constructor = _BoundedConstructor
     try:
-        document = YAML(typ="rt", pure=True).load(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an anchor that is given twice, which YAML allows
+            return parser.load(text)
+    except _TooLarge as error:
+        raise ConfigError(
+            f"{name}: aliases unfold to more than {MAX_NODES} values", "Write the grid with fewer aliases"
+        ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
         tab = "\t" in (text.splitlines()[mark.line : mark.line + 1] or [""])[0] if mark else False
         remedy = "Indent with spaces: YAML allows no tabs" if tab else ""
         raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error.problem).split())}", remedy) from error
-    except (YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from error
-    if _expanded_size(document) > MAX_NODES:
-        raise ConfigError(f"{name}: aliases unfold to more than {MAX_NODES} values", "Write the grid with fewer aliases")
-    return document
+    except Exception as error:  # the parser stumbles in as many ways as there are texts, over a mapping for a key, for one
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{name}: not valid YAML: {said}") from error
 
 
-def _expanded_size(node: Any, sizes: dict[int, int] | None = None) -> int:
+class _TooLarge(Exception):
+    pass
+
+
+class _BoundedConstructor(RoundTripConstructor):
+    """Looks at what was written before it makes anything of it: to complain of a bomb, it would write it out."""
+
+    def construct_document(self, node: Node) -> Any:
+        if _expanded_size(node) > MAX_NODES:
+            raise _TooLarge
+        return super().construct_document(node)
+
+
+def _depth(text: str) -> int:
+    """How deep brackets stand within brackets, at most: those in quotes and comments are counted as well."""
+    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
+    return max(itertools.accumulate(steps), default=0)
+
+
+def _expanded_size(node: Node, sizes: dict[int, int] | None = None) -> int:
     """How many values a document has with its aliases written out, counted without writing them out."""
     sizes = {} if sizes is None else sizes
     if id(node) not in sizes:
         sizes[id(node)] = MAX_NODES + 1  # what contains itself is endless
-        children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in _children(node))
     return sizes[id(node)]
+
+
+def _children(node: Node) -> Iterable[Node]:
+    if isinstance(node, MappingNode):
+        return itertools.chain.from_iterable(node.value)
+    return node.value if isinstance(node, SequenceNode) else ()
 
 
 def plain(node: Any) -> Any:

@@ -16,11 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST = 500  # of what may repeat somebody's whole file
+
 
 class SweepError(Exception):
     """`message` says what is wrong and where; `remedy` what to do about it."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
+        message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
         super().__init__(f"{message}. {remedy}" if remedy else message)
         self.message = message
         self.remedy = remedy

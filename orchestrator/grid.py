@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,6 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error, plain
 from orchestrator.errors import ConfigError, nearest
@@ -18,6 +18,7 @@ from tasks.harness.cell import Cell, varying_axes
 from tasks.harness.params import axis_names, default_values
 from tasks.harness.registry import all_tasks, make_cell
 
+MAX_COMBINATIONS = 100_000  # of a sweep: more is a slip of the pen, or years of measuring
 _SEVERAL = "Name one or several values as axis=value,value"
 
 
@@ -57,6 +58,7 @@ def parse_selection(sets: Iterable[str], wheres: Iterable[str]) -> Selection:
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
     """Raises ConfigError for what is no axis or no value, and for a sweep without a cell."""
     _check_axes(config, source, selection)
+    _check_size(config, source, selection)
     cells: dict[str, Cell] = {}
     named = 0
     for number, grid in enumerate(config.grids):
@@ -142,6 +144,21 @@ def _check_axes(config: SweepConfig, source: Source, selection: Selection) -> No
                 raise ConfigError(f"{option} {name}: no task of this sweep has such an axis", nearest(name, anywhere))
 
 
+def _check_size(config: SweepConfig, source: Source, selection: Selection) -> None:
+    """Also before anything is multiplied out."""
+    asked = 0
+    for number, grid in enumerate(config.grids):
+        narrowed = {name: values for name, values in selection.set.items() if name in axis_names(_params(grid))}
+        asked += _combinations({**grid.axes, **narrowed}) + len(grid.include) * _combinations(narrowed)
+        if asked > MAX_COMBINATIONS:
+            where = source.where(("grids", number))
+            raise ConfigError(f"{where}: more than {MAX_COMBINATIONS:,} combinations", "Split the sweep, or narrow it with --set")
+
+
+def _combinations(axes: Mapping[str, Sequence[Any]]) -> int:
+    return math.prod(len(values) for values in axes.values())
+
+
 def _params(grid: Grid) -> Any:
     return all_tasks()[grid.task].params
 
@@ -164,5 +181,5 @@ def _assignment(text: str, separator: str, option: str) -> tuple[str, list[Any]]
     try:
         values = values.replace(separator, ",") if separator != "," else values
         return name.strip(), plain(parser.load(f"[{values}]"))
-    except (YAMLError, RecursionError, TypeError) as error:
+    except Exception as error:  # whatever the parser stumbles over: see config.py
         raise ConfigError(f"{option} {text}: is not YAML", _SEVERAL) from error

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from orchestrator.errors import RunError
 from tasks.harness.cell import Cell
 from tasks.harness.records import Status
 
@@ -84,13 +85,20 @@ class Plan:
 
 def read_history(run: Run) -> dict[str, Past]:
     """What a run's folder knows of each cell."""
-    if not run.exists:
-        return {}
     history: dict[str, Past] = {}
     for cell, number, status, wall in sorted(run.rows("attempts", ["cell", "attempt", "status", "wall_s"])):
         past = history.get(cell, Past())
-        history[cell] = Past((*past.statuses, Status(status)), (*past.walls_s, wall), number)
+        history[cell] = Past((*past.statuses, _status(status, run)), (*past.walls_s, wall), number)
     return history
+
+
+def _status(word: str, run: Run) -> Status:
+    try:
+        return Status(word)
+    except ValueError as error:
+        raise RunError(
+            f"{run.folder}/attempts: {word!r} is no status", "Move away the part that is of another program"
+        ) from error
 
 
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:

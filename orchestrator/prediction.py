@@ -19,7 +19,7 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-from orchestrator.child import PROGRAM, import_path
+from orchestrator.child import PROGRAM, import_path, lifeline
 from orchestrator.report.gpus import Card
 from tasks.harness.cell import Cell
 from tasks.prediction.allocator import cublas_workspace_bytes
@@ -154,20 +154,22 @@ def _without_pass(cell: Cell) -> str:
 @contextmanager
 def _children(number: int) -> Iterator[LifoQueue[_Child]]:
     idle: LifoQueue[_Child] = LifoQueue()  # the last that answered is asked first: the others need not start
-    children = [_Child() for _ in range(number)]
-    for child in children:
-        idle.put(child)
-    try:
-        yield idle
-    finally:
+    with lifeline() as end:
+        children = [_Child(end) for _ in range(number)]
         for child in children:
-            child.end()
+            idle.put(child)
+        try:
+            yield idle
+        finally:
+            for child in children:
+                child.end()
 
 
 class _Child:
     """A predicting process, started when it is first asked, and again after it died."""
 
-    def __init__(self) -> None:
+    def __init__(self, lifeline: int) -> None:
+        self._lifeline = lifeline
         self._process: subprocess.Popen[str] | None = None
         self._said: Any = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed in `end`
 
@@ -205,12 +207,13 @@ class _Child:
             "CUDA_VISIBLE_DEVICES": "",
         }
         return subprocess.Popen(
-            _COMMAND,
+            [*_COMMAND, str(self._lifeline)],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
             text=True,
+            pass_fds=[self._lifeline],
             start_new_session=True,
         )
 

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.child import PROGRAM, import_path
+from orchestrator.child import PROGRAM, import_path, lifeline
 from orchestrator.errors import EnvironmentError
 
 _TIMEOUT_S = 120
@@ -17,9 +17,13 @@ _TIMEOUT_S = 120
 def probe_here() -> Mapping[str, Any]:
     """Raises EnvironmentError where torch itself does not work."""
     environment = {**os.environ, "PYTHONPATH": import_path()}
-    command = [*PROGRAM, "--probe"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=True)
+        with lifeline() as end:
+            done = subprocess.run(
+                [*PROGRAM, "--probe", "--lifeline", str(end)],
+                capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=True,
+                pass_fds=[end], start_new_session=True,
+            )  # fmt: skip
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
     except (subprocess.SubprocessError, ValueError, IndexError) as error:

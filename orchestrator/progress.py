@@ -62,7 +62,7 @@ class LiveDisplay:
         self._label = label
         self._console = console
         self._remaining = remaining
-        self._began = time.time()
+        self._began = time.monotonic()
         self._running: dict[str, Started] = {}
         self._ended: Counter[Status] = Counter()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=1)
@@ -87,11 +87,11 @@ class LiveDisplay:
         to_go = f", about {format_seconds(left)} to go" if left is not None else ""
         lines = [
             f"{done}/{self._total} done  {counts}  left {self._total - done - len(self._running)}"
-            f"  after {format_seconds(time.time() - self._began)}{to_go}"
+            f"  after {format_seconds(time.monotonic() - self._began)}{to_go}"
         ]
         for started in list(self._running.values()):  # the display has a thread of its own
             label = self._label(started.attempt.cell)
-            lines.append(f"  {format_seconds(time.time() - started.time)} {label}{_place(started)}")
+            lines.append(f"  {format_seconds(time.monotonic() - started.at_s)} {label}{_place(started)}")
         return Text("\n".join(lines))
 
 

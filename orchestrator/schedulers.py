@@ -10,6 +10,8 @@ import logging
 import os
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,10 +23,11 @@ from typing import Any, Protocol
 import psutil
 
 from orchestrator.attempt import execute, lost
-from orchestrator.child import STARTER
+from orchestrator.child import STARTER, import_path
 from orchestrator.cores import cores_for
 from orchestrator.errors import EnvironmentError
 from orchestrator.probe import probe_here
+from orchestrator.reaper import MARK
 from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
@@ -53,12 +56,12 @@ RAY_ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Started:
-    """An attempt has begun: where."""
+    """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own."""
 
     attempt: Attempt
     host: str
     gpu: str
-    time: float
+    at_s: float
 
 
 OnStart = Callable[[Started], None]
@@ -89,7 +92,7 @@ class SerialScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
-            on_start(Started(attempt, "here", "", time.time()))
+            on_start(Started(attempt, "here", "", time.monotonic()))
             yield execute_or_lose(attempt, _cores())
 
     def close(self) -> None:
@@ -108,6 +111,7 @@ class RayScheduler:
         self._local = None if address else probe_here()
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._session = None if address else _session_folder()
+        self._reaper = _start_reaper(self._session) if self._session else None
         self._ray = _connect(address, self._session, len(self._local["gpus"]) if self._local else 0)
 
     def environments(self) -> list[Mapping[str, Any]]:
@@ -119,7 +123,20 @@ class RayScheduler:
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
         probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
         nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        return list(self._ray.get([probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]))
+        asked = [probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]
+        found = [environment for one in asked if (environment := self._answer(one)) is not None]
+        if not found:
+            raise EnvironmentError("no node of the cluster answers", "See `ray status`")
+        return found
+
+    def _answer(self, asked: Any) -> Mapping[str, Any] | None:
+        """None of a node that is gone: for a while Ray counts it among the living."""
+        missing = self._ray.exceptions
+        try:
+            answer: Mapping[str, Any] = self._ray.get(asked)
+            return answer
+        except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError):
+            return None
 
     def places(self, device: str) -> int:
         return max(1, int(self._ray.cluster_resources().get("GPU", 0))) if device == "cuda" else self._cpu_cells
@@ -131,15 +148,15 @@ class RayScheduler:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
                 while self._has_room(running) and (attempt := next(queue, None)):
-                    running[self._submit(attempt)] = Started(attempt, "", "", time.time())
+                    running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
                 for stream in ready or list(running):
                     event = self._next_event(stream, running[stream], is_ready=bool(ready))
                     if isinstance(event, Started):
-                        running[stream] = event
-                        on_start(event)
+                        running[stream] = replace(event, at_s=time.monotonic())
+                        on_start(running[stream])
                     elif event is not None:
                         del running[stream]
                         yield event
@@ -150,8 +167,8 @@ class RayScheduler:
 
     def close(self) -> None:
         self._ray.shutdown()
-        if self._session:
-            shutil.rmtree(self._session, ignore_errors=True)
+        if self._reaper:
+            self._reaper.communicate()  # ends its lifeline
 
     def _submit(self, attempt: Attempt) -> Any:
         gpus = 1 if attempt.cell.params.device == "cuda" else 0
@@ -185,23 +202,24 @@ class RayScheduler:
             return event
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
-            return lost(started.attempt, reason, started.time)
+            return lost(started.attempt, reason, time.monotonic() - started.at_s)
 
     def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
         """A supervisor that is itself stopped, or on a node that no longer answers."""
         limit = started.attempt.settings.timeout_s + _BACKSTOP_S
-        if not started.host or time.time() - started.time < limit:
+        waited = time.monotonic() - started.at_s
+        if not started.host or waited < limit:
             return None
         with suppress(Exception):
             self._ray.cancel(stream, force=True)
-        return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", started.time)
+        return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", waited)
 
 
 def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
     host = socket.gethostname()
-    yield Started(attempt, host, gpu, time.time())
+    yield Started(attempt, host, gpu, time.monotonic())
     yield execute_or_lose(attempt, cpus, cores_for(gpu, gpus.get(host, {})) if gpu else None)
 
 
@@ -214,7 +232,7 @@ def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
 
 def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
     """Measures a cell on so many cores, or on these. A disk that takes no attempt is not the cell's fault."""
-    began = time.time()
+    began = time.monotonic()
     variables = {"OMP_NUM_THREADS": str(count)}
     if cores:
         attempt = replace(attempt, settings=replace(attempt.settings, cores=cores))
@@ -222,7 +240,7 @@ def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None 
     try:
         return execute(attempt, variables)
     except OSError as error:
-        return lost(attempt, f"its folder cannot be written: {error}", began)
+        return lost(attempt, f"its folder cannot be written: {error}", time.monotonic() - began)
 
 
 def _connect(address: str | None, session: str | None, gpus: int) -> Any:
@@ -240,12 +258,24 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
         "_node_ip_address": "127.0.0.1",
         "_temp_dir": session,
     }
+    if session:
+        os.environ[MARK] = session
     try:
         ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+    finally:
+        os.environ.pop(MARK, None)
     return ray
+
+
+def _start_reaper(session: str) -> subprocess.Popen[bytes]:
+    """With its standard input for a lifeline."""
+    command = [sys.executable, "-P", "-m", "orchestrator.reaper", session]
+    return subprocess.Popen(
+        command, env={**os.environ, "PYTHONPATH": import_path()}, stdin=subprocess.PIPE, start_new_session=True
+    )
 
 
 def _require_listener(address: str | None) -> None:

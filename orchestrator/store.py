@@ -197,13 +197,14 @@ class Run:
         import pandas as pd
         from pandas.api.types import union_categoricals
 
-        empty = _empty(_with_categories(_SCHEMAS[table]), columns)
+        schema = _with_categories(_SCHEMAS[table])
+        empty = _empty(schema, columns)
 
         def as_columns(part: pa.Table) -> dict[str, pd.Series[Any]]:
             whole = pa.concat_tables([empty, part], promote_options="permissive")
             return {name: whole[name].to_pandas() for name in whole.column_names}
 
-        parts = [as_columns(empty), *_read_parts(self.folder / table, columns, _texts(_SCHEMAS[table]), as_columns)]
+        parts = [as_columns(empty), *_read_parts(self.folder / table, schema, columns, as_columns)]
         joined: dict[str, Any] = {
             name: union_categoricals([_of_texts(part.pop(name)) for part in parts])
             if isinstance(parts[0][name].dtype, pd.CategoricalDtype)
@@ -250,7 +251,7 @@ class Run:
                     yield attempt
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
-        parts = _read_parts(self.folder / table, columns)
+        parts = _read_parts(self.folder / table, _SCHEMAS[table], columns)
         return pa.concat_tables([_empty(_SCHEMAS[table], columns), *parts], promote_options="permissive")
 
     @contextmanager
@@ -365,19 +366,15 @@ def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
     return pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
 
 
-def _texts(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if pa.types.is_string(field.type)]
-
-
 def _with_categories(schema: pa.Schema) -> pa.Schema:
-    categories, texts = pa.dictionary(pa.int32(), pa.string()), _texts(schema)
-    return pa.schema([field.with_type(categories) if field.name in texts else field for field in schema])
+    categories = pa.dictionary(pa.int32(), pa.string())
+    return pa.schema([field.with_type(categories) if pa.types.is_string(field.type) else field for field in schema])
 
 
 def _read_parts(
     folder: Path,
+    schema: pa.Schema,
     columns: list[str] | None,
-    categories: list[str] | None = None,
     made_of: Callable[[pa.Table], Any] = lambda part: part,
 ) -> list[Any]:
     """What is made of every part that no merged one replaces, one open at a time: a run may have more parts than a process files.
@@ -388,16 +385,22 @@ def _read_parts(
         try:
             replaced = _replaced_parts(folder)
             parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
-            return [made_of(_read_part(path, columns, categories)) for path in parts]
+            return [made_of(_read_part(path, schema, columns)) for path in parts]
         except FileNotFoundError:
             continue
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
-def _read_part(path: Path, columns: list[str] | None, categories: list[str] | None = None) -> pa.Table:
+def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
+    """As the schema has it: where that is one of categories, texts are read as such."""
+    categories = [field.name for field in schema if pa.types.is_dictionary(field.type)]
     with _reading(path), pq.ParquetFile(path, read_dictionary=categories) as part:
-        present = columns and [name for name in columns if name in part.schema_arrow.names]
-        return part.read(columns=present, use_threads=False)  # each would keep memory of its own, and parts are small
+        names = part.schema_arrow.names
+        if missing := set(schema.names[:2]) - set(names):  # what says of which attempt a row is
+            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
+        present = columns and [name for name in columns if name in names]
+        read = part.read(columns=present, use_threads=False)  # each would keep memory of its own, and parts are small
+        return read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
 
 
 def _replaced_parts(folder: Path) -> set[str]:
@@ -463,6 +466,7 @@ def _writing(folder: Path) -> Iterator[None]:
             errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
             errno.EROFS: "Name a writable folder with --out",
             errno.EACCES: "Name a writable folder with --out",
+            errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
         }
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")) from error

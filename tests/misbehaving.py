@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class Unspeakable(Exception):
@@ -32,23 +34,44 @@ def refuse() -> nn.Module:
 class Model(nn.Module):
     """From token ids to logits, and on the way `how`. `step` counts from 0: the earlier ones go well.
 
-    mark: a file to which a line is added as each process is built, and its process id.
+    where: or already in the build, or not before backward or optimizer. mark: a file to which a line is added as each process
+    is built, and its process id. victim: what is removed.
     """
 
-    def __init__(self, how: str = "well", step: int = 0, mark: str | None = None, vocab_size: int = 10_000) -> None:
+    def __init__(
+        self,
+        how: str = "well",
+        step: int = 0,
+        mark: str | None = None,
+        vocab_size: int = 10_000,
+        where: str = "forward",
+        victim: str = "",
+    ) -> None:
         super().__init__()
+        self.where, self.mark, self.victim = where, mark, victim
         self.how, self.left = how, step
         self.embedding = nn.Embedding(vocab_size, 8)
         self.head = nn.Linear(8, vocab_size)
         if mark:
             with Path(mark).open("a") as file:
                 file.write(f"{os.getpid()}\n")
+        if where == "build":
+            getattr(self, how)()
+        if where == "optimizer":
+            register_optimizer_step_pre_hook(lambda *_: self.misbehave())
 
     def forward(self, tokens: Tensor) -> Tensor:
+        if self.where == "forward":
+            self.misbehave()
+        logits = self.head(self.embedding(tokens))
+        if self.where == "backward":
+            logits.register_hook(lambda _: self.misbehave())
+        return logits
+
+    def misbehave(self) -> None:
         if self.left == 0:
             getattr(self, self.how)()
         self.left -= 1
-        return self.head(self.embedding(tokens))
 
     def well(self) -> None:
         pass
@@ -74,8 +97,14 @@ class Model(nn.Module):
     def leave(self) -> None:
         os._exit(7)
 
+    def leave_well(self) -> None:
+        os._exit(0)
+
     def sys_exit(self) -> None:
         sys.exit(3)
+
+    def sys_exit_well(self) -> None:
+        sys.exit(0)
 
     def fail(self) -> None:
         print("a last line on stdout")
@@ -84,8 +113,27 @@ class Model(nn.Module):
     def unspeakable(self) -> None:
         raise Unspeakable(1, 2)
 
+    def flood(self) -> None:
+        print("the first line", flush=True)
+        for _ in range(1024):
+            os.write(1, b"flood\n" * (1024**2 // 6))
+        print("the last line", flush=True)
+
+    def jump_the_clock(self) -> None:
+        """Back by a year, and from then on."""
+        now = time.time
+        time.time = lambda: now() - 365 * 86400
+
+    def remove(self) -> None:
+        shutil.rmtree(self.victim)
+
     def sleep(self) -> None:
         time.sleep(1000)
+
+    def sleep_once(self) -> None:
+        """In the first of its processes."""
+        if self.mark and len(Path(self.mark).read_text().splitlines()) == 1:
+            self.sleep()
 
     def spin_in_c(self) -> None:
         ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock: no Python thread runs

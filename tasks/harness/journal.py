@@ -1,4 +1,5 @@
-"""What a measuring process writes as it goes: one JSON object a line, each with the time. `records` reads it."""
+"""What a measuring process writes as it goes: one JSON object a line, each with the time, and with how long after the
+journal's beginning it is: the clock on the wall may have been put back meanwhile. `records` reads it."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from tasks.harness.records import AllocationRow, Ending, KernelRow, LiveRow, Sam
 class Journal:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._began = time.monotonic()
 
     def stage(self, name: str) -> None:
         self._write({"stage": name})
@@ -42,6 +44,7 @@ class Journal:
         os.fsync(self._stream.fileno())
 
     def _write(self, entry: dict[str, Any]) -> None:
-        line = json.dumps({"time": time.time(), **entry}, default=str, ensure_ascii=False)
+        times = {"time": time.time(), "after_s": time.monotonic() - self._began}
+        line = json.dumps({**times, **entry}, default=str, ensure_ascii=False)
         self._stream.write(line.encode(errors="replace").decode() + "\n")  # a lone surrogate fits in no Parquet
         self._stream.flush()

@@ -213,11 +213,13 @@ def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 def _account(entries: Iterable[dict[str, Any]]) -> Account:
     times: list[float] = []
+    after_s = 0.0
     stage, facts, samples, kernels = "", dict[str, Any](), list[Sample](), list[KernelRow]()
     allocations, live = list[AllocationRow](), list[LiveRow]()
     ending = None
     for entry in entries:
         times.append(entry["time"])
+        after_s = entry.get("after_s", times[-1] - times[0])  # an older program wrote the times alone
         match entry:
             case {"stage": str(name)}:
                 stage = name
@@ -237,7 +239,7 @@ def _account(entries: Iterable[dict[str, Any]]) -> Account:
         return Account()
     return Account(
         started_at=times[0],
-        wall_s=times[-1] - times[0],
+        wall_s=after_s,
         stage=stage,
         facts=facts,
         samples=tuple(samples),

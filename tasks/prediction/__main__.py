@@ -1,6 +1,7 @@
 """The predicting process: `python -m tasks.prediction` reads a request a line and answers each with a prediction a line.
 
-It ends when its input does: nothing outlives who asks.
+It ends when its input does or, whatever it is doing, the lifeline whose file descriptor it may be given: nothing
+outlives who asks.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import os
 import sys
 import warnings
 
+from tasks.harness.lifeline import die_with_parent
 from tasks.prediction.records import Request
 
 _NICENESS = 19  # what is measured meanwhile comes first
 
 
 def main() -> None:
+    if sys.argv[1:]:
+        die_with_parent(int(sys.argv[1]))
     os.nice(_NICENESS)
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model may print: that is no answer

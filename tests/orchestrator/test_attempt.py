@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from orchestrator.attempt import by_hand, execute, recover
-from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Outcome, Status, read_journal
+from orchestrator.log import KEPT_BYTES
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, Outcome, Status, read_journal
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
@@ -55,6 +57,8 @@ def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
         ("segfault", Status.CRASHED, {"signal": "SIGSEGV"}),
         ("abort", Status.CRASHED, {"signal": "SIGABRT"}),
         ("leave", Status.CRASHED, {"exit_code": 7}),
+        ("leave_well", Status.CRASHED, {"exit_code": 0}),
+        ("sys_exit_well", Status.FAILED, {"exception": "SystemExit", "message": "0"}),
         ("sys_exit", Status.FAILED, {"exception": "SystemExit", "message": "3"}),
         ("fail", Status.FAILED, {"exception": "ValueError", "message": "wrong on purpose"}),
         ("unspeakable", Status.FAILED, {"exception": "Unspeakable"}),
@@ -69,6 +73,38 @@ def test_how_it_died(misbehave: Callable[..., Outcome], how: str, status: Status
     json.dumps(outcome.evidence, ensure_ascii=False).encode()  # fits in Parquet whatever the message was
     log = outcome.evidence["log_tail"]
     assert {"segfault": "Segmentation fault", "fail": "a last line on stdout"}.get(how, "") in log
+
+
+@pytest.mark.parametrize("where", ["build", "forward", "backward", "optimizer"])
+def test_an_oom_says_where_it_was(misbehave: Callable[..., Outcome], where: str) -> None:
+    outcome = misbehave("cuda_oom", model_args={"where": where})
+    assert outcome.status is Status.OOM
+    assert (outcome.stage, outcome.phase) == (("build", "") if where == "build" else ("warm-up", where))
+    assert outcome.evidence["asked_bytes"] == int(20.5 * 1024**3)
+
+
+def test_a_flood_of_output_does_not_fill_the_disk(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("flood", measured_steps=1)
+    assert outcome.status is Status.OK
+    log = (outcome.attempt.path / LOG_FILE).read_text()
+    assert log.startswith("the first line\nflood\n")
+    assert log.endswith("flood\nthe last line\n")
+    assert "bytes that were printed here are left out]" in log
+    assert len(log) < 5 * KEPT_BYTES
+    assert outcome.facts["log_left_out_bytes"] > 900 * 1024**2
+
+
+def test_a_clock_that_jumps_changes_no_duration(misbehave: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back by a year in the child, and on by one for its supervisor at each look."""
+    now, looks = time.time, itertools.count()
+    monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400 * next(looks))
+    outcome = misbehave("jump_the_clock", settings={"timeout_s": 50.0})
+    assert outcome.status is Status.OK
+    recovered = recover(outcome.attempt)
+    assert recovered is not None
+    for wall in (outcome.wall_s, recovered.wall_s):
+        assert 0 < wall < 50
+    assert all(0 < s.value < 50_000 for s in outcome.samples if s.metric == "duration" and s.value is not None)
 
 
 def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Outcome]) -> None:

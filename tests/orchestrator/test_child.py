@@ -192,3 +192,30 @@ def _wait_for_child_of_parent() -> psutil.Process:
                 return children[0]
         time.sleep(0.05)
     raise AssertionError("no child was forked")
+
+
+PREDICT = """
+import sys
+from orchestrator.prediction import predict_memory
+from tasks.harness.registry import make_cell
+own = {"model": "misbehaving:Model", "model_args": {"how": "sleep", "mark": sys.argv[1]}, "device": "cuda"}
+predict_memory([make_cell("train_step", own)], None, (sys.argv[2],))
+"""
+
+
+@pytest.mark.parametrize(
+    "script", ["from orchestrator.probe import probe_here; probe_here()", PREDICT], ids=["probe", "prediction"]
+)
+def test_what_asks_and_predicts_dies_with_who_asked(script: str, tmp_path: Path) -> None:
+    """A prediction is of somebody's model, which may not come back."""
+    mark = tmp_path / "mark"
+    asker = subprocess.Popen([sys.executable, "-c", script, str(mark), TESTS])
+    deadline, started = time.monotonic() + 60, list[psutil.Process]()
+    while not (started if script != PREDICT else mark.exists()) and time.monotonic() < deadline:
+        started = psutil.Process(asker.pid).children(recursive=True)
+        time.sleep(0.02)
+    started = psutil.Process(asker.pid).children(recursive=True)
+    assert started
+    asker.kill()
+    asker.wait()
+    assert not psutil.wait_procs(started, 5)[1]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from ruamel.yaml import YAML
 
 from orchestrator.config import json_schema, load_config, parse_config
 from orchestrator.errors import ConfigError
-from orchestrator.grid import Selection, expand
+from orchestrator.grid import Selection, expand, parse_selection
+from tests.fuzz import mutants, outcome_of
 
 NOTHING = Selection({}, {})
 GOOD = """
@@ -110,6 +112,25 @@ def test_a_bomb_is_refused_without_unfolding_it() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     assert "aliases unfold" in complaint("\n".join(lines))
+
+
+def test_nor_is_it_unfolded_in_a_complaint() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert "aliases unfold" in complaint("\n".join([*lines, lines[-1]]))
+
+
+def test_mutants_are_refused_in_one_line_or_are_sweeps() -> None:
+    ended = Counter(map(outcome_of, mutants(150, seed=7)))
+    assert set(ended) == {"refused", "expanded"}, ended
+
+
+def test_a_grid_of_a_thousand_million_cells_is_refused_before_it_is_multiplied_out() -> None:
+    axes = "".join(f"      {axis}: {list(range(1, 1001))}\n" for axis in ("seed", "batch_size", "context_length"))
+    assert "more than 100,000 combinations" in complaint(GOOD + axes)
+    config, source = parse_config(GOOD + axes, "my.yaml")
+    few = parse_selection(["seed=1", "batch_size=1", "context_length=1,2"], [])
+    assert len(expand(config, source, few).cells) == 4
 
 
 def test_what_contains_itself_is_refused() -> None:

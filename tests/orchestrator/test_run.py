@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.errors import EnvironmentError, RunMismatch
+from orchestrator.errors import EnvironmentError, RunMismatch, RunUnwritable
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
 from orchestrator.schedulers import Started
@@ -57,7 +58,7 @@ class FakeScheduler:
     def run(self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]) -> Iterator[Outcome]:
         for attempt in attempts:
             self.begun.append(attempt)
-            on_start(Started(attempt, "here", "", time.time()))
+            on_start(Started(attempt, "here", "", time.monotonic()))
             yield self.measure(attempt)
 
     def close(self) -> None:
@@ -213,6 +214,23 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
     assert len(scheduler.begun) == 3
     assert len(request_of().run.read("attempts")) == 4
     assert len(request_of().run.read("samples")) == 4
+
+
+def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request]) -> None:
+    """The run ends in one line; the next one begins anew, but for what the last cell had already left there again."""
+
+    def measure(attempt: Attempt) -> Outcome:
+        if attempt.cell.params.values()["context_length"] == 32:
+            shutil.rmtree(request_of().run.folder)
+        return journalled(attempt)
+
+    scheduler = FakeScheduler(measure)
+    with pytest.raises(RunUnwritable, match=r"cannot be written: No such file or directory.*run again"):
+        go(request_of(), scheduler)
+    assert scheduler.closed
+    summary = go(request_of(), FakeScheduler(journalled))
+    assert (summary.recovered, summary.statuses) == (1, {Status.OK: 3})
+    assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 4
 
 
 def journalled(attempt: Attempt) -> Outcome:

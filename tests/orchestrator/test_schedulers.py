@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from pathlib import Path
 
 import pandas as pd
@@ -20,6 +19,7 @@ import pytest
 from tasks.harness.progress import read_phase
 from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE
 from tests.conftest import ROOT, sweep_command
+from tests.killing import left_after, lost_and_repeated, measured_on_disk, own_temporary_folder, processes_of
 
 pytestmark = pytest.mark.slow
 
@@ -46,11 +46,8 @@ def config_of(*hows: str) -> str:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Cells may import tests/misbehaving.py, and Ray's files have a folder of their own, by which its processes are told."""
-    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")
-    (tmp_path / "ray").symlink_to(temporary)
-    yield {"PYTHONPATH": f"{ROOT}:{TESTS}", "TMPDIR": temporary}
-    shutil.rmtree(temporary, ignore_errors=True)
+    with own_temporary_folder(tmp_path) as variables:
+        yield variables
 
 
 def statuses(folder: Path) -> dict[str, str]:
@@ -62,31 +59,9 @@ def statuses(folder: Path) -> dict[str, str]:
     return dict(zip(hows, cells["status"], strict=True))
 
 
-def leftovers(tmp_path: Path) -> list[str]:
-    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line or, where
-    they were forked from another, in the environment that it was given."""
-    found, places = [], (str(tmp_path), str((tmp_path / "ray").resolve()))
-    for process in psutil.process_iter():
-        try:
-            words = " ".join(process.cmdline())
-            known_by = f"{words} {process.environ().get('TMPDIR', '')}"
-            if (
-                any(place in known_by for place in places)
-                and process.status() != psutil.STATUS_ZOMBIE
-                and process.pid != os.getpid()
-            ):
-                found.append(words[:200])
-        except psutil.Error:
-            continue
-    return found
-
-
 def wait_until_gone(tmp_path: Path, word: str = "") -> None:
     """What is not ended stays: a machine that is busy elsewhere may take its time."""
-    deadline = time.monotonic() + 20
-    while left := [words for words in leftovers(tmp_path) if word in words]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    assert not left_after(tmp_path, 20, word)
 
 
 def test_each_fault_is_a_row_and_the_others_never_notice(
@@ -118,7 +93,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
 ) -> None:
     text = config_of("well", "fail").replace("[0, 1]", "[0, 1, 2, 3, 4, 5]")
     path, folder = write_config(text), tmp_path / "results" / "faults"
-    chance = random.Random(3)
+    chance, finished = random.Random(3), set[tuple[str, int]]()
     for _ in range(3):
         driver = subprocess.Popen(
             sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
@@ -129,13 +104,15 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
         time.sleep(chance.uniform(0, 6))
         driver.kill()
         driver.wait()
-        wait_until_gone(tmp_path, "-m tasks")
+        wait_until_gone(tmp_path)
+        finished |= measured_on_disk(folder)
     done = sweep("run", path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert set(statuses(folder).values()) == {"ok", "failed"}
     attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
     ok = attempts[attempts["status"] == "ok"]
-    assert len(ok) == ok["cell"].nunique() == 7
+    assert len(ok) == 7
+    assert lost_and_repeated(folder, finished) == (0, 0)
     samples = pd.concat(pd.read_parquet(part) for part in (folder / "samples").glob("*.parquet"))
     assert not samples.duplicated(["cell", "attempt", "instrument", "mode", "phase", "metric", "step"]).any()
     assert set(ok["cell"]) <= set(samples["cell"])
@@ -154,6 +131,15 @@ def wait_until_stuck(folder: Path, how: str) -> None:
     raise AssertionError(f"{how} has not begun")
 
 
+def listens_beyond_this_machine(tmp_path: Path) -> list[str]:
+    """What somebody on the network could talk to."""
+    ours = [process.pid for process in processes_of(tmp_path)]
+    ours += [child.pid for pid in ours for child in psutil.Process(pid).children(recursive=True)]
+    listening = [one for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN and one.pid in ours]
+    assert listening, "Ray listens to its own workers at least"
+    return [f"{one.pid} {one.laddr}" for one in listening if not ip_address(one.laddr.ip.removeprefix("::ffff:")).is_loopback]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int
@@ -163,7 +149,16 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
         sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     )
     wait_until_stuck(tmp_path / "results" / "faults", "spin_in_c")
+    assert not listens_beyond_this_machine(tmp_path)
+    words = [" ".join(process.cmdline()) for process in processes_of(tmp_path)]
+    assert all("--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word)  # Ray's usage statistics
+    assert {process.environ().get("RAY_AUTH_MODE") for process in processes_of(tmp_path) if "raylet" in process.name()} == {
+        "token"
+    }
     driver.send_signal(number)
+    if number == signal.SIGINT:  # and once more, in impatience
+        time.sleep(0.1)
+        driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert f"stopped by {signal.Signals(number).name} with 1 cells left. To go on: sweep run {path}" in said
@@ -219,6 +214,50 @@ def test_on_a_cluster_that_is_running(
         cluster.shutdown()
     assert done.returncode == 1, done.stdout + done.stderr
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok", "fail": "failed"}
+
+
+def kill_supervisor(tmp_path: Path) -> None:
+    found = [process for process in psutil.process_iter() if process.name().startswith("ray::_supervise")]
+    ours = [process for process in found if process.environ().get("TMPDIR") == str((tmp_path / "ray").resolve())]
+    assert len(ours) == 1
+    ours[0].kill()
+
+
+def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_alone(
+    write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, sweep: Sweep
+) -> None:
+    """The supervisor of the first cell is killed; with the second its node goes away, and another joins."""
+    from ray.cluster_utils import Cluster
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    hang = "{how: sleep_once, vocab_size: 100, mark: %s}"
+    hangs = ", ".join(hang % (tmp_path / mark) for mark in ("first", "second"))
+    path = write_config((CONFIG % f"{hangs}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 100"))
+    folder = tmp_path / "results" / "faults"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        driver = subprocess.Popen(
+            sweep_command("run", path, "--address", cluster.address), cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        wait_until_stuck(folder, str(tmp_path / "first"))
+        kill_supervisor(tmp_path)
+        wait_until_stuck(folder, str(tmp_path / "second"))
+        cluster.add_node(num_cpus=1)
+        cluster.remove_node(node, allow_graceful=False)
+        assert driver.wait(60) == 1
+        attempts = [status for _, status in sorted(zip(*read(folder, "started_at", "status"), strict=True))]
+        assert attempts == ["ok", "ok", "lost", "lost", "ok"]
+        done = sweep("run", path, "--address", cluster.address)
+    finally:
+        cluster.shutdown()
+    assert "measured 2 cells: 2 ok" in done.stdout, done.stdout + done.stderr
+
+
+def read(folder: Path, *columns: str) -> list[list[object]]:
+    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
+    return [attempts[column].tolist() for column in columns]
 
 
 def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from orchestrator import store
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
+from orchestrator.plan import read_history
 from orchestrator.store import Run
 from tasks.harness.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
 
@@ -165,6 +166,38 @@ def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
     with run.opened_for_writing() as writer:
         assert not list(writer.unrecorded([]))
+
+
+@pytest.mark.parametrize(
+    ("foreign", "said"),
+    [
+        ({"a": [1.5], "b": ["of another program"]}, "no column attempt, cell"),
+        ({"cell": ["c"], "attempt": ["first"], "status": ["ok"], "wall_s": [1.0]}, "cannot be read"),
+    ],
+)
+@pytest.mark.parametrize("table", ["attempts", "samples"])
+def test_a_part_of_another_program_is_named(
+    run: Run, make_outcome: MakeOutcome, foreign: dict[str, list[object]], said: str, table: str
+) -> None:
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+    part = run.folder / table / "foreign.parquet"
+    pq.write_table(pa.table(foreign), part)
+    with pytest.raises(RunError, match=r"foreign\.parquet: cannot be read: .*move it away") as caught:
+        run.read(table)
+    assert said in str(caught.value)
+    part.unlink()
+    assert len(run.read(table))
+
+
+def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({})
+        writer.append(make_outcome(), None)
+        row = {"cell": ["c"], "attempt": pa.array([1], pa.int32()), "status": ["marvellous"]}
+        pq.write_table(pa.table(row), run.folder / "attempts" / "c-1.parquet")
+    with pytest.raises(RunError, match=r"'marvellous' is no status.*Move away"):
+        read_history(run)
 
 
 def test_half_a_file_is_never_seen(run: Run, make_outcome: MakeOutcome) -> None:
