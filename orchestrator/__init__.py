@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from orchestrator.api import LoadedRun
 
 
-def load(folder: str | Path) -> LoadedRun:
-    """A results folder as pandas frames. Raises RunError where it holds no run."""
+def load(*folders: str | Path) -> LoadedRun:
+    """A results folder as pandas frames, or several side by side. Raises RunError where one holds no run."""
     from orchestrator import api  # what it needs takes longer to import than most commands take
 
-    return api.load(folder)
+    return api.load(*folders)

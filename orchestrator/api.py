@@ -16,6 +16,7 @@ from orchestrator.report.render import lay_out, written_out
 from orchestrator.report.tables import TABLES
 from orchestrator.report.values import NOTHING
 from orchestrator.store import Run
+from orchestrator.together import open_runs
 
 
 class LoadedRun:
@@ -31,7 +32,7 @@ class LoadedRun:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run = run.require()
+        self._run = run
 
     @cached_property
     def _results(self) -> Results:
@@ -81,9 +82,9 @@ class LoadedRun:
         return f"LoadedRun({str(self._run.folder)!r}, {len(self.cells)} cells)"
 
 
-def load(folder: str | Path) -> LoadedRun:
-    """Raises RunError where `folder` holds no run."""
-    return LoadedRun(Run(Path(folder)))
+def load(*folders: str | Path) -> LoadedRun:
+    """One run, or several side by side, of which `run` among the columns of `cells` says which. Raises RunError for no run."""
+    return LoadedRun(open_runs([Path(folder) for folder in folders]))
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:

@@ -239,17 +239,19 @@ def show(run_folder: Path, cell: str) -> None:
 
 
 @main.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
 @click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
 @click.option("--against", type=PublishedDevice(), help="Also what others published of the same cells on this device.")
-def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
+def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
     """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
     Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
 
     With --against, each published number stands beside the cells that it may be of, with the ratio and what is doubtful of it.
+
+    Several runs stand in the same tables, told apart by their names; what is written is in a folder within the first.
 
     Example: sweep report results/demo --table timings
     """
@@ -258,9 +260,9 @@ def report(run_folder: Path, tables: tuple[str, ...], form: str, cells: str | No
     from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.render import answers_to_markdown, lay_out, provenance
     from orchestrator.report.tables import TABLES
-    from orchestrator.store import Run
+    from orchestrator.together import open_runs
 
-    folder = Run(run_folder).require()
+    folder = open_runs(run_folders)
     results = load_results(folder)
     beside = _published_tables(against)
     chosen = results if cells is None else choose_cells(results, cells.split(","))
