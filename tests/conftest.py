@@ -21,7 +21,7 @@ from tasks.harness.registry import make_cell
 ROOT = Path(__file__).resolve().parent.parent
 
 # For a plain processor: what torch tries out of the vector units, once for each empty cache, takes longer than to compile what
-# is compiled here. tests/tasks/test_train_step.py has it tried.
+# is compiled here.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 FAST = {

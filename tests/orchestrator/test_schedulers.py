@@ -94,7 +94,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
     text = config_of("well", "fail").replace("[0, 1]", "[0, 1, 2, 3, 4, 5]")
     path, folder = write_config(text), tmp_path / "results" / "faults"
     chance, finished = random.Random(3), set[tuple[str, int]]()
-    for _ in range(3):
+    for _ in range(2):
         driver = subprocess.Popen(
             sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
         )

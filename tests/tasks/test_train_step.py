@@ -166,7 +166,7 @@ def test_a_model_of_ones_own_has_its_own_attention() -> None:
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
 def test_compiled_blocks_on_the_cpu(make_attempt: Callable[..., Attempt]) -> None:
     """Cold, then warm from the cache that the cells of a run share: as torch counted, not as intended."""
-    settings = {"timeout_s": 150.0, "env": {"TORCHINDUCTOR_VEC_ISA_OK": ""}}  # as a user has it
+    settings = {"timeout_s": 150.0}
     cold = execute(make_attempt(settings=settings, compile="blocks", **{"pass": "forward"}))
     assert cold.status is Status.OK, cold.evidence
     assert (cold.facts["compile_graphs"], cold.facts["compile_graph_breaks"]) == (1, 0)

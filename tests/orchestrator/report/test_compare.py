@@ -29,7 +29,7 @@ def side(rng: np.random.Generator, ms: float, attempts: int, between: float) -> 
     return Side(tuple(np.median(steps, axis=1)), float(np.median(ordered[:, rank - 1])), float(np.median(ordered[:, -rank])))
 
 
-def verdicts(effect: float, between: float, attempts: int, trials: int = 60, cells: int = 20) -> list[Verdict]:
+def verdicts(effect: float, between: float, attempts: int, trials: int = 30, cells: int = 20) -> list[Verdict]:
     rng = np.random.default_rng(0)
     found = []
     for _ in range(trials):
