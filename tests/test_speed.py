@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import make_run, report
 from orchestrator import store
 from orchestrator.run import Request, _manifest, resolve
@@ -26,19 +27,7 @@ from tasks.prediction.predictor import NoData, Predictor
 from tasks.train_step import build_on
 from tests.conftest import ROOT, sweep_command
 
-CONFIG = """
-name: many
-grids:
-  - task: train_step
-    fixed: {device: cpu}
-    axes:
-      size: [small, medium, large, xl, 2.7B]
-      context_length: [128, 256, 512, 1024]
-      precision: [fp32, tf32, bf16]
-      compile: [eager, blocks]
-      pass: [forward, forward_backward, train_step]
-      seed: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27]
-"""
+CONFIG = REPORTED.replace("cuda", "cpu").replace("SEEDS", ", ".join(map(str, range(28))))
 
 
 def takes_less_than(limit_s: float, *words: object) -> bool:

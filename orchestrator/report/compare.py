@@ -144,10 +144,10 @@ def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> Re
         raise RunError(f"{before.folder} and {after.folder}: have no measured cell in common", "Name cells as RUN:CELL")
     everything = [side.medians_ms for own in sides for side in own.values()]
     held = [(sides[0][a], sides[1][b]) for a, b in pairs]
-    noises = noises_of(held, everything)
+    noise, noises = noise_of(everything), noises_of(held, everything)
     return Report(
-        tuple(judge(labels[a], *two, noise) for (a, _), two, noise in zip(pairs, held, noises, strict=True)),
-        noise_of(everything),
+        tuple(judge(labels[a], *two, own) for (a, _), two, own in zip(pairs, held, noises, strict=True)),
+        noise,
         _differences(first.cells, second.cells, pairs),
         len(sides[0]) - len(pairs),
         len(sides[1]) - len(pairs),
@@ -176,9 +176,9 @@ def noises_of(pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[
 
     What was not repeated has the noise of all of them together.
     """
-    prior = _prior([noise_of([medians]) for medians in everything])
+    prior, pooled = _prior([noise_of([medians]) for medians in everything]), noise_of(everything)
     own = [noise_of(side.medians_ms for side in pair) for pair in pairs]
-    return [noise.moderated(prior) if noise.freedom else noise_of(everything) for noise in own]
+    return [noise.moderated(prior) if noise.freedom else pooled for noise in own]
 
 
 def _prior(noises: Iterable[Noise]) -> Noise:
