@@ -18,6 +18,7 @@ from tasks.harness.progress import Progress
 from tasks.harness.records import Attempt, Outcome, Status
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
+from tasks.instruments.memory import PeakWatcher, SavedWatcher
 from tasks.prediction.predictor import track
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
@@ -89,6 +90,23 @@ def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attentio
     assert outcome.status is Status.OK, outcome.evidence
     seen = {(s.metric, s.note): s.value for s in outcome.samples if s.metric.startswith(("saved", "residual"))}
     assert seen == {(s.metric, s.note): s.value for s in track(TrainStepParams.model_validate(values)).saved}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("attention", ["naive", "torch_softmax", "recompute"])
+def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) -> None:
+    """The peaks of a step that is looked into are those of any other, to the byte: it stands for them."""
+    values = {"device": "cuda", "size": "small", "context_length": 256, "attention": attention, "precision": precision}
+    params = TrainStepParams.model_validate(values)
+    session = Session(build_training(params), params, Progress())
+    for _ in range(3):
+        session.step()
+    plain, looked_into = (PeakWatcher(session.workload.device, "steady") for _ in range(2))
+    saved = SavedWatcher(session.workload)
+    session.step(plain)
+    session.step(looked_into, saved)
+    assert saved.samples
+    assert looked_into.samples == plain.samples
 
 
 def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -> None:

@@ -55,7 +55,7 @@ class Params(BaseModel):
 
 Timing = Literal["fixed", "adaptive"]
 _OF_FIXED = ("warmup_steps", "measured_steps")
-_OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 15.0}
+_OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 5.0}
 
 
 class TimedParams(Params):
@@ -68,9 +68,9 @@ class TimedParams(Params):
     half_width: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="of adaptive timing: it stops where the 95 % interval of the median is this fraction of it to each side"
     )
-    most_steps: Annotated[int, Field(ge=FEWEST)] | None = Field(None, description="of adaptive timing: it stops in any case")
+    most_steps: Annotated[int, Field(ge=FEWEST)] | None = Field(None, description="of adaptive timing: it takes no more")
     most_seconds: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="of adaptive timing: it stops when the steps took so long, after six of them"
+        None, description="of adaptive timing: it stops when the steps took so long, after six of them, or when that would not do"
     )
 
     @property

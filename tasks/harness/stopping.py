@@ -15,19 +15,22 @@ from typing import Literal
 
 from tasks.harness.order_statistics import FEWEST, half_width
 
-StoppedBy = Literal["half-width", "steps", "seconds"]
+StoppedBy = Literal["half-width", "out of reach", "steps", "seconds"]
 
 # For steps so short that six are over before clocks have risen: what triton.testing.do_bench takes, 25 ms and then 100 ms.
 LEAST_WARM_UP_MS = 25.0
 LEAST_MEASURED_MS = 100.0
 STEADY = 0.02  # what step is not steady yet: slower by more than this than the median of those after it
 _BETWEEN_LOOKS = 1.5
+_MAD_TO_SD = 1.4826  # of normal samples
+_MEDIAN_TO_HALF_WIDTH = 1.96 * math.sqrt(math.pi / 2)  # its standard error is this root times that of the mean
 
 
 @dataclass(frozen=True)
 class StopRule:
     """half_width: of the 95 % interval of the median at which to stop, as a fraction of the median. most_steps, most_seconds:
-    where to stop all the same; the seconds are those of the steps themselves.
+    where to stop all the same, or at once where it is plain that even so many would not do; the seconds are those of the
+    steps themselves.
     """
 
     half_width: float
@@ -63,22 +66,45 @@ class Measured:
         return self.durations[self.warm_up :]
 
     def _why_stop(self) -> StoppedBy | None:
-        if self._narrow_when_looked_at():
-            return "half-width"
+        if self._is_time_to_look():
+            if half_width(self._so_far) <= self.rule.half_width:
+                return "half-width"
+            if steps_needed(self._so_far, self.rule.half_width) > self._affordable:
+                return "out of reach"
         taken = len(self.durations) - _before_clocks_rise(self.durations)
         if taken >= self.rule.most_steps:
             return "steps"
         too_long = sum(self.durations) >= 1e3 * self.rule.most_seconds
         return "seconds" if too_long and taken >= FEWEST else None
 
-    def _narrow_when_looked_at(self) -> bool:
+    def _is_time_to_look(self) -> bool:
         if len(self.durations) < self._next_look or sum(self.durations) < LEAST_MEASURED_MS:
             return False  # at once: between short steps nothing else should pass
-        steady = self.durations[warm_up_steps(self.durations, leaving=1) :]
+        steady = self._so_far
         if len(steady) < self._next_look or sum(steady) < LEAST_MEASURED_MS:
             return False
         self._next_look = math.ceil(_BETWEEN_LOOKS * len(steady))
-        return half_width(steady) <= self.rule.half_width
+        return True
+
+    @property
+    def _so_far(self) -> list[float]:
+        return self.durations[warm_up_steps(self.durations, leaving=1) :]
+
+    @property
+    def _affordable(self) -> float:
+        """How many steps the limits allow."""
+        return min(self.rule.most_steps, 1e3 * self.rule.most_seconds / median(self.durations))
+
+
+def steps_needed(durations_ms: Sequence[float], share: float) -> float:
+    """How many such steps it takes until the 95 % interval of their median is this share of it to each side.
+
+    After the standard error of a median of normal samples. How they scatter is read from their median absolute deviation, which
+    one step that was held up does not move.
+    """
+    middle = median(durations_ms)
+    scatter = _MAD_TO_SD * median(abs(duration - middle) for duration in durations_ms) / middle
+    return (_MEDIAN_TO_HALF_WIDTH * scatter / share) ** 2
 
 
 def warm_up_steps(durations_ms: Sequence[float], leaving: int) -> int:

@@ -26,11 +26,12 @@ from tasks.harness.params import TimedParams
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 from tasks.harness.stopping import Measured, StopRule
+from tasks.harness.workload import Watcher
 
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
-_COLD_STEPS = 1  # of warm-up in any case: what a first step does is done once
+_COLD_STEPS = 2  # of warm-up in any case: what a first step does is done once, and a second is there to be looked into
 
 
 class SyncedTimer:
@@ -81,9 +82,19 @@ def compile_first(session: Session) -> Iterator[Sample]:
 
 
 def warm_up(session: Session) -> Iterator[Sample]:
-    """With adaptive timing the first step: which of those after it are warm-up, they tell together."""
-    steps = session.count("warmup_steps") if _stop_rule(session) is None else _COLD_STEPS
-    return _synced_steps(session, "warmup", steps)
+    """With adaptive timing two steps: which of those after them are warm-up, they tell together."""
+    last = (session.count("warmup_steps") if _stop_rule(session) is None else _COLD_STEPS) - 1
+    yield from _synced_steps(session, "warmup", last)
+    if last >= 0:
+        yield from _last_of_warm_up(session, last)
+
+
+def _last_of_warm_up(session: Session, number: int) -> Iterator[Sample]:
+    looking_in: list[Watcher] = []
+    if session.steps > 0:
+        looking_in, session.on_last_warm_up = session.on_last_warm_up, []
+    with uncollected():
+        yield from _synced_step(session, "warmup", number, *looking_in)
 
 
 def count_compilation(session: Session) -> list[Sample]:
@@ -160,17 +171,16 @@ def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
             yield from _synced_step(session, mode, step)
 
 
-def _synced_step(session: Session, mode: str, step: int) -> list[Sample]:
+def _synced_step(session: Session, mode: str, step: int, *looking_in: Watcher) -> list[Sample]:
     """One step. Its own duration is whole: what lies between the phases, such as clearing gradients, included.
 
-    It is the sum of the phases on the first step, which other watchers may look in on, and where a workload does
-    something before each phase.
+    It is the sum of the phases where other watchers look in, and where a workload does something before each phase.
     """
     device = session.workload.device
-    interrupted = bool(session.on_first_step) or session.workload.before_phase is not None
+    interrupted = bool(session.on_first_step or looking_in) or session.workload.before_phase is not None
     timer, whole = SyncedTimer(device), SyncedTimer(device)
     whole.enter(_STEP)
-    session.step(timer)
+    session.step(timer, *looking_in)
     whole.leave(_STEP)
     total = sum(ms for _, ms in timer.phases) if interrupted else whole.phases[0][1]
     return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]]

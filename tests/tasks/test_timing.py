@@ -79,9 +79,9 @@ def test_the_protocol_of_the_write_ups_is_the_default(clock: SimpleNamespace) ->
 
 def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, chain([900.0], cycle([500.0, 501.0, 499.0])), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "synced": 6, "pipelined": 6}
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 2, "synced": 6, "pipelined": 6}
     assert session.facts == {
-        "timing_warmup_steps": 1,
+        "timing_warmup_steps": 2,
         "timing_stopped_by": "half-width",
         "timing_half_width": pytest.approx(0.002),
     }
@@ -95,17 +95,18 @@ def test_what_is_not_steady_yet_is_warm_up_and_still_a_sample(clock: SimpleNames
 
 
 def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
-    session, taken = timed(clock, chain([500.0], cycle([95.0, 105.0])), **ADAPTIVE, most_steps=40)
+    session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, most_steps=40)
     assert (len(taken["synced"]), len(taken["pipelined"])) == (40, 40)
     assert session.facts["timing_stopped_by"] == "steps"
-    assert session.facts["timing_half_width"] == half_width(taken["synced"]) == pytest.approx(0.05)  # of all there are
+    assert session.facts["timing_half_width"] == half_width(taken["synced"]) == pytest.approx(0.015)  # of all there are
 
 
 @pytest.mark.parametrize(
-    ("said", "stopped_by", "steps"), [({"half_width": 0.06}, "half-width", 6), ({"most_seconds": 1.0}, "seconds", 10)]
+    ("said", "stopped_by", "steps"),
+    [({"half_width": 0.02}, "half-width", 6), ({"most_seconds": 3.2}, "seconds", 32), ({"most_seconds": 1.0}, "out of reach", 6)],
 )
 def test_where_it_stops_can_be_said(clock: SimpleNamespace, said: dict[str, float], stopped_by: str, steps: int) -> None:
-    session, taken = timed(clock, chain([500.0], cycle([95.0, 105.0])), **ADAPTIVE, **said)
+    session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **said)
     assert (session.facts["timing_stopped_by"], len(taken["synced"])) == (stopped_by, steps)
 
 
@@ -138,7 +139,7 @@ def test_adaptive_cells_are_others_and_each_is_one() -> None:
 
 
 def test_defaults_said_or_not_are_the_same_cell() -> None:
-    plain, said = expanded("adaptive").cells[0], expanded("adaptive", "", "half_width=0.01", "most_seconds=15").cells[0]
+    plain, said = expanded("adaptive").cells[0], expanded("adaptive", "", "half_width=0.01", "most_seconds=5").cells[0]
     assert plain.id == said.id
     assert plain.params.values()["most_steps"] == 100
 
