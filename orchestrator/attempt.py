@@ -61,8 +61,7 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
 
     environment: variables of the child beyond this process's own, such as its share of the cores.
     """
-    settings = replace(attempt.settings, env={**(environment or {}), **attempt.settings.env})
-    attempt = replace(attempt, settings=settings)
+    attempt = _in_environment(attempt, environment or {})
     attempt.path.mkdir(parents=True, exist_ok=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     variables = child_environment(attempt)
@@ -77,6 +76,16 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     finally:
         if _is_cold(attempt):
             shutil.rmtree(_own_cache(attempt), ignore_errors=True)
+
+
+def prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
+    """Has the process ready that attempts like this one are forked from. Leaves nothing in a folder."""
+    attempt = _in_environment(attempt, environment)
+    STARTER.prepare(attempt, child_environment(attempt))
+
+
+def _in_environment(attempt: Attempt, environment: Mapping[str, str]) -> Attempt:
+    return replace(attempt, settings=replace(attempt.settings, env={**environment, **attempt.settings.env}))
 
 
 def child_environment(attempt: Attempt) -> dict[str, str]:

@@ -8,10 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from orchestrator import nsys
 from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
@@ -20,6 +21,7 @@ from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 
 _PREPARATION_S = 300.0
+_HEARD_BYTES = 4000  # of what a parent said that did not come to be ready
 _ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
 
@@ -164,18 +166,22 @@ class Starter:
 
     def __init__(self) -> None:
         self._parent: PreparedParent | None = None
+        self._said: IO[bytes] | None = None  # by the parent
         self._prepared_for: tuple[Any, ...] = ()
 
     def prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
-        """Has the parent ready that the attempt will be forked from, if it will be: it takes as long as a fresh process."""
+        """Has the parent ready that the attempt will be forked from, if it will be: it takes as long as a fresh process.
+
+        Nothing of the attempt's folder is used, so that this can be done before there is one.
+        """
         if not _is_forked(attempt):
             return
         device = attempt.cell.params.device
         key = (device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE))
         if self._parent is None or key != self._prepared_for or not (self._parent.is_alive or self._parent.broken):
             self.close()
-            with (attempt.path / LOG_FILE).open("ab") as log:
-                self._parent = PreparedParent(device, {**os.environ, **own}, log.fileno())
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
+            self._parent = PreparedParent(device, {**os.environ, **own}, self._said.fileno())
             self._prepared_for = key
         self._parent.prepare(Preparation(attempt.cell.params.compiled))
 
@@ -187,14 +193,22 @@ class Starter:
             if parent is not None and not parent.broken:
                 return parent.fork(attempt, environment, log.fileno(), lifeline)
             if parent is not None:
-                log.write(f"a fresh process, since the prepared parent cannot fork: {parent.broken}\n".encode())
+                log.write(f"a fresh process, since the prepared parent cannot fork: {parent.broken}\n".encode() + self._heard())
                 log.flush()
             return _start_fresh(attempt, environment, log.fileno(), lifeline)
+
+    def _heard(self) -> bytes:
+        if self._said is None:
+            return b""
+        self._said.seek(0)
+        return self._said.read()[-_HEARD_BYTES:]
 
     def close(self) -> None:
         if self._parent is not None:
             self._parent.close()
-        self._parent = None
+        if self._said is not None:
+            self._said.close()
+        self._parent = self._said = None
 
 
 STARTER = Starter()  # of this process: a supervisor measures one cell at a time

@@ -34,7 +34,7 @@ MARGIN = 1.25  # cells of one kind differ in how well they use the device
 _START_S = 0.7  # beside its steps, forked; see README
 _START_OF_FRESH_S = 5.3
 _ENOUGH = 4.0  # times as much work, to tell what is fixed from what grows with it
-_STEPS_BESIDE = 3  # that other instruments take: the first ones, and one to watch memory in
+_STEPS_UNTIMED = 3  # of a cell that is not timed: until memory is steady
 _UNKNOWN_TFLOPS = {"fp32": 19.5, "narrow": 156.0}  # of a GPU without a peak in gpus.toml: an A100's, fp32 and tf32
 _CPU_TFLOPS = 0.05
 _LAUNCH_S = {"eager": 1.7e-3, "compiled": 0.3e-3}  # a layer and phase take no less, however small
@@ -233,14 +233,14 @@ def _steps_s(cell: Cell, conditions: Conditions) -> float:
     """Of all steps, by the guess. Timed ones are waited for and, where the host runs ahead of the device, taken again without."""
     step_s = _step_s(cell, conditions.gpu)
     modes = 1 if cell.params.device == "cpu" else 2
-    return step_s * (_STEPS_BESIDE + (_timed_steps(cell, step_s, modes) if conditions.timed else 0))
+    return step_s * (_timed_steps(cell, step_s, modes) if conditions.timed else _STEPS_UNTIMED)
 
 
 def _timed_steps(cell: Cell, step_s: float, modes: int) -> float:
     values = cell.params.values()
     measured = values.get("measured_steps", 1)
     if measured is None:  # as many as it takes: of a steady cell no more than must be
-        return 1 + modes * max(FEWEST, LEAST_MEASURED_MS / 1e3 / step_s)
+        return 2 + modes * max(FEWEST, LEAST_MEASURED_MS / 1e3 / step_s)
     return float(values.get("warmup_steps", 0) + modes * measured)
 
 

@@ -238,6 +238,10 @@ class _Lasting:
     def places(self, device: str) -> int:
         return self._scheduler.places(device) if self._scheduler else 1
 
+    def prepare(self, attempt: Attempt) -> None:
+        if self._scheduler is not None:
+            self._scheduler.prepare(attempt)
+
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
 

@@ -112,6 +112,10 @@ class Queue:
                 self.total += 1
                 yield self._next_attempt(cell)
 
+    def example(self) -> Attempt:
+        """An attempt at the first cell as it will be made, without number or folder. There must be a cell."""
+        return Attempt(self._waiting[0].cell, 0, "", self._settings)
+
     def leave_out(self, cells: Sequence[Cell]) -> None:
         ids = {cell.id for cell in cells}
         self._waiting = [turn for turn in self._waiting if turn.cell.id not in ids]

@@ -199,6 +199,7 @@ def _measure(
         writer.write_manifest(_manifest(request, fingerprints, commit))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
+        scheduler.prepare(queue.example())
         _foresee(request, writer, queue, means, summary, smallest_card(environments))
         queue.arrange({device: scheduler.places(device) for device in queue.devices}, first_gpu(environments))
         display = means.open_display(queue.total, queue.remaining_s)

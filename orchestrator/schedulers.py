@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from typing import Any, Protocol
 
 import psutil
 
-from orchestrator.attempt import execute, lost
+from orchestrator.attempt import execute, lost, prepare
 from orchestrator.child import STARTER, import_path
 from orchestrator.cores import cores_for
 from orchestrator.errors import EnvironmentError
+from orchestrator.nvml import gpu_names
 from orchestrator.probe import probe_here
 from orchestrator.reaper import MARK
 from tasks.harness.records import Attempt, Outcome
@@ -76,6 +78,10 @@ class Scheduler(Protocol):
         """How many cells of a device it measures at once."""
         ...
 
+    def prepare(self, attempt: Attempt) -> None:
+        """Begins to make every place ready for attempts like this one, and does not wait for it."""
+        ...
+
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]: ...
 
     def close(self) -> None: ...
@@ -89,6 +95,9 @@ class SerialScheduler:
 
     def places(self, device: str) -> int:
         return 1
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Not before the first: it would have to be waited for."""
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
@@ -108,11 +117,15 @@ class RayScheduler:
 
     def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
         self._cpu_cells = cpu_cells
-        self._local = None if address else probe_here()
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._session = None if address else _session_folder()
         self._reaper = _start_reaper(self._session) if self._session else None
-        self._ray = _connect(address, self._session, len(self._local["gpus"]) if self._local else 0)
+        self._preparing: list[Any] = []
+        self._local: Mapping[str, Any] | None = None
+        if address:
+            self._ray = _connect(address, self._session, 0)
+        else:
+            self._ray, self._local = _start_here(self._session)
 
     def environments(self) -> list[Mapping[str, Any]]:
         environments = [self._local] if self._local is not None else self._probe_nodes()
@@ -140,6 +153,10 @@ class RayScheduler:
 
     def places(self, device: str) -> int:
         return max(1, int(self._ray.cluster_resources().get("GPU", 0))) if device == "cuda" else self._cpu_cells
+
+    def prepare(self, attempt: Attempt) -> None:
+        places = self.places(attempt.cell.params.device)
+        self._preparing = [self._on_a_place(_prepare, attempt) for _ in range(places)]
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
@@ -171,12 +188,15 @@ class RayScheduler:
             self._reaper.communicate()  # ends its lifeline
 
     def _submit(self, attempt: Attempt) -> Any:
+        return self._on_a_place(_supervise, attempt, num_returns="streaming")
+
+    def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, **options: Any) -> Any:
         gpus = 1 if attempt.cell.params.device == "cuda" else 0
         cpus = self._cores_per_gpu() if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        decorate = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0, max_retries=0, num_returns="streaming")
-        return decorate(_supervise).remote(attempt, cpus, self._gpus)
+        decorate = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0, max_retries=0, **options)
+        return decorate(task).remote(attempt, cpus, self._gpus)
 
     def _cores_per_gpu(self) -> int:
         """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
@@ -217,10 +237,22 @@ class RayScheduler:
 
 def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
-    host = socket.gethostname()
-    yield Started(attempt, host, gpu, time.monotonic())
-    yield execute_or_lose(attempt, cpus, cores_for(gpu, gpus.get(host, {})) if gpu else None)
+    gpu = _gpu_of(attempt)
+    yield Started(attempt, socket.gethostname(), gpu, time.monotonic())
+    yield execute_or_lose(attempt, cpus, _cores_of(gpu, gpus))
+
+
+def _prepare(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> None:
+    """The Ray task in whose process the next attempts are likely to be supervised."""
+    prepare(*_placed(attempt, cpus, _cores_of(_gpu_of(attempt), gpus)))
+
+
+def _gpu_of(attempt: Attempt) -> str:
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
+
+
+def _cores_of(gpu: str, gpus: Mapping[str, Mapping[str, str]]) -> tuple[int, ...] | None:
+    return cores_for(gpu, gpus.get(socket.gethostname(), {})) if gpu else None
 
 
 def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
@@ -233,14 +265,36 @@ def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
 def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
     """Measures a cell on so many cores, or on these. A disk that takes no attempt is not the cell's fault."""
     began = time.monotonic()
-    variables = {"OMP_NUM_THREADS": str(count)}
-    if cores:
-        attempt = replace(attempt, settings=replace(attempt.settings, cores=cores))
-        variables = {"OMP_NUM_THREADS": str(len(cores)), "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS))}
+    attempt, variables = _placed(attempt, count, cores)
     try:
         return execute(attempt, variables)
     except OSError as error:
         return lost(attempt, f"its folder cannot be written: {error}", time.monotonic() - began)
+
+
+def _placed(attempt: Attempt, count: int, cores: tuple[int, ...] | None) -> tuple[Attempt, dict[str, str]]:
+    """The attempt on these cores, or on so many, and what its child's environment says of them."""
+    if not cores:
+        return attempt, {"OMP_NUM_THREADS": str(count)}
+    variables = {"OMP_NUM_THREADS": str(len(cores)), "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS))}
+    return replace(attempt, settings=replace(attempt.settings, cores=cores)), variables
+
+
+def _start_here(session: str | None) -> tuple[Any, Mapping[str, Any]]:
+    """Ray on this host, and what the host is: both at once, since each takes seconds. Raises EnvironmentError."""
+    with ThreadPoolExecutor(1) as beside:
+        probing = beside.submit(probe_here)
+        count = len(gpu_names()) or len(probing.result()["gpus"])
+        ray = _connect(None, session, count)
+        try:
+            here = probing.result()
+        except EnvironmentError:
+            ray.shutdown()
+            raise
+    if len(here["gpus"]) == count:
+        return ray, here
+    ray.shutdown()  # the driver counts GPUs that torch cannot use
+    return _connect(None, session, len(here["gpus"])), here
 
 
 def _connect(address: str | None, session: str | None, gpus: int) -> Any:

@@ -39,7 +39,7 @@ class PeakWatcher:
 
 
 class SavedWatcher:
-    """What the forward pass keeps for the backward pass beyond what is there anyway, each storage once. It costs time and no memory.
+    """What the forward pass keeps for the backward pass beyond what is there anyway, each storage once. To look costs no memory.
 
     `saved_squares` are the tensors among it of all pairs of positions; of one block the operations that save most, and
     what it hands on.

@@ -102,6 +102,8 @@ class Gpu:
     def places(self, device: str) -> int:
         return 1
 
+    def prepare(self, attempt: Attempt) -> None: ...
+
     def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Iterator[Outcome]:
         for attempt in attempts:
             values = attempt.cell.params.values()

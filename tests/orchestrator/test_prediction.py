@@ -139,6 +139,8 @@ class Measuring:
     def places(self, device: str) -> int:
         return 1
 
+    def prepare(self, attempt: Attempt) -> None: ...
+
     def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Any:
         for attempt in attempts:
             yield self._outcome(attempt)

@@ -55,6 +55,8 @@ class FakeScheduler:
     def places(self, device: str) -> int:
         return 1
 
+    def prepare(self, attempt: Attempt) -> None: ...
+
     def run(self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]) -> Iterator[Outcome]:
         for attempt in attempts:
             self.begun.append(attempt)
