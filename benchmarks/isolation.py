@@ -20,11 +20,13 @@ from __future__ import annotations
 import gc
 import json
 import math
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +38,29 @@ Values = dict[str, Any]
 def main() -> None:
     parser = cell_options(__doc__, 1)
     parser.add_argument("--ways", default=",".join(WAYS), help="some of these, in their order")
+    parser.add_argument("--keep", type=Path, help="the folder in which what each `sweep run` measured is kept")
     options = parser.parse_args()
     selection = [*(f"--set={one}" for one in options.sets), *(f"--where={one}" for one in options.wheres)]
     cells = cells_of(options.config, options.sets, options.wheres)
     taken_s: dict[str, float] = {}
     for way in options.rounds * options.ways.split(","):
         began = time.monotonic()
-        beside = WAYS[way](cells, [str(options.config), *selection])
+        with folder_for(way, options.keep) as folder:
+            beside = WAYS[way](cells, [str(options.config), *selection, "--out", folder])
         note(taken_s, way, time.monotonic() - began)
         if beside:
             note(taken_s, f"{way}, but for what runs on", time.monotonic() - began - beside)
         print(f"{way}: {time.monotonic() - began:.1f} s", flush=True)
     print(table(taken_s, len(cells)))
+
+
+@contextmanager
+def folder_for(way: str, keep: Path | None) -> Iterator[str]:
+    """A new one, so that every round measures all cells."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield folder
+        if keep:
+            shutil.copytree(folder, keep / way, dirs_exist_ok=True, ignore=shutil.ignore_patterns("artifacts", "cache"))
 
 
 def note(taken_s: dict[str, float], way: str, seconds: float) -> None:
@@ -105,9 +118,8 @@ def loop(cells: list[Values]) -> float:
 
 def by_sweep(*extra: str) -> Callable[[list[Values], Sequence[str]], float]:
     def measure(cells: list[Values], command: Sequence[str]) -> float:
-        with tempfile.TemporaryDirectory() as folder:
-            sweep = [sys.executable, "-m", "orchestrator", "run", *command, *extra, "--out", folder]
-            subprocess.run(sweep, stdout=subprocess.DEVNULL, check=True)
+        sweep = [sys.executable, "-m", "orchestrator", "run", *command, *extra]
+        subprocess.run(sweep, stdout=subprocess.DEVNULL, check=True)
         return 0.0
 
     return measure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import statistics
 from collections import Counter
@@ -95,9 +96,11 @@ def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attentio
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["naive", "torch_softmax", "recompute"])
 def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) -> None:
-    """The peaks of a step that is looked into are those of any other, to the byte: it stands for them."""
+    """What a step that is looked into asks for at its peaks is what any other does, to the byte, as it stands for them. Which
+    blocks it is given differs from step to step by some slack."""
     values = {"device": "cuda", "size": "small", "context_length": 256, "attention": attention, "precision": precision}
     params = TrainStepParams.model_validate(values)
+    gc.collect()  # what other tests left
     session = Session(build_training(params), params, Progress())
     for _ in range(3):
         session.step()
@@ -106,7 +109,9 @@ def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) 
     session.step(plain)
     session.step(looked_into, saved)
     assert saved.samples
-    assert looked_into.samples == plain.samples
+    requested = [[sample for sample in seen if "requested" in sample.metric] for seen in (plain.samples, looked_into.samples)]
+    assert len(requested[0]) == 3
+    assert requested[0] == requested[1]
 
 
 def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -> None:

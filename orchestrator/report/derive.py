@@ -39,7 +39,7 @@ _FACTS = (
     "compile_graph_breaks", "compile_break_reasons", "compile_recompiles", "compile_recompile_reasons",
     "compile_cache_hits", "compile_cache_misses", "compile_skipped_cuda_graphs", "attention_asked", "attention_seen",
     "attention_kernels", "dtype_parameters", "dtype_fc1", "dtype_relu", "dtype_norm", "dtype_logits", "dtype_loss",
-    "dtype_gradients", "softmax_flops", "attention_matmul_flops", "timing_warmup_steps", "timing_stopped_by",
+    "dtype_gradients", "softmax_flops", "attention_matmul_flops", "timing_warmup_steps", "timing_stopped_by", "timing_pipelined",
     "timing_half_width",
 )  # fmt: skip
 

@@ -6,15 +6,17 @@ run into each other as they do in training. Host stamps beside the events say ho
 far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
 
 How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/harness/stopping.py finds
-to be enough, and as many pipelined ones, which cannot be looked at before the last.
+to be enough, and as many pipelined ones, which cannot be looked at before the last, or two where that shows that they take as
+long as the synced ones.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 
 import torch
 
@@ -31,6 +33,7 @@ from tasks.harness.workload import Watcher
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
+_CHECKED_STEPS = 2
 _COLD_STEPS = 2  # of warm-up in any case: what a first step does is done once, and a second is there to be looked into
 
 
@@ -112,10 +115,34 @@ def time_synced(session: Session) -> Iterator[Sample]:
 
 
 def time_pipelined(session: Session) -> list[Sample]:
-    """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out."""
+    """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out.
+
+    With adaptive timing two steps come first, of the mode `check`. Where they take as long as the synced ones, by the precision
+    that was asked for, there is nothing to be gained by running on, and that is all. Leaves the fact `timing_pipelined`.
+    """
     if session.workload.device.kind != "cuda":
         return []
-    steps, device = _pipelined_steps(session), session.workload.device
+    rule = _stop_rule(session)
+    if rule is None:
+        return _run_on(session, session.count("measured_steps"), "pipelined")
+    checked = _run_on(session, _CHECKED_STEPS, "check")
+    synced = [sample.value or 0.0 for sample in session.shelf["synced"]]
+    is_as_synced = session.facts["timing_half_width"] <= rule.half_width and _agree(_whole(checked), synced, rule)
+    session.facts["timing_pipelined"] = "as synced" if is_as_synced else "measured"
+    return checked if is_as_synced else [*checked, *_run_on(session, len(synced), "pipelined")]
+
+
+def _agree(checked: Sequence[float], synced: Sequence[float], rule: StopRule) -> bool:
+    return all(abs(duration / median(synced) - 1) <= rule.half_width for duration in checked)
+
+
+def _whole(samples: Iterable[Sample]) -> list[float]:
+    return [sample.value or 0.0 for sample in samples if (sample.phase, sample.metric) == (_STEP, "duration")]
+
+
+def _run_on(session: Session, steps: int, mode: str) -> list[Sample]:
+    """So many steps, waited for once."""
+    device = session.workload.device
     timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
     with uncollected():
         device.synchronize()
@@ -126,10 +153,10 @@ def time_pipelined(session: Session) -> list[Sample]:
         queued = time.perf_counter_ns()
         device.synchronize()
     drain = (time.perf_counter_ns() - queued) / _NS_PER_MS
-    samples = list(_pipelined_samples(timer))
+    samples = list(_pipelined_samples(timer, mode))
     if session.workload.before_phase is not None:
-        samples = _steps_as_sums(samples)
-    return [*samples, Sample("timing", "drain", "ms", drain, mode="pipelined")]
+        samples = _steps_as_sums(samples, mode)
+    return [*samples, Sample("timing", "drain", "ms", drain, mode)]
 
 
 def _stop_rule(session: Session) -> StopRule | None:
@@ -145,8 +172,7 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
     with uncollected():
         while measured.stopped_by is None:
             steps.append(_synced_step(session, "synced", len(steps)))
-            (whole,) = (sample.value for sample in steps[-1] if sample.phase == _STEP)
-            measured.add(whole or 0.0)
+            measured.add(*_whole(steps[-1]))
     warm_up = measured.warm_up
     session.facts |= {
         "timing_warmup_steps": _COLD_STEPS + warm_up,
@@ -158,11 +184,6 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
         warming = number < warm_up
         place = _COLD_STEPS + number if warming else number - warm_up
         yield from (replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step)
-
-
-def _pipelined_steps(session: Session) -> int:
-    """As many as were synced, where that was decided meanwhile."""
-    return session.count("measured_steps") if _stop_rule(session) is None else len(session.shelf["synced"])
 
 
 def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
@@ -186,7 +207,7 @@ def _synced_step(session: Session, mode: str, step: int, *looking_in: Watcher) -
     return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]]
 
 
-def _pipelined_samples(timer: EventTimer) -> Iterator[Sample]:
+def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
     """Durations on both clocks, and by how much the host was ahead of the device when it left each phase."""
     _, first_stamp, first_event = timer.marks[0]
     entered: dict[str, tuple[int, torch.cuda.Event]] = {}
@@ -202,18 +223,18 @@ def _pipelined_samples(timer: EventTimer) -> Iterator[Sample]:
             "lead": first_event.elapsed_time(event) - (stamp - first_stamp) / _NS_PER_MS,
         }
         for metric, value in measured.items():
-            yield Sample("timing", metric, "ms", value, "pipelined", name, steps[name])
+            yield Sample("timing", metric, "ms", value, mode, name, steps[name])
         steps[name] += 1
 
 
-def _steps_as_sums(samples: list[Sample]) -> list[Sample]:
+def _steps_as_sums(samples: list[Sample], mode: str) -> list[Sample]:
     """Durations of whole steps from those of their phases: what lies between is not theirs."""
     phases = [sample for sample in samples if sample.phase != _STEP]
     sums: Counter[int | None] = Counter()
     for sample in phases:
         if sample.metric == "duration":
             sums[sample.step] += sample.value or 0.0  # type: ignore[assignment]
-    return [*phases, *(Sample("timing", "duration", "ms", ms, "pipelined", _STEP, step) for step, ms in sums.items())]
+    return [*phases, *(Sample("timing", "duration", "ms", ms, mode, _STEP, step) for step, ms in sums.items())]
 
 
 STAGES = (

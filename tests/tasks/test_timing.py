@@ -79,12 +79,28 @@ def test_the_protocol_of_the_write_ups_is_the_default(clock: SimpleNamespace) ->
 
 def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, chain([900.0], cycle([500.0, 501.0, 499.0])), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 2, "synced": 6, "pipelined": 6}
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 2, "synced": 6, "check": 2}
     assert session.facts == {
         "timing_warmup_steps": 2,
         "timing_stopped_by": "half-width",
+        "timing_pipelined": "as synced",
         "timing_half_width": pytest.approx(0.002),
     }
+
+
+@pytest.mark.parametrize("running_on_ms", [[450.0], [500.0, 450.0]], ids=["both", "one"])
+def test_steps_that_run_on_are_measured_where_they_take_another_time(clock: SimpleNamespace, running_on_ms: list[float]) -> None:
+    session, taken = timed(clock, chain([900.0], repeat(500.0, 7), running_on_ms, repeat(450.0)), **ADAPTIVE)
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 2, "synced": 6, "check": 2, "pipelined": 6}
+    assert taken["pipelined"] == pytest.approx([450.0] * 6)
+    assert session.facts["timing_pipelined"] == "measured"
+
+
+def test_what_is_not_known_to_the_half_width_is_not_held_against(clock: SimpleNamespace) -> None:
+    """Two steps that happen to be near the middle of noise say nothing."""
+    session, taken = timed(clock, chain([500.0, 500.0], [400.0, 600.0] * 3, repeat(500.0)), **ADAPTIVE)
+    assert session.facts["timing_stopped_by"] == "out of reach"
+    assert (len(taken["check"]), len(taken["pipelined"])) == (2, 6)
 
 
 def test_what_is_not_steady_yet_is_warm_up_and_still_a_sample(clock: SimpleNamespace) -> None:
