@@ -93,7 +93,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
 ) -> None:
     text = config_of("well", "fail").replace("[0, 1]", "[0, 1, 2, 3, 4, 5]")
     path, folder = write_config(text), tmp_path / "results" / "faults"
-    chance, finished = random.Random(3), set[tuple[str, int]]()
+    chance, finished = random.Random(3), frozenset[tuple[str, int]]()
     for _ in range(2):
         driver = subprocess.Popen(
             sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
@@ -105,7 +105,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
         driver.kill()
         driver.wait()
         wait_until_gone(tmp_path)
-        finished |= measured_on_disk(folder)
+        finished = measured_on_disk(folder, finished)
     done = sweep("run", path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert set(statuses(folder).values()) == {"ok", "failed"}
