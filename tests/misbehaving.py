@@ -148,6 +148,18 @@ class Model(nn.Module):
     def cuda_oom(self) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB")
 
+    def fill(self) -> None:
+        """The device's memory, until it or the cap on it refuses."""
+        self.held = []
+        while True:
+            self.held.append(torch.empty(256 * 1024**2, dtype=torch.uint8, device=self.head.weight.device))
+
+    def write_far_away(self) -> None:
+        """Where the GPU has no memory of ours."""
+        from illegal import write_far_away
+
+        write_far_away[(1,)](self.head.weight)
+
     def alloc(self) -> None:
         torch.ones(8, 1024**3 // 8, dtype=torch.float64)  # 8 GiB at once
 

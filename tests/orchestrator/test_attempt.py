@@ -75,12 +75,20 @@ def test_how_it_died(misbehave: Callable[..., Outcome], how: str, status: Status
     assert {"segfault": "Segmentation fault", "fail": "a last line on stdout"}.get(how, "") in log
 
 
-@pytest.mark.parametrize("where", ["build", "forward", "backward", "optimizer"])
-def test_an_oom_says_where_it_was(misbehave: Callable[..., Outcome], where: str) -> None:
-    outcome = misbehave("cuda_oom", model_args={"where": where})
+@pytest.mark.parametrize(
+    ("where", "step", "ended"),
+    [
+        ("build", 0, ("build", "")),
+        *((phase, 0, ("warm-up", phase)) for phase in ("forward", "backward", "optimizer")),
+        *((phase, 1, ("timing synced", phase)) for phase in ("forward", "backward", "optimizer")),
+    ],
+)
+def test_an_oom_says_where_it_was(misbehave: Callable[..., Outcome], where: str, step: int, ended: tuple[str, str]) -> None:
+    outcome = misbehave("cuda_oom", model_args={"where": where, "step": step})
     assert outcome.status is Status.OOM
-    assert (outcome.stage, outcome.phase) == (("build", "") if where == "build" else ("warm-up", where))
+    assert (outcome.stage, outcome.phase) == ended
     assert outcome.evidence["asked_bytes"] == int(20.5 * 1024**3)
+    assert len([s for s in outcome.samples if s.phase == "step" and s.mode == "warmup"]) == (step if where != "build" else 0)
 
 
 def test_a_flood_of_output_does_not_fill_the_disk(misbehave: Callable[..., Outcome]) -> None:
@@ -129,6 +137,13 @@ def test_grandchildren_end_with_it(misbehave: Callable[..., Outcome], tmp_path: 
     monkeypatch.chdir(tmp_path)
     assert misbehave("with_grandchild", settings={"timeout_s": 10.0}).status is Status.TIMEOUT
     assert not _alive(int((tmp_path / "grandchild.pid").read_text()))
+
+
+def test_memory_of_a_capped_process_that_fills_up_is_an_oom(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("fill", memory_limit_gib=1.0)
+    assert outcome.status is Status.OOM
+    assert outcome.evidence["asked_bytes"] == 1024**3 // 4
+    assert outcome.evidence["allocated_bytes"] > 3 * 1024**3 // 4
 
 
 def test_memory_of_a_capped_process_is_an_oom(misbehave: Callable[..., Outcome]) -> None:
