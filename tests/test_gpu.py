@@ -8,10 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
+from orchestrator import nvml
 from orchestrator.attempt import execute
 from orchestrator.child import STARTER
 from tasks.attention import AttentionParams, build
@@ -196,6 +199,44 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
     assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
     peaks = [measured(one, "peak_allocated_bytes", "steady") for one in (good, again)]
     assert peaks[0] == peaks[1]
+
+
+BROKEN = """
+name: broken
+grids:
+  - {task: accumulation, fixed: {device: cuda, count: 1}, axes: {seed: [0, 1]}}
+  - {task: train_step, fixed: {device: cuda, model: "broken:refuse"}}
+  - {task: accumulation, fixed: {device: cuda, count: 1}, axes: {seed: [2, 3]}}
+"""
+
+
+def test_a_gpu_that_falls_off_gets_no_other_cell(
+    write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML's word is played at first; its true word is that this GPU is in order, so that the cell itself is to blame."""
+    (tmp_path / "broken.py").write_text("def refuse():\n    raise ValueError('wrong on purpose')")
+    path = write_config(BROKEN)
+    with monkeypatch.context() as played:
+        played.setattr(nvml, "refusal", lambda uuid: nvml.Refusal("GPU is lost", True))
+        done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert "measured 3 cells: 2 ok, 1 lost" in done.output
+    assert "2 cells left. To go on: sweep" in done.output
+    assert "no GPU is left that works: GPU 0" in done.output
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert "measured 3 cells: " in done.output
+    cells = pd.read_parquet(tmp_path / "results" / "broken" / "cells.parquet")
+    assert sorted(cells["status"]) == ["failed", *["ok"] * 4]
+
+
+def test_nvml_answers_for_the_gpus_that_torch_has() -> None:
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    assert nvml.refusal(uuid) is None
+    assert nvml.Watch(uuid).fault("CUDA error: unknown error") is None
+    unknown = nvml.refusal("00000000-0000-0000-0000-000000000000")
+    assert unknown is not None
+    assert not unknown.is_lost
 
 
 FUSED = ("efficient", "flash", "cudnn")
