@@ -81,6 +81,9 @@ class Model(nn.Module):
 
         print(f"compiles into {cache_dir()}", flush=True)
 
+    def tell_its_score(self) -> None:
+        print("goes at", Path("/proc/self/oom_score_adj").read_text(), flush=True)
+
     def slowly(self) -> None:
         time.sleep(0.1)
         self.left += 1

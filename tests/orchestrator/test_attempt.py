@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt,
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
+CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (
     "import sys; from pathlib import Path; from orchestrator.attempt import execute;"
     "from tasks.harness.records import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
@@ -157,6 +159,75 @@ def test_a_process_that_grows_past_its_host_memory_is_ended(misbehave: Callable[
     outcome = misbehave("grow", settings={"host_memory_gib": 1.0})
     assert outcome.status is Status.HOST_OOM
     assert outcome.evidence["rss_bytes"] > 1024**3
+
+
+SUPERVISE = """
+import json, sys
+from pathlib import Path
+(Path(sys.argv[1]) / "cgroup.procs").write_text("0")
+from orchestrator.attempt import execute
+from tasks.harness.records import Attempt
+ballast = bytearray(b"x") * 400_000_000
+for file in sys.argv[2:]:
+    outcome = execute(Attempt.from_json(Path(file).read_text()))
+    print(json.dumps({"status": outcome.status, "stage": outcome.stage, "phase": outcome.phase, **outcome.evidence}))
+"""
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group of 1 GB, where one may make such a thing."""
+    root = next((path for path in map(Path, CGROUPS) if os.access(path / "cgroup.procs", os.W_OK)), None)
+    if root is None:
+        pytest.skip("no control group can be made here")
+    group = root / f"sweep-test-{os.getpid()}"
+    try:
+        group.mkdir()
+        limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists())
+        limit.write_text(str(10**9))
+        for name in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
+            with suppress(OSError):
+                (group / name).write_text(str(10**9) if "memsw" in name else "0")
+    except (OSError, StopIteration):
+        with suppress(OSError):
+            group.rmdir()
+        pytest.skip("no control group can be made here")
+    yield group
+    deadline = time.monotonic() + 10
+    while group.exists() and time.monotonic() < deadline:
+        with suppress(OSError):
+            group.rmdir()
+        time.sleep(0.05)
+
+
+def test_the_kernels_killer_takes_the_cell_and_its_row_says_so(
+    make_attempt: MakeAttempt, small_memory: Path, tmp_path: Path
+) -> None:
+    """Its supervisor, though it holds more, lives on and measures the next."""
+    own = {"size": None, "model": "misbehaving:Model", "settings": {"import_paths": (TESTS,)}}
+    attempts = [make_attempt(number, model_args={"how": how}, **own) for number, how in enumerate(("grow", "well"), start=1)]
+    files = [tmp_path / f"{attempt.number}.json" for attempt in attempts]
+    for file, attempt in zip(files, attempts, strict=True):
+        file.write_text(attempt.to_json())
+    done = subprocess.run([sys.executable, "-c", SUPERVISE, small_memory, *files], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    killed, well = map(json.loads, done.stdout.splitlines())
+    assert (killed["status"], killed["stage"], killed["phase"]) == ("host_oom", "warm-up", "forward")
+    assert killed["message"] == "killed by the kernel for want of host memory"
+    assert (killed["signal"], killed["oom_kills"]) == ("SIGKILL", 1)
+    assert not os.access("/dev/kmsg", os.R_OK) or any("Killed process" in line for line in killed["kernel_log"])
+    assert well["status"] == "ok"
+
+
+def test_a_kill_by_somebody_else_is_not_the_kernels(misbehave: Callable[..., Outcome]) -> None:
+    assert misbehave("sigkill").evidence["message"] == "killed by SIGKILL"
+
+
+def test_a_cell_is_what_the_kernel_would_take(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("tell_its_score")
+    assert outcome.status is Status.OK
+    assert "goes at 1000" in (outcome.attempt.path / LOG_FILE).read_text()
+    assert Path("/proc/self/oom_score_adj").read_text() != "1000\n"
 
 
 def test_what_cannot_be_measured_here_is_skipped(make_attempt: MakeAttempt) -> None:
