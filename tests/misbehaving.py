@@ -35,7 +35,7 @@ class Model(nn.Module):
     """From token ids to logits, and on the way `how`. `step` counts from 0: the earlier ones go well.
 
     where: or already in the build, or not before backward or optimizer. mark: a file to which a line is added as each process
-    is built, and its process id. victim: what is removed.
+    is built, and its process id. once: in the first of those alone. victim: what is removed.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Model(nn.Module):
         mark: str | None = None,
         vocab_size: int = 10_000,
         where: str = "forward",
+        once: bool = False,
         victim: str = "",
     ) -> None:
         super().__init__()
@@ -55,8 +56,10 @@ class Model(nn.Module):
         if mark:
             with Path(mark).open("a") as file:
                 file.write(f"{os.getpid()}\n")
+            if once and len(Path(mark).read_text().splitlines()) > 1:
+                self.how = "well"
         if where == "build":
-            getattr(self, how)()
+            self.misbehave()
         if where == "optimizer":
             register_optimizer_step_pre_hook(lambda *_: self.misbehave())
 
@@ -133,11 +136,6 @@ class Model(nn.Module):
     def sleep(self) -> None:
         time.sleep(1000)
 
-    def sleep_once(self) -> None:
-        """In the first of its processes."""
-        if self.mark and len(Path(self.mark).read_text().splitlines()) == 1:
-            self.sleep()
-
     def spin_in_c(self) -> None:
         ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock: no Python thread runs
 
@@ -147,6 +145,9 @@ class Model(nn.Module):
     def with_grandchild(self) -> None:
         Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         time.sleep(1000)
+
+    def python_refuses(self) -> None:
+        raise MemoryError
 
     def cuda_oom(self) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB")

@@ -1,4 +1,4 @@
-"""Every way in which a cell can die: its status, its evidence, and that nothing of it is left."""
+"""What a cell leaves when it dies, of its rows and of its processes. Each way to die is a row of test_faults.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ import psutil
 import pytest
 
 from orchestrator.attempt import by_hand, execute, recover
-from orchestrator.log import KEPT_BYTES
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, Outcome, Status, read_journal
 
 TESTS = str(Path(__file__).resolve().parents[1])
@@ -52,56 +51,13 @@ def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
     assert outcome.facts["fingerprint"]["torch"]
 
 
-@pytest.mark.parametrize(
-    ("how", "status", "evidence"),
-    [
-        ("sigkill", Status.CRASHED, {"signal": "SIGKILL"}),
-        ("segfault", Status.CRASHED, {"signal": "SIGSEGV"}),
-        ("abort", Status.CRASHED, {"signal": "SIGABRT"}),
-        ("leave", Status.CRASHED, {"exit_code": 7}),
-        ("leave_well", Status.CRASHED, {"exit_code": 0}),
-        ("sys_exit_well", Status.FAILED, {"exception": "SystemExit", "message": "0"}),
-        ("sys_exit", Status.FAILED, {"exception": "SystemExit", "message": "3"}),
-        ("fail", Status.FAILED, {"exception": "ValueError", "message": "wrong on purpose"}),
-        ("unspeakable", Status.FAILED, {"exception": "Unspeakable"}),
-        ("cuda_oom", Status.OOM, {"asked_bytes": int(20.5 * 1024**3), "exception": "OutOfMemoryError"}),
-    ],
-)
-def test_how_it_died(misbehave: Callable[..., Outcome], how: str, status: Status, evidence: dict[str, Any]) -> None:
-    outcome = misbehave(how)
-    assert outcome.status is status
-    assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
-    assert evidence.items() <= outcome.evidence.items()
-    json.dumps(outcome.evidence, ensure_ascii=False).encode()  # fits in Parquet whatever the message was
-    log = outcome.evidence["log_tail"]
-    assert {"segfault": "Segmentation fault", "fail": "a last line on stdout"}.get(how, "") in log
-
-
-@pytest.mark.parametrize(
-    ("where", "step", "ended"),
-    [
-        ("build", 0, ("build", "")),
-        *((phase, 0, ("warm-up", phase)) for phase in ("forward", "backward", "optimizer")),
-        *((phase, 1, ("timing synced", phase)) for phase in ("forward", "backward", "optimizer")),
-    ],
-)
-def test_an_oom_says_where_it_was(misbehave: Callable[..., Outcome], where: str, step: int, ended: tuple[str, str]) -> None:
-    outcome = misbehave("cuda_oom", model_args={"where": where, "step": step})
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(misbehave: Callable[..., Outcome], where: str) -> None:
+    outcome = misbehave("cuda_oom", model_args={"where": where, "step": 1})
     assert outcome.status is Status.OOM
-    assert (outcome.stage, outcome.phase) == ended
+    assert (outcome.stage, outcome.phase) == ("timing synced", where)
     assert outcome.evidence["asked_bytes"] == int(20.5 * 1024**3)
-    assert len([s for s in outcome.samples if s.phase == "step" and s.mode == "warmup"]) == (step if where != "build" else 0)
-
-
-def test_a_flood_of_output_does_not_fill_the_disk(misbehave: Callable[..., Outcome]) -> None:
-    outcome = misbehave("flood", measured_steps=1)
-    assert outcome.status is Status.OK
-    log = (outcome.attempt.path / LOG_FILE).read_text()
-    assert log.startswith("the first line\nflood\n")
-    assert log.endswith("flood\nthe last line\n")
-    assert "bytes that were printed here are left out]" in log
-    assert len(log) < 5 * KEPT_BYTES
-    assert outcome.facts["log_left_out_bytes"] > 900 * 1024**2
+    assert len([s for s in outcome.samples if (s.phase, s.mode) == ("step", "warmup")]) == 1
 
 
 def test_a_clock_that_jumps_changes_no_duration(misbehave: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,15 +80,10 @@ def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Out
     assert steps == [("warmup", 0), ("warmup", 1), ("synced", 0), ("synced", 1)]
 
 
-@pytest.mark.parametrize("how", ["sleep", "spin_in_c", "stop_itself"])
-def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome], how: str) -> None:
-    outcome = misbehave(how, settings={"timeout_s": 4.0})
+def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("spin_in_c", settings={"timeout_s": 4.0})
     assert outcome.status is Status.TIMEOUT
-    assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
-    assert outcome.evidence["timeout_s"] == 4.0
     assert 4 <= outcome.wall_s < 6
-    if how != "stop_itself":  # a stopped process cannot say where it stands
-        assert f"in {how}" in outcome.evidence["log_tail"]
 
 
 def test_grandchildren_end_with_it(misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
@@ -153,12 +104,6 @@ def test_memory_of_a_capped_process_is_an_oom(misbehave: Callable[..., Outcome])
     assert outcome.status is Status.OOM
     assert outcome.evidence["asked_bytes"] == 8 * 1024**3
     assert outcome.evidence["limit_bytes"] == 1024**3
-
-
-def test_a_process_that_grows_past_its_host_memory_is_ended(misbehave: Callable[..., Outcome]) -> None:
-    outcome = misbehave("grow", settings={"host_memory_gib": 1.0})
-    assert outcome.status is Status.HOST_OOM
-    assert outcome.evidence["rss_bytes"] > 1024**3
 
 
 SUPERVISE = """
@@ -217,10 +162,6 @@ def test_the_kernels_killer_takes_the_cell_and_its_row_says_so(
     assert (killed["signal"], killed["oom_kills"]) == ("SIGKILL", 1)
     assert not os.access("/dev/kmsg", os.R_OK) or any("Killed process" in line for line in killed["kernel_log"])
     assert well["status"] == "ok"
-
-
-def test_a_kill_by_somebody_else_is_not_the_kernels(misbehave: Callable[..., Outcome]) -> None:
-    assert misbehave("sigkill").evidence["message"] == "killed by SIGKILL"
 
 
 def test_a_cell_is_what_the_kernel_would_take(misbehave: Callable[..., Outcome]) -> None:

@@ -231,7 +231,7 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    hang = "{how: sleep_once, vocab_size: 100, mark: %s}"
+    hang = "{how: sleep, once: true, vocab_size: 100, mark: %s}"
     hangs = ", ".join(hang % (tmp_path / mark) for mark in ("first", "second"))
     path = write_config((CONFIG % f"{hangs}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 100"))
     folder = tmp_path / "results" / "faults"
