@@ -199,6 +199,8 @@ def test_a_second_driver_is_sent_away(
     assert "Traceback" not in second.stderr
     first.terminate()
     assert first.wait(30) == 130
+    done = sweep("run", path, "--scheduler", "serial", "--where", "size=tiny", env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_on_a_cluster_that_is_running(
