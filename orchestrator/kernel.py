@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -40,13 +41,21 @@ class Watch:
 
     def said(self) -> tuple[str, ...]:
         """What it said since it was asked last, of memory and of GPUs: at most the last ten lines."""
-        lines: list[str] = []
-        with suppress(OSError):  # at the end there is nothing to read yet
-            while self._log is not None:
-                with suppress(BrokenPipeError):  # what was overwritten before it was read is passed over
-                    lines.append(os.read(self._log, _RECORD_BYTES).decode(errors="replace"))
-        texts = [line.split("\n")[0].partition(";")[2] for line in lines]
+        texts = [record.split("\n")[0].partition(";")[2] for record in self._records()]
         return tuple(text for text in texts if re.search(_TELLING, text))[-_MOST_LINES:]
+
+    def _records(self) -> Iterator[str]:
+        """As many as there are to read by now. What was overwritten before it was read is passed over."""
+        while self._log is not None:
+            try:
+                record = os.read(self._log, _RECORD_BYTES)
+            except BrokenPipeError:
+                continue
+            except OSError:  # there is none
+                return
+            if not record:
+                return
+            yield record.decode(errors="replace")
 
 
 def _counter() -> Path:

@@ -96,11 +96,11 @@ class Scheduler(Protocol):
 
 
 class SerialScheduler:
-    """One attempt at a time, as a child of this process, on the first GPU."""
+    """One attempt at a time, as a child of this process, on the first GPU that has not fallen off."""
 
     def __init__(self) -> None:
         self._gpus: dict[str, str] = {}
-        self._fallen: list[str] = []
+        self._fallen: dict[str, str] = {}  # what is said of each, by its name
 
     def environments(self) -> list[Mapping[str, Any]]:
         here = probe_here()
@@ -112,11 +112,12 @@ class SerialScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
-            _require_gpu(attempt, 1, self._fallen)
+            _require_gpu(attempt, max(1, len(self._gpus)), self._fallen.values())
             on_start(Started(attempt, "here", "", time.monotonic()))
-            event = _measure(attempt, _cores(), None, next(iter(self._gpus), ""), self._gpus)
+            gpu = next((name for name in self._gpus if name not in self._fallen), "")
+            event = _measure(_only_on(gpu, attempt) if self._fallen else attempt, _cores(), None, gpu, self._gpus)
             if isinstance(event, Fallen):
-                self._fallen.append(event.gpu)
+                self._fallen[gpu] = event.gpu
             yield event.outcome if isinstance(event, Fallen) else event
 
     def close(self) -> None:
@@ -283,6 +284,11 @@ def _measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: s
     said = {"cell_ended_as": str(outcome.status), "cell_said": last_word}
     evidence = {**outcome.evidence, **said, "message": f"its GPU went away: {name}", "nvml": fault, "gpu_uuid": gpus[gpu]}
     return Fallen(replace(outcome, status=Status.LOST, evidence=evidence), name)
+
+
+def _only_on(gpu: str, attempt: Attempt) -> Attempt:
+    """The attempt at a place where it sees no other GPU."""
+    return replace(attempt, settings=replace(attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}))
 
 
 def _require_gpu(attempt: Attempt, places: int, fallen: Iterable[str]) -> None:

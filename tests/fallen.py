@@ -53,10 +53,10 @@ def supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]
 
 
 def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     time.sleep(0.2)
     facts, began = {"visible_devices": gpu}, time.time()
-    if (mark(gpu)).exists():
+    if mark(gpu).exists():
         mark(gpu).write_text("it has fallen")
         evidence = {"message": "CUDA error: unknown error"}
         return Outcome(attempt, Status.FAILED, "build", "", evidence, facts, (), began, 0.2)

@@ -14,7 +14,7 @@ import torch
 from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
-from orchestrator import nvml
+from orchestrator import nvml, schedulers
 from orchestrator.attempt import execute
 from orchestrator.child import STARTER
 from tasks.attention import AttentionParams, build
@@ -218,6 +218,7 @@ def test_a_gpu_that_falls_off_gets_no_other_cell(
     path = write_config(BROKEN)
     with monkeypatch.context() as played:
         played.setattr(nvml, "refusal", lambda uuid: nvml.Refusal("GPU is lost", True))
+        played.setattr(schedulers, "visible_gpus", lambda here: {"0": here["gpus"][0]["uuid"]})  # as if it were the only one
         done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, (done.output, done.exception)
     assert "measured 3 cells: 2 ok, 1 lost" in done.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -132,18 +133,22 @@ def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
 ) -> None:
     path, run = write_config(CONFIG), tmp_path / "results" / "fallen"
     assert sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2").exit_code == 0
-    (two_gpus / "0").touch()
+    for gpu in ("0", "1"):
+        (two_gpus / gpu).touch()
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, done.output
-    assert "measured 1 cells: 1 lost" in done.output
-    assert "4 cells left. To go on: sweep" in done.output
-    assert "no GPU is left that works: GPU 0 (aaaa) of" in done.output
-    assert "Unknown Error. Reset the GPU" in done.output
-    assert [row[0] for row in rows(run)] == ["ok", "ok", "ok", "lost"]
-    assert len(pd.read_parquet(run / "cells.parquet")) == 4
-    still = sweep_here("run", path, "--scheduler", "serial")
-    assert (still.exit_code, "measured 1 cells: 1 lost" in still.output) == (2, True)
-    (two_gpus / "0").unlink()
+    assert "measured 2 cells: 2 lost" in done.output
+    assert "3 cells left. To go on: sweep" in done.output
+    assert re.search(r"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: Unknown Error\. Reset", done.output)
+    assert [row[:2] for row in rows(run)] == [("ok", "0")] * 3 + [("lost", "0"), ("lost", "1")]
+    assert len(pd.read_parquet(run / "cells.parquet")) == 5
+    done = sweep_here("run", path, "--scheduler", "serial")  # they have fallen still
+    assert (done.exit_code, "measured 2 cells: 2 lost" in done.output) == (2, True)
+    (two_gpus / "1").unlink()
     done = sweep_here("run", path, "--scheduler", "serial")
-    assert done.exit_code == 0, done.output
+    assert (done.exit_code, "measured 5 cells: 1 lost, 4 ok" in done.output) == (1, True), done.output
+    done = sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2|4|5|6|7")
+    assert (done.exit_code, "measured 0 cells" in done.output) == (0, True)
+    (two_gpus / "0").unlink()
+    assert sweep_here("run", path, "--scheduler", "serial").exit_code == 0
     assert pd.read_parquet(run / "cells.parquet")["status"].tolist() == ["ok"] * 8
