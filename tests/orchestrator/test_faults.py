@@ -106,7 +106,8 @@ def test_a_fault(
     for place, fault in enumerate(faults):
         statuses = [attempt["status"] for attempt in attempts_of(run, place)]
         assert statuses == [fault.status, *(["ok"] if fault.status in RETRIED else [])], fault
-    assert sweep_here("run", config, "--scheduler", "serial", "--retry", "oom").exit_code == 0
+    if row == "out of memory":
+        assert sweep_here("run", config, "--scheduler", "serial", "--retry", "oom").exit_code == 0
     assert {attempts_of(run, place)[-1]["status"] for place in range(len(faults))} == {"ok"}
     assert files_of_good_cells(run, len(faults)) == untouched
 
