@@ -79,6 +79,9 @@ class Model(nn.Module):
     def well(self) -> None:
         pass
 
+    def out_of_range(self) -> None:
+        """Nothing: for a vocabulary smaller than that of the tokens."""
+
     def tell_its_cache(self) -> None:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import statistics
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator import nvml, schedulers
 from orchestrator.attempt import execute
 from orchestrator.child import STARTER
+from orchestrator.store import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.progress import Progress
 from tasks.harness.records import Attempt, Outcome, Status
@@ -28,6 +30,7 @@ from tasks.traces.chrome import from_json
 from tasks.train_step import TrainStepParams
 from tasks.train_step import build as build_training
 from tests.model.test_attention import BOUND, errors_in_eps
+from tests.orchestrator.test_faults import files_of_good_cells
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MakeAttempt = Callable[..., Attempt]
@@ -199,6 +202,46 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
     assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
     peaks = [measured(one, "peak_allocated_bytes", "steady") for one in (good, again)]
     assert peaks[0] == peaks[1]
+
+
+STICKY = """
+name: sticky
+defaults: {device: cuda, context_length: 8, batch_size: 1, warmup_steps: 1, measured_steps: 2, vocab_size: 100}
+grids:
+  - task: train_step
+    fixed: {model: "misbehaving:Model"}
+    axes:
+      model_args:
+        - {how: well, step: 1, vocab_size: 100}
+        - {how: write_far_away, vocab_size: 100}
+        - {how: well, step: 2, vocab_size: 100}
+        - {how: out_of_range, vocab_size: 10}
+        - {how: well, step: 3, vocab_size: 100}
+"""
+
+
+def test_a_cuda_error_that_sticks_is_its_row_and_nothing_else(
+    write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An illegal address, and an index out of range: the cells between never notice, and the next run tries these alone again."""
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    path, run = write_config(STICKY), Run(tmp_path / "results" / "sticky")
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert statuses(run) == ["ok", "failed", "ok", "failed", "ok"], done.output
+    said = [json.loads(evidence)["message"] for evidence in run.read("attempts").query("status == 'failed'")["evidence"]]
+    assert all("CUDA error" in message for message in said)
+    assert any("illegal memory access" in message for message in said)
+    untouched = files_of_good_cells(run)
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 2 cells: 2 failed" in done.output, (done.output, done.exception)
+    assert statuses(run) == ["ok", "failed", "ok", "failed", "ok", "failed", "failed"]
+    assert {name: Path(name).read_bytes() for name in untouched} == untouched
+
+
+def statuses(run: Run) -> list[str]:
+    """Of the attempts as they began."""
+    return list(run.read("attempts").sort_values("started_at")["status"])
 
 
 BROKEN = """

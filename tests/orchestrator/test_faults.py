@@ -98,7 +98,7 @@ def test_a_fault(
     for place, fault in enumerate(faults):
         attempt = attempts_of(run, place)[0]
         check(attempt, fault, run.attempt_folder(attempt["cell"], 1))
-    untouched = files_of_good_cells(run, len(faults))
+    untouched = files_of_good_cells(run)
     assert len(untouched) == 2 * (len(faults) + 1)
 
     done = sweep_here("run", config, "--scheduler", "serial")
@@ -109,7 +109,7 @@ def test_a_fault(
     if row == "out of memory":
         assert sweep_here("run", config, "--scheduler", "serial", "--retry", "oom").exit_code == 0
     assert {attempts_of(run, place)[-1]["status"] for place in range(len(faults))} == {"ok"}
-    assert files_of_good_cells(run, len(faults)) == untouched
+    assert files_of_good_cells(run) == untouched
 
 
 def cells_of(faults: Sequence[Fault], folder: Path) -> Any:
@@ -148,7 +148,7 @@ def check_flood(log: str, facts: dict[str, Any]) -> None:
     assert facts["log_left_out_bytes"] > 900 * 1024**2
 
 
-def files_of_good_cells(run: Run, faults: int) -> dict[str, bytes]:
+def files_of_good_cells(run: Run) -> dict[str, bytes]:
     """All that was kept of them: by its path what is in it."""
     rows = run.read("attempts").to_dict("records")
     good = {row["cell"] for row in rows if json.loads(row["params"])["model_args"]["how"] == "well"}
