@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator import nsys
+from orchestrator import kernel, nsys
 from orchestrator.child import PROGRAM, STARTER, Child, ParentLost, import_path
 from orchestrator.log import cut, tail
 from tasks.harness.progress import read_phase
@@ -53,6 +52,7 @@ class Exit:
     timed_out: bool = False
     over_memory_bytes: int | None = None
     kernel_oom_kills: int = 0
+    kernel_log: tuple[str, ...] = ()
     log_left_out_bytes: int = 0
 
 
@@ -140,6 +140,7 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     evidence = dict(ending.evidence)
     if ending.status not in (Status.OK, Status.SKIPPED):
         evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+        evidence |= {"kernel_log": list(ended.kernel_log)} if ended.kernel_log else {}
     facts = {**account.facts, **({"log_left_out_bytes": ended.log_left_out_bytes} if ended.log_left_out_bytes else {})}
     return Outcome(
         attempt=attempt,
@@ -164,20 +165,21 @@ def lost(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
 
 def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
     """Raises ParentLost."""
-    settings, began, kills = attempt.settings, time.monotonic(), _kernel_oom_kills()
+    settings, began = attempt.settings, time.monotonic()
     timed_out, over, log = False, None, attempt.path / LOG_FILE
     left_out = 0
-    with _child_of(attempt, variables) as child:
-        while not child.ended(_TICK_S):
-            timed_out = time.monotonic() - began > settings.timeout_s
-            over = _over_memory(child.pid, settings.host_memory_gib)
-            left_out += cut(log)
-            if timed_out or over:
-                break
-        else:
-            timed_out, over = False, None
-    wall = time.monotonic() - began
-    return Exit(child.exit_code(), wall, timed_out, over, _kernel_oom_kills() - kills, left_out + cut(log))
+    with kernel.Watch() as watch:
+        with _child_of(attempt, variables) as child:
+            while not child.ended(_TICK_S):
+                timed_out = time.monotonic() - began > settings.timeout_s
+                over = _over_memory(child.pid, settings.host_memory_gib)
+                left_out += cut(log)
+                if timed_out or over:
+                    break
+            else:
+                timed_out, over = False, None
+        wall, kills, said = time.monotonic() - began, watch.oom_kills(), watch.said()
+    return Exit(child.exit_code(), wall, timed_out, over, kills, said, left_out + cut(log))
 
 
 @contextmanager
@@ -210,7 +212,8 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
     if ended.code < 0:
         name = signal.Signals(-ended.code).name
         if name == "SIGKILL" and ended.kernel_oom_kills:
-            return Ending(Status.HOST_OOM, {"message": "killed by the kernel, out of memory", "signal": name})
+            message = "killed by the kernel for want of host memory"
+            return Ending(Status.HOST_OOM, {"message": message, "signal": name, "oom_kills": ended.kernel_oom_kills})
         return Ending(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
     return Ending(Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code})
 
@@ -224,9 +227,3 @@ def _over_memory(pid: int, limit_gib: float | None) -> int | None:
         held = max(one.memory_info().rss for one in (process, *process.children(recursive=True)))
         return held if held > limit_gib * _GIB else None
     return None
-
-
-def _kernel_oom_kills() -> int:
-    vmstat = Path("/proc/vmstat")
-    found = re.search(r"^oom_kill (\d+)$", vmstat.read_text(), re.MULTILINE) if vmstat.exists() else None
-    return int(found[1]) if found else 0

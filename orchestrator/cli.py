@@ -433,7 +433,7 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     found = find_limits(request, bounds, card, means)
     for line in describe_limits(request, found, bounds):
         click.echo(line)
-    if found.summary.stopped or found.summary.late:
+    if found.summary.stopped or found.summary.broken or found.summary.late:
         _conclude(found.summary, request)
     if chosen["confirm"]:
         click.echo(f"kept in {request.run.folder}")
@@ -481,6 +481,9 @@ def _conclude(summary: Any, request: Any) -> None:
         click.echo(f"left out {summary.foreseen} cells that are predicted to run out of memory")
     measured = sum(summary.statuses.values()) - summary.statuses["oom_inferred"]
     click.echo(f"measured {measured} cells{f': {counts}' if counts else ''}; kept in {folder}")
+    if summary.broken:
+        click.echo(f"{summary.left} cells left. To go on: {again}")
+        raise summary.broken
     if summary.stopped and summary.stopped != "time limit":
         click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)

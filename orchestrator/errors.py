@@ -3,6 +3,7 @@
 SweepError
 ├── ConfigError        the YAML, or a selection on the command line, says something that cannot be
 ├── EnvironmentError   this machine or cluster cannot do what is asked
+│   └── GpusLost       no GPU is left that works
 └── RunError           the results folder
     ├── RunLocked      another driver is at work in it
     ├── RunUnwritable  read-only, full, or not a folder
@@ -34,6 +35,10 @@ class ConfigError(SweepError):
 
 
 class EnvironmentError(SweepError):
+    pass
+
+
+class GpusLost(EnvironmentError):
     pass
 
 

@@ -174,7 +174,7 @@ def confirm_limits(request: Request, groups: Sequence[Limit], bounds: Bounds, me
             once = replace(means, open_scheduler=lasting.opened, time_limit_s=left)
             summary = run_sweep(replace(request, expansion=cells, searching=True), Choice(), once)
             _learn_measured(request, asked)
-            if summary.stopped or summary.late:
+            if summary.stopped or summary.broken or summary.late:
                 break
     finally:
         lasting.end()

@@ -20,7 +20,7 @@ from typing import Any
 from orchestrator import nsys
 from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
-from orchestrator.errors import EnvironmentError, RunError, RunMismatch
+from orchestrator.errors import EnvironmentError, GpusLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.plan import Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
@@ -58,12 +58,14 @@ class Request:
 class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
+    broken: what ended it before, where that is for the user to mend.
     foreseen: cells left out because they were predicted to run out of memory. refuted: those that were inferred to, and fit.
     """
 
     statuses: Counter[Status] = field(default_factory=Counter)
     recovered: int = 0
     stopped: str = ""
+    broken: SweepError | None = None
     late: int = 0
     left: int = 0
     foreseen: int = 0
@@ -208,6 +210,8 @@ def _measure(
                 keep(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)
+        except GpusLost as error:
+            summary.broken = error
         finally:
             display.close()
     finally:

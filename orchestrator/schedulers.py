@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,11 +27,12 @@ import psutil
 from orchestrator.attempt import execute, lost, prepare
 from orchestrator.child import STARTER, import_path
 from orchestrator.cores import cores_for
-from orchestrator.errors import EnvironmentError
-from orchestrator.nvml import gpu_names
+from orchestrator.errors import EnvironmentError, GpusLost
+from orchestrator.nvml import Watch, gpu_names
+from orchestrator.plan import RETRIED
 from orchestrator.probe import probe_here
 from orchestrator.reaper import MARK
-from tasks.harness.records import Attempt, Outcome
+from tasks.harness.records import Attempt, Outcome, Status
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
 _POLL_S = 0.5
@@ -66,7 +68,16 @@ class Started:
     at_s: float
 
 
+@dataclass(frozen=True)
+class Fallen:
+    """The GPU has fallen off under an attempt. gpu: which, and what is wrong with it."""
+
+    outcome: Outcome
+    gpu: str
+
+
 OnStart = Callable[[Started], None]
+Event = Started | Outcome | Fallen  # what a supervisor tells the driver
 
 
 class Scheduler(Protocol):
@@ -82,16 +93,24 @@ class Scheduler(Protocol):
         """Begins to make every place ready for attempts like this one, and does not wait for it."""
         ...
 
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]: ...
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        """Raises GpusLost when an attempt is for a GPU and the last one has fallen off."""
+        ...
 
     def close(self) -> None: ...
 
 
 class SerialScheduler:
-    """One attempt at a time, as a child of this process."""
+    """One attempt at a time, as a child of this process, on the first GPU that has not fallen off."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, str] = {}
+        self._fallen: dict[str, str] = {}  # what is said of each, by its name
 
     def environments(self) -> list[Mapping[str, Any]]:
-        return [probe_here()]
+        here = probe_here()
+        self._gpus = visible_gpus(here)
+        return [here]
 
     def places(self, device: str) -> int:
         return 1
@@ -101,8 +120,13 @@ class SerialScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
+            _require_gpu(attempt, max(1, len(self._gpus)), self._fallen.values())
             on_start(Started(attempt, "here", "", time.monotonic()))
-            yield execute_or_lose(attempt, _cores())
+            gpu = next((name for name in self._gpus if name not in self._fallen), "")
+            event = _measure(_only_on(gpu, attempt) if self._fallen else attempt, _cores(), None, gpu, self._gpus)
+            if isinstance(event, Fallen):
+                self._fallen[gpu] = event.gpu
+            yield event.outcome if isinstance(event, Fallen) else event
 
     def close(self) -> None:
         STARTER.close()
@@ -118,6 +142,7 @@ class RayScheduler:
     def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
         self._cpu_cells = cpu_cells
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
+        self._fallen: dict[Any, str] = {}  # by the task that holds it until the end, so that no other cell comes to it
         self._session = None if address else _session_folder()
         self._reaper = _start_reaper(self._session) if self._session else None
         self._preparing: list[Any] = []
@@ -152,7 +177,9 @@ class RayScheduler:
             return None
 
     def places(self, device: str) -> int:
-        return max(1, int(self._ray.cluster_resources().get("GPU", 0))) if device == "cuda" else self._cpu_cells
+        if device != "cuda":
+            return self._cpu_cells
+        return max(1, self._all_gpus() - len(self._fallen))
 
     def prepare(self, attempt: Attempt) -> None:
         places = self.places(attempt.cell.params.device)
@@ -165,6 +192,7 @@ class RayScheduler:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
                 while self._has_room(running) and (attempt := next(queue, None)):
+                    self._require_gpu(attempt)
                     running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
                 if not running:
                     return
@@ -174,15 +202,23 @@ class RayScheduler:
                     if isinstance(event, Started):
                         running[stream] = replace(event, at_s=time.monotonic())
                         on_start(running[stream])
+                    elif isinstance(event, Fallen):
+                        del running[stream]
+                        self._fallen[stream] = event.gpu
+                        yield event.outcome
                     elif event is not None:
                         del running[stream]
                         yield event
         finally:
-            for stream in running:
-                with suppress(Exception):
-                    ray.cancel(stream, force=True)
+            self._end(running)
+
+    def _end(self, streams: Iterable[Any]) -> None:
+        for stream in streams:
+            with suppress(Exception):
+                self._ray.cancel(stream, force=True)
 
     def close(self) -> None:
+        self._end(self._fallen)
         self._ray.shutdown()
         if self._reaper:
             self._reaper.communicate()  # ends its lifeline
@@ -205,6 +241,12 @@ class RayScheduler:
     def _cores_per_cpu_cell(self) -> int:
         return max(1, min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1) // self._cpu_cells)
 
+    def _require_gpu(self, attempt: Attempt) -> None:
+        _require_gpu(attempt, max(1, self._all_gpus()), self._fallen.values())
+
+    def _all_gpus(self) -> int:
+        return int(self._ray.cluster_resources().get("GPU", 0))
+
     def _nodes(self) -> list[dict[str, float]]:
         alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         return [{"CPU": node.get("CPU", 0.0), "GPU": node.get("GPU", 0.0)} for node in alive]
@@ -214,11 +256,11 @@ class RayScheduler:
         devices = {started.attempt.cell.params.device for started in running.values()}
         return len(running) < (self.places("cuda") if devices == {"cuda"} else self._cpu_cells if devices else 1)
 
-    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Started | Outcome | None:
+    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Event | None:
         if not is_ready:
             return self._give_up_hung(stream, started)
         try:
-            event: Started | Outcome = self._ray.get(next(stream))
+            event: Event = self._ray.get(next(stream))
             return event
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
@@ -235,24 +277,58 @@ class RayScheduler:
         return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", waited)
 
 
-def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Started | Outcome]:
+def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Event]:
     """The Ray task: says that it has begun, then measures in a child process."""
-    gpu = _gpu_of(attempt)
-    yield Started(attempt, socket.gethostname(), gpu, time.monotonic())
-    yield execute_or_lose(attempt, cpus, _cores_of(gpu, gpus))
+    gpu, host = _gpu_of(attempt), socket.gethostname()
+    yield Started(attempt, host, gpu, time.monotonic())
+    here = gpus.get(host, {})
+    event = _measure(attempt, cpus, _cores_of(gpu, here), gpu, here)
+    yield event
+    if isinstance(event, Fallen):
+        threading.Event().wait()  # for the driver's end: Ray takes this GPU for one that is at work
 
 
 def _prepare(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> None:
     """The Ray task in whose process the next attempts are likely to be supervised."""
-    prepare(*_placed(attempt, cpus, _cores_of(_gpu_of(attempt), gpus)))
+    here = gpus.get(socket.gethostname(), {})
+    prepare(*_placed(attempt, cpus, _cores_of(_gpu_of(attempt), here)))
 
 
 def _gpu_of(attempt: Attempt) -> str:
     return os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
 
 
-def _cores_of(gpu: str, gpus: Mapping[str, Mapping[str, str]]) -> tuple[int, ...] | None:
-    return cores_for(gpu, gpus.get(socket.gethostname(), {})) if gpu else None
+def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
+    return cores_for(gpu, gpus) if gpu else None
+
+
+def _measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]) -> Outcome | Fallen:
+    """gpu: the one that the cell comes to, if it is for one. Asks after it where the cell ends badly."""
+    if attempt.cell.params.device != "cuda" or gpu not in gpus:
+        return execute_or_lose(attempt, count, cores)
+    watch = Watch(gpus[gpu])
+    outcome = execute_or_lose(attempt, count, cores)
+    last_word = str(outcome.evidence.get("message", ""))
+    fault = watch.fault(last_word) if outcome.status in RETRIED else None
+    if fault is None:
+        return outcome
+    name = f"GPU {gpu} ({gpus[gpu]}) of {socket.gethostname()}: {fault}"
+    said = {"cell_ended_as": str(outcome.status), "cell_said": last_word}
+    evidence = {**outcome.evidence, **said, "message": f"its GPU went away: {name}", "nvml": fault, "gpu_uuid": gpus[gpu]}
+    return Fallen(replace(outcome, status=Status.LOST, evidence=evidence), name)
+
+
+def _only_on(gpu: str, attempt: Attempt) -> Attempt:
+    """The attempt at a place where it sees no other GPU."""
+    return replace(attempt, settings=replace(attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}))
+
+
+def _require_gpu(attempt: Attempt, places: int, fallen: Iterable[str]) -> None:
+    """Raises GpusLost where the attempt is for a GPU and all have fallen off."""
+    names = list(fallen)
+    if attempt.cell.params.device == "cuda" and len(names) >= places:
+        remedy = "Reset the GPU or restart its host, and run again: what is finished is kept, and not measured twice"
+        raise GpusLost(f"no GPU is left that works: {'; '.join(names)}", remedy)
 
 
 def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tasks.harness.lifeline import die_with_parent
-from tasks.harness.placing import come_first, pin
+from tasks.harness.placing import come_first, go_first, pin
 from tasks.harness.records import PHASE_FILE, Attempt, Ending, StartMethod, Status
 
 _STACK_BEFORE_TIMEOUT = 0.9
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:
     """Measures one cell in this process, and ends it. start_method: how the process began, for the record."""
     attempt = Attempt.from_json(Path(attempt_file).read_text())
+    go_first()
     with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
         _measure(attempt, stream, start_method, by_hand=journal_file is None)
     # The journal is on disk: a clean exit would cost half a second and could only go wrong.

@@ -2,9 +2,11 @@
 
     python -m tests.killing --times 200
 
-By turns on Ray and without; of each two in succession one is killed while it starts, another while it measures. Prints how
-many cells had finished when their driver was killed and are in no table, how many have two rows, and how many processes were
-left five seconds after their driver. Exit code 1 if any.
+By turns on Ray and without; by turns while it starts, while it measures, and when its last cell has begun, so that it writes
+and ends. A driver that ends before its moment does not count. Between kills the sweep grows, so that there is always something
+to measure and always an end near; at last it runs to its end. Prints how many cells had finished when their driver was killed
+and are in no table, how many have two rows, how many the last run left undone, and how many processes were left five seconds
+after their driver. Exit code 1 if any.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -28,11 +31,13 @@ import psutil
 from tasks.harness.records import JOURNAL_FILE, Status, read_journal
 from tests.conftest import ROOT, sweep_command
 
-Attempts = set[tuple[str, int]]
+Attempts = frozenset[tuple[str, int]]
+MOMENTS = ("starting", "measuring", "ending")
 
 TESTS = str(ROOT / "tests")
 LEFT_S = 5.0
 _LONGEST_START_S = 90.0
+_MANY, _FEW = 1000, 3  # cells more than have begun: more than a driver comes to, or so few that it ends
 CELLS = """
 name: killed
 limits: {timeout_s: 60, attempts: 1000}
@@ -85,19 +90,24 @@ def left_after(folder: Path, within_s: float, word: str = "") -> list[str]:
     return []
 
 
-def begin_and_kill(
-    words: Sequence[object], folder: Path, environment: Mapping[str, str], after_s: float, run: Path | None = None
-) -> bool:
-    """Whether the driver was still at work when its moment came: after so long or, given its run, so long after it first began
-    a cell."""
+@dataclass(frozen=True)
+class Moment:
+    """When a driver is killed: so long after it began, or after so many cells of its run have."""
+
+    after_s: float
+    cells: int = 0
+
+
+def begin_and_kill(words: Sequence[object], folder: Path, environment: Mapping[str, str], run: Path, moment: Moment) -> bool:
+    """Whether the driver was still at work when its moment came."""
     driver = subprocess.Popen(
         sweep_command(*words), cwd=folder, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    before, deadline = begun(run), time.monotonic() + _LONGEST_START_S
-    while run and begun(run) == before and driver.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
+    deadline = time.monotonic() + _LONGEST_START_S
+    while begun(run) < moment.cells and driver.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
     try:
-        driver.wait(after_s)
+        driver.wait(moment.after_s)
     except subprocess.TimeoutExpired:
         driver.kill()
         driver.wait()
@@ -105,15 +115,20 @@ def begin_and_kill(
     return False
 
 
-def begun(run: Path | None) -> int:
-    return len(list(run.glob(f"artifacts/*/*/{JOURNAL_FILE}"))) if run else 0
+def begun(run: Path) -> int:
+    """How many cells have been begun."""
+    return len(os.listdir(run / "artifacts")) if (run / "artifacts").exists() else 0
 
 
-def measured_on_disk(run: Path) -> Attempts:
-    """Attempts whose own word of having been measured is on disk, whatever became of their driver."""
-    journals = run.glob(f"artifacts/*/*/{JOURNAL_FILE}")
-    ended = {(path.parent.parent.name, int(path.parent.name)): read_journal(path).ending for path in journals}
-    return {attempt for attempt, ending in ended.items() if ending and ending.status is Status.OK}
+def measured_on_disk(run: Path, known: Attempts = frozenset()) -> Attempts:
+    """Attempts whose own word of having been measured is on disk, whatever became of their driver. known: not read again."""
+    found = set(known)
+    for path in run.glob(f"artifacts/*/*/{JOURNAL_FILE}"):
+        attempt = (path.parent.parent.name, int(path.parent.name))
+        ending = None if attempt in found else read_journal(path).ending
+        if ending and ending.status is Status.OK:
+            found.add(attempt)
+    return frozenset(found)
 
 
 def lost_and_repeated(run: Path, finished: Attempts) -> tuple[int, int]:
@@ -128,8 +143,9 @@ def lost_and_repeated(run: Path, finished: Attempts) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--times", type=int, default=200)
-    parser.add_argument("--longest-s", type=float, default=8.0, help="a driver is killed between 0 and this after its beginning")
-    parser.add_argument("--cells", type=int, default=2000)
+    parser.add_argument(
+        "--longest-s", type=float, default=8.0, help="a driver is killed between 0 and this after its moment began"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="killed-"))
@@ -141,25 +157,35 @@ def main() -> None:
 
 def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Namespace) -> bool:
     config, run, chance = folder / "killed.yaml", folder / "results" / "killed", random.Random(options.seed)
-    config.write_text(CELLS % ", ".join(map(str, range(options.cells))))
-    finished: Attempts = set()
-    killed = lingering = 0
-    for turn in range(options.times):
-        words = ["run", config, *(["--scheduler", "serial"] if turn % 2 else [])]
-        moment_s, measuring = chance.uniform(0, options.longest_s), turn // 2 % 2
-        killed += begin_and_kill(words, folder, environment, moment_s, run if measuring else None)
+    finished: Attempts = frozenset()
+    kills: Counter[str] = Counter()
+    lingering = turn = 0
+    while kills.total() < options.times:
+        name, scheduler = MOMENTS[turn // 2 % len(MOMENTS)], ("ray", "serial")[turn % 2]
+        turn += 1
+        cells = begun(run) + (_FEW if name == "ending" else _MANY)
+        config.write_text(CELLS % ", ".join(map(str, range(cells))))
+        awaited = {"starting": 0, "measuring": begun(run) + 1, "ending": cells}[name]
+        longest_s = options.longest_s if name != "ending" else options.longest_s / 4
+        moment = Moment(chance.uniform(0, longest_s), awaited)
+        kills[name] += begin_and_kill(["run", config, "--scheduler", scheduler], folder, environment, run, moment)
         left = left_after(folder, LEFT_S)
         lingering += len(left)
-        finished |= measured_on_disk(run)
-        print(f"killed {killed} of {turn + 1} drivers, {len(finished)} cells finished", *left, sep="; left: ", flush=True)
+        finished = measured_on_disk(run, finished)
+        done = ", ".join(f"{count} {name}" for name, count in kills.items())
+        print(f"{done}: of {turn} drivers; {len(finished)} cells finished", *left, sep="; left: ", flush=True)
         left_after(folder, 120.0)
+    cells = begun(run) + _FEW
+    config.write_text(CELLS % ", ".join(map(str, range(cells))))
     subprocess.run(
-        sweep_command("run", config, "--scheduler", "serial", "--time-limit", "30s"),
+        sweep_command("run", config, "--scheduler", "serial"),
         cwd=folder, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, check=False,
     )  # fmt: skip
     lost, repeated = lost_and_repeated(run, finished)
-    print(f"{killed} kills, {len(finished)} cells had finished: {lost} lost, {repeated} repeated, {lingering} processes left")
-    return bool(lost or repeated or lingering)
+    undone = cells - len(pd.read_parquet(run / "cells.parquet").query("status == 'ok'"))
+    print(f"{kills.total()} kills, {len(finished)} cells had finished: {lost} lost, {repeated} repeated,", end=" ")
+    print(f"{undone} of {cells} undone, {lingering} processes left")
+    return bool(lost or repeated or undone or lingering)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Model(nn.Module):
     """From token ids to logits, and on the way `how`. `step` counts from 0: the earlier ones go well.
 
     where: or already in the build, or not before backward or optimizer. mark: a file to which a line is added as each process
-    is built, and its process id. victim: what is removed.
+    is built, and its process id. once: in the first of those alone. victim: what is removed.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Model(nn.Module):
         mark: str | None = None,
         vocab_size: int = 10_000,
         where: str = "forward",
+        once: bool = False,
         victim: str = "",
     ) -> None:
         super().__init__()
@@ -55,8 +56,10 @@ class Model(nn.Module):
         if mark:
             with Path(mark).open("a") as file:
                 file.write(f"{os.getpid()}\n")
+            if once and len(Path(mark).read_text().splitlines()) > 1:
+                self.how = "well"
         if where == "build":
-            getattr(self, how)()
+            self.misbehave()
         if where == "optimizer":
             register_optimizer_step_pre_hook(lambda *_: self.misbehave())
 
@@ -76,10 +79,16 @@ class Model(nn.Module):
     def well(self) -> None:
         pass
 
+    def out_of_range(self) -> None:
+        """Nothing: for a vocabulary smaller than that of the tokens."""
+
     def tell_its_cache(self) -> None:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         print(f"compiles into {cache_dir()}", flush=True)
+
+    def tell_its_score(self) -> None:
+        print("goes at", Path("/proc/self/oom_score_adj").read_text(), flush=True)
 
     def slowly(self) -> None:
         time.sleep(0.1)
@@ -130,11 +139,6 @@ class Model(nn.Module):
     def sleep(self) -> None:
         time.sleep(1000)
 
-    def sleep_once(self) -> None:
-        """In the first of its processes."""
-        if self.mark and len(Path(self.mark).read_text().splitlines()) == 1:
-            self.sleep()
-
     def spin_in_c(self) -> None:
         ctypes.PyDLL(None).sleep(1000)  # holds the interpreter's lock: no Python thread runs
 
@@ -145,8 +149,23 @@ class Model(nn.Module):
         Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         time.sleep(1000)
 
+    def python_refuses(self) -> None:
+        raise MemoryError
+
     def cuda_oom(self) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB")
+
+    def fill(self) -> None:
+        """The device's memory, until it or the cap on it refuses."""
+        self.held = []
+        while True:
+            self.held.append(torch.empty(256 * 1024**2, dtype=torch.uint8, device=self.head.weight.device))
+
+    def write_far_away(self) -> None:
+        """Where the GPU has no memory of ours."""
+        from illegal import write_far_away
+
+        write_far_away[(1,)](self.head.weight)
 
     def alloc(self) -> None:
         torch.ones(8, 1024**3 // 8, dtype=torch.float64)  # 8 GiB at once

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import statistics
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
+from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
+from orchestrator import nvml, schedulers
 from orchestrator.attempt import execute
+from orchestrator.child import STARTER
+from orchestrator.store import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.progress import Progress
 from tasks.harness.records import Attempt, Outcome, Status
@@ -26,10 +32,12 @@ from tasks.traces.chrome import from_json
 from tasks.train_step import TrainStepParams
 from tasks.train_step import build as build_training
 from tests.model.test_attention import BOUND, errors_in_eps
+from tests.orchestrator.test_faults import files_of_good_cells
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MakeAttempt = Callable[..., Attempt]
 GIB = 1024**3
+TESTS = str(Path(__file__).resolve().parent)
 
 
 def measured(outcome: Outcome, metric: str, mode: str, phase: str = "") -> list[float]:
@@ -122,15 +130,42 @@ def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -
     assert measured(outcome, "sm_clock", "after")[0] > 100
 
 
-def test_an_oom_has_its_evidence_and_ends(make_attempt: MakeAttempt) -> None:
-    outcome = execute(make_attempt(device="cuda", size="medium", context_length=512, batch_size=4, memory_limit_gib=8.0))
-    assert outcome.status is Status.OOM
-    assert (outcome.stage, outcome.phase) == ("warm-up", "forward")
+MEDIUM = {"device": "cuda", "size": "medium", "context_length": 16, "batch_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("where", "limit_gib", "params"),
+    [  # 1.5 GiB of parameters, as much of gradients, and twice that of moments
+        ("build", 1.2, {}),
+        ("forward", 3.0, {"context_length": 512, "batch_size": 4}),
+        ("backward", 2.4, {}),
+        ("optimizer", 4.0, {}),
+    ],
+)
+def test_an_oom_has_its_evidence_in_each_phase(
+    make_attempt: MakeAttempt, where: str, limit_gib: float, params: dict[str, int]
+) -> None:
+    outcome = execute(make_attempt(**{**MEDIUM, **params, "memory_limit_gib": limit_gib}))
+    assert outcome.status is Status.OOM, outcome.evidence
+    assert (outcome.stage, outcome.phase) == (("build", "") if where == "build" else ("warm-up", where))
     evidence = outcome.evidence
-    assert evidence["asked_bytes"] >= 2**20
-    assert evidence["limit_bytes"] == 8 * GIB
-    assert 4 * GIB < evidence["allocated_bytes"] <= evidence["reserved_bytes"] <= 8 * GIB
+    assert evidence["exception"] == "OutOfMemoryError"
+    assert 2**20 <= evidence["asked_bytes"] < limit_gib * GIB
+    assert evidence["limit_bytes"] == int(limit_gib * GIB)
+    assert limit_gib * GIB / 2 < evidence["allocated_bytes"] <= evidence["reserved_bytes"] <= limit_gib * GIB
     assert evidence["free_bytes"] < evidence["total_bytes"]
+    assert execute(make_attempt(device="cuda")).status is Status.OK
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
+def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(make_attempt: MakeAttempt, where: str) -> None:
+    outcome = misbehave(make_attempt, "fill", {"where": where, "step": 2}, warmup_steps=2, memory_limit_gib=2.0)
+    assert outcome.status is Status.OOM, outcome.evidence
+    assert (outcome.stage, outcome.phase) == ("timing synced", where)
+    assert outcome.evidence["asked_bytes"] == GIB // 4
+    assert GIB < outcome.evidence["allocated_bytes"] <= 2 * GIB
+    assert len(measured(outcome, "duration", "warmup", "step")) == 2
+    assert execute(make_attempt(device="cuda")).status is Status.OK
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16", "bf16_pure"])
@@ -154,15 +189,121 @@ def test_compiled(make_attempt: MakeAttempt, how: str) -> None:
     assert outcome.facts["compile_cache_hits"] + outcome.facts["compile_cache_misses"] >= 1
 
 
-def test_a_device_side_assertion_fails_its_cell_alone(make_attempt: MakeAttempt) -> None:
-    tests = str(Path(__file__).resolve().parent)
-    args = {"how": "well", "vocab_size": 10}  # tokens beyond its ten rows are an illegal index on the GPU
-    bad = execute(
-        make_attempt(device="cuda", size=None, model="misbehaving:Model", model_args=args, settings={"import_paths": (tests,)})
-    )
-    assert bad.status is Status.FAILED
-    assert "CUDA error" in bad.evidence["message"]  # which call trips over it first is the driver's affair
-    assert execute(make_attempt(device="cuda")).status is Status.OK
+def misbehave(make_attempt: MakeAttempt, how: str, args: dict[str, object], **params: object) -> Outcome:
+    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": how, "vocab_size": 200, **args}}
+    return execute(make_attempt(device="cuda", settings={"import_paths": (TESTS,)}, **own, **params))
+
+
+@pytest.mark.parametrize(
+    ("how", "args", "said"),
+    [
+        (
+            "well",
+            {"vocab_size": 10},
+            "CUDA error",
+        ),  # tokens beyond its ten rows: which call trips over the assertion, nobody knows
+        ("write_far_away", {}, "illegal memory access"),
+        ("write_far_away", {"where": "backward", "step": 1}, "illegal memory access"),
+    ],
+    ids=["device-side assertion", "illegal access", "illegal access in a measured backward pass"],
+)
+def test_a_cuda_error_that_sticks_fails_its_cell_alone(
+    make_attempt: MakeAttempt, how: str, args: dict[str, object], said: str
+) -> None:
+    """Nothing on the device works any more in the process that it struck; the parent that this was forked from never notices."""
+    good = execute(make_attempt(1, device="cuda"))
+    parent = STARTER._parent
+    bad = misbehave(make_attempt, how, args)
+    assert bad.status is Status.FAILED, bad.evidence
+    assert said in bad.evidence["message"]
+    assert "Traceback" in bad.evidence["traceback"]
+    assert bad.stage in ("warm-up", "timing synced")
+    again = execute(make_attempt(2, device="cuda"))
+    assert STARTER._parent is parent
+    assert [one.status for one in (good, again)] == [Status.OK, Status.OK]
+    assert {one.facts["start_method"] for one in (good, bad, again)} == {"fork"}
+    assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
+    peaks = [measured(one, "peak_allocated_bytes", "steady") for one in (good, again)]
+    assert peaks[0] == peaks[1]
+
+
+STICKY = """
+name: sticky
+defaults: {device: cuda, context_length: 8, batch_size: 1, warmup_steps: 1, measured_steps: 2, vocab_size: 100}
+grids:
+  - task: train_step
+    fixed: {model: "misbehaving:Model"}
+    axes:
+      model_args:
+        - {how: well, step: 1, vocab_size: 100}
+        - {how: write_far_away, vocab_size: 100}
+        - {how: well, step: 2, vocab_size: 100}
+        - {how: out_of_range, vocab_size: 10}
+        - {how: well, step: 3, vocab_size: 100}
+"""
+
+
+def test_a_cuda_error_that_sticks_is_its_row_and_nothing_else(
+    write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An illegal address, and an index out of range: the cells between never notice, and the next run tries these alone again."""
+    monkeypatch.setenv("PYTHONPATH", TESTS)
+    path, run = write_config(STICKY), Run(tmp_path / "results" / "sticky")
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert statuses(run) == ["ok", "failed", "ok", "failed", "ok"], done.output
+    said = [json.loads(evidence)["message"] for evidence in run.read("attempts").query("status == 'failed'")["evidence"]]
+    assert all("CUDA error" in message for message in said)
+    assert any("illegal memory access" in message for message in said)
+    untouched = files_of_good_cells(run)
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 2 cells: 2 failed" in done.output, (done.output, done.exception)
+    assert statuses(run) == ["ok", "failed", "ok", "failed", "ok", "failed", "failed"]
+    assert {name: Path(name).read_bytes() for name in untouched} == untouched
+
+
+def statuses(run: Run) -> list[str]:
+    """Of the attempts as they began."""
+    return list(run.read("attempts").sort_values("started_at")["status"])
+
+
+BROKEN = """
+name: broken
+grids:
+  - {task: accumulation, fixed: {device: cuda, count: 1}, axes: {seed: [0, 1]}}
+  - {task: train_step, fixed: {device: cuda, model: "broken:refuse"}}
+  - {task: accumulation, fixed: {device: cuda, count: 1}, axes: {seed: [2, 3]}}
+"""
+
+
+def test_a_gpu_that_falls_off_gets_no_other_cell(
+    write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVML's word is played at first; its true word is that this GPU is in order, so that the cell itself is to blame."""
+    (tmp_path / "broken.py").write_text("def refuse():\n    raise ValueError('wrong on purpose')")
+    path = write_config(BROKEN)
+    with monkeypatch.context() as played:
+        played.setattr(nvml, "refusal", lambda uuid: nvml.Refusal("GPU is lost", True))
+        played.setattr(schedulers, "visible_gpus", lambda here: {"0": here["gpus"][0]["uuid"]})  # as if it were the only one
+        done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert "measured 3 cells: 2 ok, 1 lost" in done.output
+    assert "2 cells left. To go on: sweep" in done.output
+    assert "no GPU is left that works: GPU 0" in done.output
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 1, (done.output, done.exception)
+    assert "measured 3 cells: " in done.output
+    cells = pd.read_parquet(tmp_path / "results" / "broken" / "cells.parquet")
+    assert sorted(cells["status"]) == ["failed", *["ok"] * 4]
+
+
+def test_nvml_answers_for_the_gpus_that_torch_has() -> None:
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    assert nvml.refusal(uuid) is None
+    assert nvml.Watch(uuid).fault("CUDA error: unknown error") is None
+    unknown = nvml.refusal("00000000-0000-0000-0000-000000000000")
+    assert unknown is not None
+    assert not unknown.is_lost
 
 
 FUSED = ("efficient", "flash", "cudnn")
@@ -393,8 +534,7 @@ def test_what_filled_the_memory_is_kept(make_attempt: MakeAttempt, before: tuple
 
 
 def test_what_a_model_hides_is_unlabelled(make_attempt: MakeAttempt) -> None:
-    tests = str(Path(__file__).resolve().parent)
-    settings = {"instruments": ("memory_snapshot",), "import_paths": (tests,)}
+    settings = {"instruments": ("memory_snapshot",), "import_paths": (TESTS,)}
     args = {"hidden_bytes": 64 * 2**20, "vocab_size": 10_000}
     own = {"size": None, "model": "misbehaving:Hoarder", "model_args": args}
     outcome = execute(make_attempt(device="cuda", settings=settings, **own))

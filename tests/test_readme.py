@@ -19,6 +19,7 @@ from orchestrator.errors import SweepError
 from orchestrator.grid import Selection, expand
 from orchestrator.report.tables import TABLES
 from tests.conftest import ROOT
+from tests.orchestrator.test_faults import FAULTS
 from tests.traces import NsysExport
 
 README = (ROOT / "README.md").read_text()
@@ -110,11 +111,26 @@ def run_in_shell(command: str, folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_every_fault_in_it_has_its_tests() -> None:
+    """Each row of the table of faults names tests, and those are there, of the parameters that are named."""
+    table = README.split("| what goes wrong |")[1].split("\n\n")[0]
+    rows = [line for line in table.splitlines()[2:] if line.startswith("|")]
+    assert len(rows) >= 18
+    for row in rows:
+        named = re.findall(r"`(test_\w+\.py)::(\w+)(?:\[([^]]+)\])?`", row.split("|")[4])
+        assert named, row
+        for file, test, parameter in named:
+            (path,) = (ROOT / "tests").rglob(file)
+            assert f"def {test}(" in path.read_text(), test
+            assert not parameter or (file, test, parameter in FAULTS) == ("test_faults.py", "test_a_fault", True), row
+    assert all(f"test_a_fault[{row}]" in table for row in FAULTS)
+
+
 def test_errors_are_drawn_in_their_docstring() -> None:
     from orchestrator import errors
 
     def tree(kind: type[SweepError]) -> list[str]:
         return [kind.__name__, *(name for child in kind.__subclasses__() for name in tree(child))]
 
-    drawn = re.findall(r"^[│├└─ ]*(\w+Error|Run\w+|SweepError)\b", errors.__doc__ or "", re.MULTILINE)
+    drawn = re.findall(r"^[│├└─ ]*(\w+Error|Run\w+|GpusLost)\b", errors.__doc__ or "", re.MULTILINE)
     assert drawn == tree(SweepError)

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.errors import EnvironmentError, RunMismatch, RunUnwritable
+from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
 from orchestrator.schedulers import Started
@@ -190,6 +190,7 @@ def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], num
     assert scheduler.closed
     assert signal.getsignal(number) == before
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
+    assert go(request_of(), FakeScheduler(outcome_of)).statuses == {Status.OK: 2}
 
 
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
@@ -233,6 +234,22 @@ def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request])
     summary = go(request_of(), FakeScheduler(journalled))
     assert (summary.recovered, summary.statuses) == (1, {Status.OK: 3})
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 4
+
+
+def test_a_torn_part_is_named_and_what_it_held_is_done_again(request_of: Callable[..., Request]) -> None:
+    request = request_of()
+    go(request, FakeScheduler(outcome_of))
+    torn, *others = sorted((request.run.folder / "attempts").glob("*.parquet"))
+    untouched = {part: part.read_bytes() for part in others}
+    torn.write_bytes(torn.read_bytes()[:-100])
+    scheduler = FakeScheduler(outcome_of)
+    with pytest.raises(RunError, match=rf"{torn.name}: cannot be read: .*move it away"):
+        go(request, scheduler)
+    assert not scheduler.begun
+    torn.unlink()
+    assert go(request, scheduler).statuses == {Status.OK: 1}
+    assert {part: part.read_bytes() for part in others} == untouched
+    assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 4
 
 
 def journalled(attempt: Attempt) -> Outcome:

@@ -93,7 +93,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
 ) -> None:
     text = config_of("well", "fail").replace("[0, 1]", "[0, 1, 2, 3, 4, 5]")
     path, folder = write_config(text), tmp_path / "results" / "faults"
-    chance, finished = random.Random(3), set[tuple[str, int]]()
+    chance, finished = random.Random(3), frozenset[tuple[str, int]]()
     for _ in range(2):
         driver = subprocess.Popen(
             sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
@@ -105,7 +105,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
         driver.kill()
         driver.wait()
         wait_until_gone(tmp_path)
-        finished |= measured_on_disk(folder)
+        finished = measured_on_disk(folder, finished)
     done = sweep("run", path, env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     assert set(statuses(folder).values()) == {"ok", "failed"}
@@ -199,6 +199,8 @@ def test_a_second_driver_is_sent_away(
     assert "Traceback" not in second.stderr
     first.terminate()
     assert first.wait(30) == 130
+    done = sweep("run", path, "--scheduler", "serial", "--where", "size=tiny", env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_on_a_cluster_that_is_running(
@@ -231,7 +233,7 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    hang = "{how: sleep_once, vocab_size: 100, mark: %s}"
+    hang = "{how: sleep, once: true, vocab_size: 100, mark: %s}"
     hangs = ", ".join(hang % (tmp_path / mark) for mark in ("first", "second"))
     path = write_config((CONFIG % f"{hangs}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 100"))
     folder = tmp_path / "results" / "faults"

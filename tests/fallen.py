@@ -1,0 +1,91 @@
+"""A host of two GPUs, some of which fall off while a cell is measured on them: NVML, the probe and the measuring are played.
+
+    python -m tests.fallen FALLEN run CONFIG
+
+Where there is a file FALLEN/N, GPU N falls off under the first cell that comes to it. Cells that are not struck give one sample,
+and the GPU that they came to as a fact.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from orchestrator import schedulers
+from tasks.harness.records import Attempt, Outcome, Sample, Status
+
+GPUS = {"0": "aaaa", "1": "bbbb"}
+FOLDER = "FALLEN_GPUS"
+real_supervise = schedulers._supervise
+
+
+def play(folder: Path) -> None:
+    os.environ[FOLDER] = str(folder)
+    schedulers.probe_here = probe  # type: ignore[assignment]
+    schedulers._supervise = supervise
+    play_gpus()
+
+
+def play_gpus() -> None:
+    """In the driver, and in each of its supervisors."""
+    schedulers.execute_or_lose = measure  # type: ignore[assignment]
+    pynvml.nvmlInit = lambda: None
+    pynvml.nvmlDeviceGetHandleByUUID = handle_of
+    pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
+    pynvml.nvmlDeviceGetCpuAffinity = refuse
+
+
+def probe() -> dict[str, Any]:
+    gpus = [{"name": "Test GPU", "memory_bytes": 80 * 1024**3, "uuid": uuid} for uuid in GPUS.values()]
+    return {"host": socket.gethostname(), "gpus": gpus, "fingerprints": {"cuda": [{"gpu": "Test GPU"}]}}
+
+
+def supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[schedulers.Event]:
+    play_gpus()
+    yield from real_supervise(attempt, cpus, gpus)
+
+
+def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
+    gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    time.sleep(0.2)
+    facts, began = {"visible_devices": gpu}, time.time()
+    if mark(gpu).exists():
+        mark(gpu).write_text("it has fallen")
+        evidence = {"message": "CUDA error: unknown error"}
+        return Outcome(attempt, Status.FAILED, "build", "", evidence, facts, (), began, 0.2)
+    return Outcome(attempt, Status.OK, "", "", {}, facts, (Sample("timing", "duration", "ms", 1.0),), began, 0.2)
+
+
+def handle_of(uuid: str) -> str:
+    (gpu,) = (name for name, own in GPUS.items() if uuid == f"GPU-{own}")
+    if mark(gpu).exists() and mark(gpu).read_text():
+        refuse()
+    return gpu
+
+
+def refuse(*_: object) -> None:
+    raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+
+def mark(gpu: str) -> Path:
+    return Path(os.environ[FOLDER]) / gpu
+
+
+def main() -> None:
+    from orchestrator.cli import main as sweep
+
+    play(Path(sys.argv[1]))
+    sweep(sys.argv[2:], prog_name="sweep")
+
+
+if __name__ == "__main__":
+    from tests.fallen import main as main_of_the_module  # by which a Ray worker can import what it is given
+
+    main_of_the_module()

@@ -1,0 +1,154 @@
+"""GPUs that fall off: the cell is lost and not to blame, the GPU gets no other, and the others never notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pynvml
+import pytest
+from click.testing import Result
+
+from orchestrator.nvml import Watch
+from tests.conftest import ROOT
+from tests.fallen import FOLDER, play
+from tests.killing import left_after, own_temporary_folder
+
+CONFIG = """
+name: fallen
+grids:
+  - task: accumulation
+    fixed: {device: cuda, count: 1}
+    axes: {seed: [0, 1, 2, 3, 4, 5, 6, 7]}
+"""
+
+
+def nvml_says(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> None:
+    """One after another, the last one for ever: the error's number, or None where it answers."""
+    left = list(answers)
+
+    def answer(gpu: object) -> None:
+        number = left.pop(0) if len(left) > 1 else left[0]
+        if number is not None:
+            raise pynvml.NVMLError(number)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", answer)
+
+
+UNKNOWN, NOT_FOUND = pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_FOUND
+NO_DRIVER, GONE = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, "CUDA error: unknown error"
+LOST, RESET = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said", "fault"),
+    [
+        (None, None, "CUDA error: an illegal memory access was encountered", None),
+        (None, None, GONE, None),
+        (None, LOST, "", "GPU is lost"),
+        (None, UNKNOWN, "killed by SIGSEGV", "Unknown Error"),
+        (None, NOT_FOUND, "", "Not Found"),
+        (LOST, LOST, "", "GPU is lost"),  # already when the cell began
+        (RESET, RESET, "", "GPU requires restart"),
+        (NOT_FOUND, NOT_FOUND, "wrong on purpose", None),  # it was never to be seen, as a part of a GPU is not
+        (NOT_FOUND, NOT_FOUND, GONE, "Not Found"),
+        (NO_DRIVER, NO_DRIVER, "", None),
+        (UNKNOWN, None, GONE, None),
+    ],
+)
+def test_what_counts_as_fallen_off(
+    before: int | None, after: int | None, said: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml_says(monkeypatch, before, after)
+    found = Watch("aaaa").fault(said)
+    assert (found is None) == (fault is None), found
+    assert fault is None or fault in str(found)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "CUDA error: no CUDA-capable device is detected",
+        "CUDA unknown error - this may be due to an incorrectly set up environment",
+        "No CUDA GPUs are available",
+    ],
+)
+def test_how_cuda_puts_it(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml_says(monkeypatch, UNKNOWN)
+    assert Watch("aaaa").fault(said) == "Unknown Error"
+
+
+def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
+    """Status, GPU and evidence of each attempt, in the order in which they began."""
+    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")).sort_values("started_at")
+    columns = zip(attempts["status"], attempts["facts"], attempts["evidence"], strict=True)
+    return [(status, json.loads(facts)["visible_devices"], json.loads(evidence)) for status, facts, evidence in columns]
+
+
+@pytest.mark.slow
+def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
+    path, run, fallen = write_config(CONFIG), tmp_path / "results" / "fallen", tmp_path / "gpus"
+    fallen.mkdir()
+    (fallen / "1").touch()
+    with own_temporary_folder(tmp_path) as environment:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.fallen", fallen, "run", path],
+            cwd=tmp_path, env={**os.environ, **environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "measured 8 cells: " in done.stdout
+    assert sorted(row[:2] for row in rows(run)) == [("lost", "1"), *[("ok", "0")] * 7]
+    (evidence,) = (row[2] for row in rows(run) if row[0] == "lost")
+    assert {"nvml": "Unknown Error", "gpu_uuid": "bbbb", "cell_ended_as": "failed", "cell_said": GONE}.items() <= evidence.items()
+    assert not left_after(tmp_path, 20)
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callable[..., Result]) -> Path:
+    """The folder in which it is said which of them fall off."""
+    from orchestrator import schedulers
+
+    for name in ("probe_here", "_supervise", "execute_or_lose"):
+        monkeypatch.setattr(schedulers, name, getattr(schedulers, name))
+    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCpuAffinity"):
+        monkeypatch.setattr(pynvml, name, getattr(pynvml, name))
+    monkeypatch.setenv(FOLDER, "")
+    (tmp_path / "gpus").mkdir()
+    play(tmp_path / "gpus")
+    return tmp_path / "gpus"
+
+
+def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
+    write_config: Callable[..., Path], tmp_path: Path, sweep_here: Callable[..., Result], two_gpus: Path
+) -> None:
+    path, run = write_config(CONFIG), tmp_path / "results" / "fallen"
+    assert sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2").exit_code == 0
+    for gpu in ("0", "1"):
+        (two_gpus / gpu).touch()
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 2, done.output
+    assert "measured 2 cells: 2 lost" in done.output
+    assert "3 cells left. To go on: sweep" in done.output
+    assert re.search(r"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: Unknown Error\. Reset", done.output)
+    assert [row[:2] for row in rows(run)] == [("ok", "0")] * 3 + [("lost", "0"), ("lost", "1")]
+    assert len(pd.read_parquet(run / "cells.parquet")) == 5
+    done = sweep_here("run", path, "--scheduler", "serial")  # they have fallen still
+    assert (done.exit_code, "measured 2 cells: 2 lost" in done.output) == (2, True)
+    (two_gpus / "1").unlink()
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert (done.exit_code, "measured 5 cells: 1 lost, 4 ok" in done.output) == (1, True), done.output
+    done = sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2|4|5|6|7")
+    assert (done.exit_code, "measured 0 cells" in done.output) == (0, True)
+    (two_gpus / "0").unlink()
+    assert sweep_here("run", path, "--scheduler", "serial").exit_code == 0
+    assert pd.read_parquet(run / "cells.parquet")["status"].tolist() == ["ok"] * 8
