@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import gzip
 import json
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable
@@ -69,6 +70,22 @@ def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
             measured(outcome, f"peak_{kind}_bytes", "steady", phase)[0] for kind in ("requested", "allocated", "reserved")
         )
         assert requested <= allocated <= reserved
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_as_many_steps_as_it_takes(make_attempt: MakeAttempt, size: str) -> None:
+    """A large step waits for the device alone: to let it run on changes nothing, and is tried once or twice."""
+    outcome = execute(make_attempt(device="cuda", size=size, context_length=512, batch_size=4, timing="adaptive"))
+    assert outcome.status is Status.OK, outcome.evidence
+    steps = {mode: len(measured(outcome, "duration", mode, "step")) for mode in ("warmup", "synced", "check", "pipelined")}
+    assert steps["warmup"] == outcome.facts["timing_warmup_steps"] >= 2
+    assert steps["synced"] >= 6
+    assert steps["check"] == 2
+    as_synced = outcome.facts["timing_pipelined"] == "as synced"
+    assert steps["pipelined"] == (0 if as_synced else steps["synced"])
+    assert measured(outcome, "peak_allocated_bytes", "steady")
+    if size == "large" and outcome.facts["timing_stopped_by"] == "half-width":
+        assert as_synced
 
 
 def test_a_forked_child_is_as_good_as_a_fresh_one(make_attempt: MakeAttempt) -> None:
@@ -247,7 +264,7 @@ def test_a_cuda_error_that_sticks_is_its_row_and_nothing_else(
     write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An illegal address, and an index out of range: the cells between never notice, and the next run tries these alone again."""
-    monkeypatch.setenv("PYTHONPATH", TESTS)
+    monkeypatch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
     path, run = write_config(STICKY), Run(tmp_path / "results" / "sticky")
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 1, (done.output, done.exception)

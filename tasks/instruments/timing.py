@@ -6,7 +6,7 @@ run into each other as they do in training. Host stamps beside the events say ho
 far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
 
 How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/harness/stopping.py finds
-to be enough, and as many pipelined ones, which cannot be looked at before the last, or two where that shows that they take as
+to be enough, and as many pipelined ones, which cannot be looked at before the last, or two where those show that they take as
 long as the synced ones.
 """
 
@@ -33,7 +33,7 @@ from tasks.harness.workload import Watcher
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
-_CHECKED_STEPS = 2
+_LONG_MS = 500.0  # of a step: what the host does between two of them is then nothing
 _COLD_STEPS = 2  # of warm-up in any case: what a first step does is done once, and a second is there to be looked into
 
 
@@ -117,17 +117,18 @@ def time_synced(session: Session) -> Iterator[Sample]:
 def time_pipelined(session: Session) -> list[Sample]:
     """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out.
 
-    With adaptive timing two steps come first, of the mode `check`. Where they take as long as the synced ones, by the precision
-    that was asked for, there is nothing to be gained by running on, and that is all. Leaves the fact `timing_pipelined`.
+    With adaptive timing two steps come first, of the mode `check`, or one where a step takes long. Where they take as long as the
+    synced ones, by the precision that was asked for, there is nothing to be gained by running on, and that is all. Leaves the
+    fact `timing_pipelined`.
     """
     if session.workload.device.kind != "cuda":
         return []
     rule = _stop_rule(session)
     if rule is None:
         return _run_on(session, session.count("measured_steps"), "pipelined")
-    checked = _run_on(session, _CHECKED_STEPS, "check")
-    synced = [sample.value or 0.0 for sample in session.shelf["synced"]]
-    is_as_synced = session.facts["timing_half_width"] <= rule.half_width and _agree(_whole(checked), synced, rule)
+    synced = _whole(session.shelf["synced"])
+    checked = _run_on(session, 2 if median(synced) < _LONG_MS else 1, "check")
+    is_as_synced = half_width(synced) <= rule.half_width and _agree(_whole(checked), synced, rule)
     session.facts["timing_pipelined"] = "as synced" if is_as_synced else "measured"
     return checked if is_as_synced else [*checked, *_run_on(session, len(synced), "pipelined")]
 
