@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from orchestrator.cli_report import compare, import_nsys, report
+from orchestrator.cli_report import compare, import_nsys, publish, report
 from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
 
 STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
@@ -81,7 +81,7 @@ def main() -> None:
     """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a time."""
 
 
-for command in (report, compare, import_nsys):
+for command in (report, compare, import_nsys, publish):
     main.add_command(command)
 
 

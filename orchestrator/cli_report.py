@@ -1,4 +1,4 @@
-"""The commands that turn what was measured into something to read: `report`, `compare`, `import-nsys`.
+"""The commands that turn what was measured into something to read: `report`, `compare`, `import-nsys`, `publish`.
 
 Each opens what it needs, calls the function of its name, prints. What it needs is imported inside it, as in cli.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 import sys
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,9 +36,9 @@ class PublishedDevice(click.ParamType[str]):
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
     def _words(self) -> list[str]:
-        from orchestrator.report.published.devices import devices
+        from orchestrator.report.published.devices import ALL, devices
 
-        return list(devices())
+        return [*devices(), ALL]
 
 
 @click.command()
@@ -60,39 +58,37 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
 
     Example: sweep report results/demo --table timings
     """
-    from orchestrator.report.answers import answers
     from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import choose_cells, load_results
-    from orchestrator.report.render import answers_to_markdown, lay_out, provenance
+    from orchestrator.report.published.tables import nothing_in_common, published_tables
+    from orchestrator.report.render import lay_out
     from orchestrator.report.tables import TABLES
-    from orchestrator.together import open_runs
+    from orchestrator.reporting import PAGE, make_report
+    from orchestrator.together import open_runs, published_against
 
-    folder = open_runs(run_folders)
-    results = load_results(folder)
-    beside = _published_tables(against)
+    run = open_runs(run_folders)
+    results = load_results(run)
+    beside = published_tables(against or published_against(run))
+    whole = make_report(run, results, beside) if not tables and cells is None else None
     chosen = results if cells is None else choose_cells(results, cells.split(","))
-    figures = [] if tables or cells is not None else _draw(results)  # first: it is what needs most beside the frames
-    pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
-    found = [] if tables or cells is not None else answers(results)
-    words = answers_to_markdown(found, provenance(results)) if found else ""
-    if form == "md" and words:
-        click.echo(words)
+    pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
+    if form == "md" and whole and whole.words:
+        click.echo(whole.words)
     for page in pages:
         click.echo(FORMATS[form](page))
     if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
-        from orchestrator.report.published.tables import nothing_in_common
-
         click.echo(nothing_in_common(against), err=True)
     elif not pages:
         click.echo("nothing measured yet")
     if cells is not None:
         return
     try:
-        folder.write_report(chain(files_of(pages), [("answers.md", words)] if words else []))
-        if not tables:
-            click.echo(f"as one page: {_write_page(folder, results, found, pages, figures)}", err=True)
+        run.write_report(whole.files() if whole else files_of(pages))
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
+    else:
+        if whole:
+            click.echo(f"as one page: {run.folder / 'report' / PAGE}", err=True)
 
 
 @click.command("import-nsys")
@@ -142,36 +138,31 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: str) -
     sys.exit(EXIT_FAILURES if bad else 0)
 
 
-def _published_tables(device: str | None) -> tuple[Table, ...]:
-    if device is None:
-        return ()
-    from orchestrator.report.published.tables import against
+@click.command()
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where to; what was published there is replaced.")
+@click.option("--limit-mb", type=click.FloatRange(0), default=25, help="How large it may be, in 10⁶ bytes.  [25]")
+@click.option("--against", type=PublishedDevice(), default="all", help="Whose numbers stand beside its own.  [all]")
+def publish(run_folders: tuple[Path, ...], out: Path, limit_mb: float, against: str) -> None:
+    """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
 
-    return against(device)
+    Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as SVG. Names of hosts
+    and users, absolute paths, logs and artifacts stay here.
+
+    Example: sweep publish results/full results/attention --out results/published/h200
+    """
+    from orchestrator.publishing import MB, publish
+
+    done = publish(run_folders, out, round(limit_mb * MB), against)
+    for sentence in done.left_out:
+        click.echo(f"left out: {sentence}")
+    click.echo(f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {out}")
 
 
 def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[str, ...]:
     """Who names tables and asks for published numbers wants those too, unless some of them are named."""
     published = tuple(table.name for table in beside)
     return names if not names or set(names) & set(published) else (*names, *published)
-
-
-def _draw(results: Any) -> Any:
-    from orchestrator.report.plots import draw_figures
-
-    return draw_figures(results)
-
-
-def _write_page(run: Any, results: Any, found: Any, pages: Any, figures: Any) -> Path:
-    """Writes the report as a page, and its charts. Raises RunUnwritable."""
-    from orchestrator.artifacts import read_artifacts
-    from orchestrator.report.details import read_details
-    from orchestrator.report.html import to_html
-    from orchestrator.report.plots import figure_files
-
-    details = read_details(run, results, partial(read_artifacts, run))
-    run.write_report([("index.html", to_html(results, found, pages, figures, details)), *figure_files(figures).items()])
-    return Path(run.folder) / "report" / "index.html"
 
 
 def _run_and_cell(text: str) -> tuple[Path, str]:

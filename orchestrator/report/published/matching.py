@@ -110,7 +110,7 @@ def siblings(rows: Iterable[Row], axes: Iterable[str], axis: str, base: str, wit
     """By the id of a cell, the one that differs from it in `axis` alone, where it has `base`; `without`: axes of no matter."""
     others = [name for name in axes if name != axis and name not in without]
     listed = list(rows)
-    bases = {_key(row, others): row for row in listed if axis in row and row[axis] == base}
+    bases = {_key(row, others): row for row in listed if known(row, axis) and row[axis] == base}
     return {row["cell"]: bases[_key(row, others)] for row in listed if _key(row, others) in bases}
 
 

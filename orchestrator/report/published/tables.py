@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cache
 
 import pandas as pd
 
 from orchestrator.report.frames import Results
 from orchestrator.report.kernel_tables import gemm_shares, softmax_and_matmul
 from orchestrator.report.layouts import PHASE, Header, Rows, axis_texts, each, key_axes, sort_cells
-from orchestrator.report.published.devices import devices
+from orchestrator.report.published.devices import ALL, devices
 from orchestrator.report.published.doubts import doubts_of, implied_tflops, is_time_of_a_phase
 from orchestrator.report.published.matching import left_open, matches, names_a_shape, siblings
 from orchestrator.report.published.records import Number, published_on
@@ -28,10 +30,19 @@ _ORDER = ("built", "forward", "backward", "optimizer", "step", "")
 _MODES = ("compile_mode", "compile_cache")  # which an eager cell does not have
 
 
+def published_tables(device: str | None) -> tuple[Table, ...]:
+    """Those of `--against DEVICE`; none without."""
+    return () if device is None else against(device)
+
+
+@cache
 def against(device: str) -> tuple[Table, ...]:
-    """The tables of what was published on a device, each with the cells of the run that are the same. Raises KeyError."""
+    """The tables of what was published on a device, or on ALL, each with the cells of the run that are the same.
+
+    Raises KeyError.
+    """
     numbers = _once(published_on(device))
-    where = f"Published on {devices()[device].name} ({_sources(numbers)})"
+    where = f"Published on {'any device' if device == ALL else devices()[device].name} ({_sources(numbers)})"
     times = tuple(number for number in numbers if is_time_of_a_phase(number) and number.statistic in ("mean", "median"))
     return (
         Table(
@@ -134,7 +145,7 @@ class Beside:
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
         pairs.sort(key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup))
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
-        header = [*axes, PHASE, "published in", "there on", *titles, "ours / theirs", "their TFLOP/s", NOTES]
+        header = [*axes, PHASE, "published in", "on", "there on", *titles, "ours / theirs", "their TFLOP/s", NOTES]
         return header, [self._row(number, row, axes) for number, row in pairs]
 
     def _says_something(self, number: Number, row: Row) -> bool:
@@ -148,6 +159,7 @@ class Beside:
             *axis_texts(row, axes),
             number.phase or NOTHING,
             ": ".join(filter(None, (number.writeup, number.title, number.variant))),
+            devices()[number.device].name if len({one.device for one in self.numbers}) > 1 else NOTHING,
             number.labels.get("device", "cuda").replace("cuda", NOTHING),
             absent(row) if ours is None else self.show(ours),
             "OOM" if theirs is None else self.show(theirs),
@@ -187,7 +199,7 @@ def _once(numbers: Numbers) -> Numbers:
     """Without what a write-up prints again, as a table or as a column of another."""
 
     def key(number: Number) -> tuple[object, ...]:
-        of_what = (number.writeup, number.task, number.metric, number.phase, number.statistic, number.variant)
+        of_what = (number.writeup, number.device, number.task, number.metric, number.phase, number.statistic, number.variant)
         return (*of_what, number.amount, frozenset(number.params.items()), frozenset(number.labels.items()))
 
     return tuple({key(number): number for number in reversed(numbers) if not number.repeats}.values())[::-1]
@@ -207,17 +219,19 @@ def _peaks(numbers: Numbers) -> Numbers:
 
 def _speed_ups(times: Numbers, axis: str, base: tuple[str, ...]) -> Numbers:
     """How many times faster each is than what was published of the cell that differs in `axis` alone."""
-    bases = [number for number in times if set(number.params.get(axis, ("?",))) <= set(base)]
-    others = [number for number in times if not set(number.params.get(axis, base)) & set(base)]
-    return tuple(_over(number, first, axis) for number in others for first in bases if _differ_in(axis, number, first))
+    bases: dict[object, list[Number]] = defaultdict(list)
+    for number in times:
+        if number.amount and set(number.params.get(axis, ("?",))) <= set(base):
+            bases[_but_for(axis, number)].append(number)
+    others = [number for number in times if number.amount and not set(number.params.get(axis, base)) & set(base)]
+    return tuple(_over(number, first, axis) for number in others for first in bases[_but_for(axis, number)])
 
 
-def _differ_in(axis: str, one: Number, other: Number) -> bool:
-    def key(number: Number) -> tuple[object, ...]:
-        params = {name: values for name, values in number.params.items() if name != axis}
-        return number.writeup, number.task, number.phase, number.statistic, sorted(params.items()), sorted(number.labels.items())
-
-    return key(one) == key(other) and bool(one.amount and other.amount)
+def _but_for(axis: str, number: Number) -> object:
+    """What a number is of, whatever it has in `axis`."""
+    params = tuple(sorted((name, values) for name, values in number.params.items() if name != axis))
+    who = (number.writeup, number.device)
+    return *who, number.task, number.phase, number.statistic, params, tuple(sorted(number.labels.items()))
 
 
 def _over(number: Number, base: Number, axis: str) -> Number:
