@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -15,7 +15,17 @@ from orchestrator.report.kernel_tables import gemm_shares, softmax_and_matmul
 from orchestrator.report.layouts import PHASE, Header, Rows, axis_texts, each, key_axes, sort_cells
 from orchestrator.report.published.devices import ALL, devices
 from orchestrator.report.published.doubts import doubts_of, implied_tflops, is_time_of_a_phase
+from orchestrator.report.published.explanations import explanations
 from orchestrator.report.published.matching import left_open, matches, names_a_shape, siblings
+from orchestrator.report.published.parts import (
+    ours_allocation,
+    ours_calculated,
+    ours_part,
+    ours_share,
+    with_allocations,
+    with_parts,
+    with_shares,
+)
 from orchestrator.report.published.records import Number, published_on
 from orchestrator.report.published.schema import writeups
 from orchestrator.report.selections import of_task
@@ -27,6 +37,7 @@ Ours = Callable[[Number, Row], float | None]  # what a cell of ours has in place
 Prepare = Callable[[Results], pd.DataFrame]
 
 _ORDER = ("built", "forward", "backward", "optimizer", "step", "")
+_LONGEST_NAME = 60  # letters of a kernel
 _MODES = ("compile_mode", "compile_cache")  # which an eager cell does not have
 
 
@@ -121,6 +132,34 @@ def against(device: str) -> tuple[Table, ...]:
             Beside(_with_metric(numbers, "sum"), lambda number, row: _column(row, "sum"), "{:.9f}".format, ""),
             of_task("accumulation"),
         ),
+        Table(
+            "against-kernels",
+            f"Against {device}: the kernels that take most",
+            f"{where}, and this run's: the share of the phase's kernel time that the kernel of the same rank takes. GPUs have "
+            "kernels of their own: which ones are ours, `kernels` says.",
+            Beside(_ranked(numbers), ours_share, "{:.1%}".format, "", with_shares),
+            of_task("train_step"),
+        ),
+        Table(
+            "against-attention-parts",
+            f"Against {device}: parts of attention",
+            f"{where}, and this run's: milliseconds of the kernels of a part, of all layers, or of one where theirs is.",
+            Beside(_of_parts(numbers), ours_part, format_ms, "ms", with_parts),
+            of_task("train_step"),
+        ),
+        Table(
+            "against-allocations",
+            f"Against {device}: single allocations",
+            f"{where}, and this run's: MiB of the largest allocation of a part at the peak, or of that of the same rank.",
+            Beside(_allocated(numbers), ours_allocation, _mib, "MiB", with_allocations),
+            of_task("train_step"),
+        ),
+        Table(
+            "against-calculations",
+            f"Against {device}: what was calculated",
+            f"{where}, and measured in this run: MiB of a tensor, and of what is kept for the backward pass.",
+            Beside(_calculated(numbers), ours_calculated, _mib, "MiB"),
+        ),
     )
 
 
@@ -165,12 +204,27 @@ class Beside:
             "OOM" if theirs is None else self.show(theirs),
             f"{ours / theirs:.2f}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
-            "\n".join(filter(None, (*doubts_of(number), left_open(number), _said(number)))),
+            "\n".join(filter(None, (*doubts_of(number), left_open(number), _said(number), _explained(number)))),
         ]
 
 
 def _said(number: Number) -> str:
     return f"Said there: {'; '.join(f'{subject}: {words}' for subject, words in number.said)}." if number.said else ""
+
+
+def _explained(number: Number) -> str:
+    return explanations()[number.writeup, number.table]
+
+
+def counterparts() -> dict[tuple[str, str], tuple[str, ...]]:
+    """By write-up and table, those of ours that its numbers stand in; of one that is printed again, those of the first."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {(one.name, table.name): () for one in writeups() for table in one.table}
+    for table in against(ALL):
+        assert isinstance(table.layout, Beside)
+        for key in dict.fromkeys((number.writeup, number.table) for number in table.layout.numbers):
+            found[key] += (table.name,)
+    first = {(one.name, table.name): (one.name, table.repeats) for one in writeups() for table in one.table if table.repeats}
+    return {key: names or found.get(first.get(key, key), ()) for key, names in found.items()}
 
 
 def _sources(numbers: Numbers) -> str:
@@ -211,6 +265,42 @@ def _of(numbers: Numbers, task: str) -> Numbers:
 
 def _with_metric(numbers: Numbers, metric: str) -> Numbers:
     return tuple(number for number in numbers if number.metric == metric)
+
+
+def _ranked(numbers: Numbers) -> Numbers:
+    """Shares of kernels, each with its rank among those of its cell, in the order that they are printed in."""
+    shares = [number for number in numbers if number.metric in ("share", "top_share") and "part" not in number.labels]
+    above: Counter[object] = Counter()
+    found = []
+    for number in shares:
+        params = tuple(sorted(number.params.items()))
+        of_cell = (number.writeup, number.table, number.metric, number.phase, params)
+        above[of_cell] += 1
+        kernel = number.labels.get("kernel", "")[:_LONGEST_NAME]
+        rank = str(above[of_cell])
+        variant = ", ".join(filter(None, (f"rank {rank}", kernel)))
+        found.append(replace(number, labels={**number.labels, "rank": rank}, variant=variant))
+    return tuple(found)
+
+
+def _of_parts(numbers: Numbers) -> Numbers:
+    """Times of a part of attention."""
+    times = [number for number in _with_metric(numbers, "duration") if "part" in number.labels and number.statistic != "sd"]
+    return tuple(replace(number, variant=number.labels["part"]) for number in times)
+
+
+def _allocated(numbers: Numbers) -> Numbers:
+    sizes = [number for number in _with_metric(numbers, "tensor") if number.kind == "allocations" and number.statistic == "mean"]
+    return tuple(replace(number, variant=_part_and_rank(number)) for number in sizes)
+
+
+def _calculated(numbers: Numbers) -> Numbers:
+    told = [number for number in numbers if number.kind == "calculation" and number.metric in ("tensor", "saved")]
+    return tuple(replace(number, variant=_part_and_rank(number)) for number in told if number.statistic == "mean")
+
+
+def _part_and_rank(number: Number) -> str:
+    return " ".join(filter(None, (number.labels.get("rank", ""), number.labels.get("part", ""))))
 
 
 def _peaks(numbers: Numbers) -> Numbers:
@@ -296,6 +386,10 @@ def _with_kernels(by_cell: Callable[[pd.DataFrame], pd.DataFrame]) -> Prepare:
 
 def _column(row: Row, name: str) -> float | None:
     return float(row[name]) if known(row, name) else None
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 1024**2:.2f}"
 
 
 def _gib(nbytes: float) -> str:
