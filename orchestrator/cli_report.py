@@ -63,13 +63,12 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
     from orchestrator.report.published.tables import nothing_in_common, published_tables
     from orchestrator.report.render import lay_out
     from orchestrator.report.tables import TABLES
-    from orchestrator.reporting import PAGE, make_report
     from orchestrator.together import open_runs, published_against
 
     run = open_runs(run_folders)
     results = load_results(run)
     beside = published_tables(against or published_against(run))
-    whole = make_report(run, results, beside) if not tables and cells is None else None
+    whole = _whole_report(run, results, beside) if not tables and cells is None else None
     chosen = results if cells is None else choose_cells(results, cells.split(","))
     pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
     if form == "md" and whole and whole.words:
@@ -88,7 +87,7 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
         click.echo(f"sweep: {error}", err=True)
     else:
         if whole:
-            click.echo(f"as one page: {run.folder / 'report' / PAGE}", err=True)
+            click.echo(f"as one page: {run.folder / 'report' / whole.page}", err=True)
 
 
 @click.command("import-nsys")
@@ -157,6 +156,13 @@ def publish(run_folders: tuple[Path, ...], out: Path, limit_mb: float, against: 
     for sentence in done.left_out:
         click.echo(f"left out: {sentence}")
     click.echo(f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {out}")
+
+
+def _whole_report(run: Any, results: Any, beside: tuple[Table, ...]) -> Any:
+    """Loads what draws, which a table alone does not need."""
+    from orchestrator.reporting import make_report
+
+    return make_report(run, results, beside)
 
 
 def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ class Report:
     found: Sequence[Answer]
     pages: Sequence[Page]
     figures: Sequence[Figure]
+    page: str = PAGE  # within the folder
 
     @property
     def words(self) -> str:
@@ -52,7 +53,7 @@ class Report:
             yield "answers.md", self.words
         yield from figure_files(self.figures, pictures).items()
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
-        yield PAGE, to_html(self.results, self.found, self.pages, self.figures, details)
+        yield self.page, to_html(self.results, self.found, self.pages, self.figures, details)
 
 
 def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:
