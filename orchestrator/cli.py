@@ -304,11 +304,11 @@ def _conclude(summary: Any, request: Any) -> None:
     folder, again = request.run.folder, shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
         click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
-    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
     if summary.foreseen:
         click.echo(f"left out {summary.foreseen} cells that are predicted to run out of memory")
-    measured = sum(summary.statuses.values()) - summary.statuses["oom_inferred"]
-    click.echo(f"measured {measured} cells{f': {counts}' if counts else ''}; kept in {folder}")
+    inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
+    click.echo(f"measured {summary.measured.total()} cells{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
     if summary.stopped and summary.stopped != "time limit":
         click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
