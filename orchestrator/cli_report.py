@@ -70,7 +70,7 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
     beside = published_tables(against or published_against(run))
     whole = _whole_report(run, results, beside) if not tables and cells is None else None
     chosen = results if cells is None else choose_cells(results, cells.split(","))
-    pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
+    pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
     if form == "md" and whole and whole.words:
         click.echo(whole.words)
     for page in pages:

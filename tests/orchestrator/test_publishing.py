@@ -178,6 +178,12 @@ def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list
     assert "value of the environment variable TOKEN: 2" in page
 
 
+def test_a_table_alone_is_that_alone(published: Path) -> None:
+    done = command("report", published, "--table", "timings")
+    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == ["## End to end"]
+    assert command("report", published, "--table", "against-timings").exit_code == 0  # known without --against
+
+
 def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
     together = sweep.load(published)
     assert set(together.cells["run"]) == {"full", "capped"}
