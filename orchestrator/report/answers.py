@@ -141,11 +141,17 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     if "context_length" not in cells:
         return
     known = cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()
-    decided = cells.loc[known, ["status", *results.axes]]
-    ran_out = decided["status"] != "ok"
-    if len(decided) and not ran_out.any():
+    decided = cells.loc[known, ["task", "status", *results.axes]]
+    if len(decided) and (decided["status"] == "ok").all():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
         return
+    for _, of_task in decided.groupby("task"):
+        yield from _where_memory_ends(of_task, results)
+
+
+def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]:
+    """Of the cells of one task, which have the same axes."""
+    ran_out = decided["status"] != "ok"
     others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "timing", *OF_TIMING)]
     keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
     of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided
