@@ -10,23 +10,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
-from orchestrator.errors import ConfigError, SweepError
-
-if TYPE_CHECKING:
-    from orchestrator.report.table import Table
-
-EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
-EXIT_USER = 2  # something that the user can mend
-EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
-EXIT_INTERRUPTED = 130
+from orchestrator.cli_report import compare, import_nsys, publish, report
+from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
 
 STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
 
@@ -40,28 +30,6 @@ class OneLine(click.Group):
         except SweepError as error:
             click.echo(f"sweep: {error}", err=True)
             ctx.exit(EXIT_USER)
-
-
-class PublishedDevice(click.ParamType[str]):
-    """A device that numbers were published of. They are read where they are asked for, so that `--help` is there at once."""
-
-    name = "device"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from orchestrator.report.published.devices import find_device
-
-        return find_device(value)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(self._words())}]"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
-
-    def _words(self) -> list[str]:
-        from orchestrator.report.published.devices import devices
-
-        return list(devices())
 
 
 def _with_options(options: Iterable[Any]) -> Callable[[Any], Any]:
@@ -111,6 +79,10 @@ means_options = _with_options(
 @click.version_option(package_name="transformer-sweep")
 def main() -> None:
     """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a time."""
+
+
+for command in (report, compare, import_nsys, publish):
+    main.add_command(command)
 
 
 @main.command()
@@ -239,105 +211,6 @@ def show(run_folder: Path, cell: str) -> None:
 
 
 @main.command()
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
-@click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
-@click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
-@click.option("--against", type=PublishedDevice(), help="Also what others published of the same cells on this device.")
-def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
-    """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
-
-    Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
-
-    With --against, each published number stands beside the cells that it may be of, with the ratio and what is doubtful of it.
-
-    Several runs stand in the same tables, told apart by their names; what is written is in a folder within the first.
-
-    Example: sweep report results/demo --table timings
-    """
-    from orchestrator.report.answers import answers
-    from orchestrator.report.formats import FORMATS, files_of
-    from orchestrator.report.frames import choose_cells, load_results
-    from orchestrator.report.render import answers_to_markdown, lay_out, provenance
-    from orchestrator.report.tables import TABLES
-    from orchestrator.together import open_runs
-
-    folder = open_runs(run_folders)
-    results = load_results(folder)
-    beside = _published_tables(against)
-    chosen = results if cells is None else choose_cells(results, cells.split(","))
-    figures = [] if tables or cells is not None else _draw(results)  # first: it is what needs most beside the frames
-    pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
-    found = [] if tables or cells is not None else answers(results)
-    words = answers_to_markdown(found, provenance(results)) if found else ""
-    if form == "md" and words:
-        click.echo(words)
-    for page in pages:
-        click.echo(FORMATS[form](page))
-    if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
-        from orchestrator.report.published.tables import nothing_in_common
-
-        click.echo(nothing_in_common(against), err=True)
-    elif not pages:
-        click.echo("nothing measured yet")
-    if cells is not None:
-        return
-    try:
-        folder.write_report(chain(files_of(pages), [("answers.md", words)] if words else []))
-        if not tables:
-            click.echo(f"as one page: {_write_page(folder, results, found, pages, figures)}", err=True)
-    except SweepError as error:
-        click.echo(f"sweep: {error}", err=True)
-
-
-@main.command("import-nsys")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The run to add it to, or a new folder.  [results/FILE]")
-def import_nsys(file: Path, out: Path | None) -> None:
-    """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and print their tables.
-
-    Example: sweep import-nsys report1.sqlite --out results/imported
-    """
-    from orchestrator.imports import import_nsys
-    from orchestrator.report.frames import choose_cells, load_results
-    from orchestrator.report.render import lay_out, to_markdown
-    from orchestrator.store import Run
-
-    folder = Run(out or Path("results") / file.stem)
-    cell = import_nsys(file, folder)
-    for page in lay_out(choose_cells(load_results(folder), [cell])):
-        click.echo(to_markdown(page))
-    click.echo(f"kept in {folder.folder} as cell {cell}")
-
-
-@main.command()
-@click.argument("before", metavar="A")
-@click.argument("after", metavar="B")
-@click.option("--fail-on", type=click.Choice(["slower", "faster", "ambiguous"]), multiple=True, help="Exit code 1 if a cell is.")
-@click.option("--threshold", default="0%", help="With --fail-on: only for differences beyond it, such as 3%.  [0%]")
-def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: str) -> None:
-    """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
-
-    Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
-
-    Example: sweep compare results/demo results/other
-    """
-    from orchestrator.report.compare import compare as held_against
-    from orchestrator.report.render import describe_comparison
-    from orchestrator.store import Run
-
-    least = _fraction(threshold)
-    (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
-    if bool(one) != bool(other):
-        raise ConfigError(f"{before} and {after}: one is a run and the other a cell", "Name two runs, or two cells as RUN:CELL")
-    report = held_against(Run(first), Run(second), (one, other) if one else None)
-    for line in describe_comparison(report):
-        click.echo(line)
-    bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > least]
-    sys.exit(EXIT_FAILURES if bad else 0)
-
-
-@main.command()
 @click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Where results would go.")
 def doctor(out: Path) -> None:
     """Say what this machine can do, what is missing, and what to do about it.
@@ -364,38 +237,6 @@ def schema() -> None:
     from orchestrator.config import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))
-
-
-def _published_tables(device: str | None) -> tuple[Table, ...]:
-    if device is None:
-        return ()
-    from orchestrator.report.published.tables import against
-
-    return against(device)
-
-
-def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[str, ...]:
-    """Who names tables and asks for published numbers wants those too, unless some of them are named."""
-    published = tuple(table.name for table in beside)
-    return names if not names or set(names) & set(published) else (*names, *published)
-
-
-def _draw(results: Any) -> Any:
-    from orchestrator.report.plots import draw_figures
-
-    return draw_figures(results)
-
-
-def _write_page(run: Any, results: Any, found: Any, pages: Any, figures: Any) -> Path:
-    """Writes the report as a page, and its charts. Raises RunUnwritable."""
-    from orchestrator.artifacts import read_artifacts
-    from orchestrator.report.details import read_details
-    from orchestrator.report.html import to_html
-    from orchestrator.report.plots import figure_files
-
-    details = read_details(run, results, partial(read_artifacts, run))
-    run.write_report([("index.html", to_html(results, found, pages, figures, details)), *figure_files(figures).items()])
-    return Path(run.folder) / "report" / "index.html"
 
 
 def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
@@ -449,19 +290,6 @@ def _choice(chosen: dict[str, Any]) -> Any:
     )
 
 
-def _run_and_cell(text: str) -> tuple[Path, str]:
-    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`."""
-    folder, _, cell = (text, "", "") if Path(text).exists() else text.partition(":")
-    return (Path(folder) if Path(folder).exists() else Path("results") / folder), cell
-
-
-def _fraction(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
-    if not found:
-        raise ConfigError(f"--threshold {text}: is not a percentage", "Write 3% or 0.5%")
-    return float(found[1]) / 100
-
-
 def _seconds(text: str | None) -> float | None:
     if text is None:
         return None
@@ -476,11 +304,11 @@ def _conclude(summary: Any, request: Any) -> None:
     folder, again = request.run.folder, shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
         click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
-    counts = ", ".join(f"{count} {status}" for status, count in summary.statuses.items())
+    counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
     if summary.foreseen:
         click.echo(f"left out {summary.foreseen} cells that are predicted to run out of memory")
-    measured = sum(summary.statuses.values()) - summary.statuses["oom_inferred"]
-    click.echo(f"measured {measured} cells{f': {counts}' if counts else ''}; kept in {folder}")
+    inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
+    click.echo(f"measured {summary.measured.total()} cells{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
     if summary.broken:
         click.echo(f"{summary.left} cells left. To go on: {again}")
         raise summary.broken

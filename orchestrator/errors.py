@@ -17,6 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+# How the program ends, beside 0.
+EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
+EXIT_USER = 2  # something that the user can mend: a SweepError
+EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
+EXIT_INTERRUPTED = 130
+
 _LONGEST = 500  # of what may repeat somebody's whole file
 
 

@@ -189,7 +189,8 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
     where = where_it_ended(row["stage"], row["phase"])
     end = f"{row['status']} in {where}" if where else row["status"]
     yield f"attempt {row['attempt']}: {end}, {row['wall_s']:.1f} s, {row['started_at']}"
-    for name, value in json.loads(row["evidence"]).items():
+    timing = {name: value for name, value in json.loads(row["facts"]).items() if name.startswith("timing_")}
+    for name, value in {**timing, **json.loads(row["evidence"])}.items():
         text = f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
         yield f"  {name}: " + text.replace("\n", "\n    ")
 

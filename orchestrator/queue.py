@@ -72,6 +72,7 @@ class Queue:
         self._witnesses = Witnesses(cell for cell in cells if plan.history.get(cell.id, Past()).status == Status.OOM)
         self._inferred: list[Cell] = []
         self._verifying: set[str] = set()
+        self.verified = 0
         self.refuted: list[Cell] = []
         self._running: dict[tuple[str, int], Begun] = {}
         self._unsorted = 0  # how many ended since it was sorted
@@ -126,8 +127,9 @@ class Queue:
         self._running.pop((cell.id, outcome.attempt.number), None)
         if outcome.status is Status.OOM:
             self._witnesses.add(cell)
-        if outcome.status is Status.OK and cell.id in self._verifying:
-            self.refuted.append(cell)
+        if cell.id in self._verifying:
+            self.verified += 1
+            self.refuted += [cell] if outcome.status is Status.OK else []
         if outcome.status is not Status.OK:
             self._ended_badly.add(cell.id)
         self._estimator.learn(cell, outcome.status, outcome.wall_s)

@@ -59,7 +59,8 @@ class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
     broken: what ended it before, where that is for the user to mend.
-    foreseen: cells left out because they were predicted to run out of memory. refuted: those that were inferred to, and fit.
+    foreseen: cells left out because they were predicted to run out of memory. verified: those that were inferred to, and measured
+    all the same; refuted: which of them fit.
     """
 
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -69,7 +70,18 @@ class Summary:
     late: int = 0
     left: int = 0
     foreseen: int = 0
+    verified: int = 0
     refuted: tuple[Cell, ...] = ()
+
+    @property
+    def measured(self) -> Counter[Status]:
+        """By status, what was measured."""
+        return Counter({status: count for status, count in self.statuses.items() if status is not Status.OOM_INFERRED})
+
+    @property
+    def inferred(self) -> int:
+        """How many cells were inferred to run out of memory, and not measured."""
+        return self.statuses[Status.OOM_INFERRED] - self.verified
 
 
 def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Path | None) -> Request:
@@ -140,7 +152,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)
-        summary.late, summary.refuted = queue.late, tuple(queue.refuted)
+        summary.late, summary.verified, summary.refuted = queue.late, queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
         _derive(writer)
     return summary

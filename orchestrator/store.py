@@ -12,6 +12,8 @@
     report/         what `sweep report` renders
     cache/          compiled kernels, shared by the cells of the run
 
+Runs that were published (publishing) lie side by side in a folder with a list of their files, and are read only.
+
 Only the driver that holds the lock writes. Parts are merged, a batch at a time, into larger ones; a merged part names
 the parts it replaces, so that a crash between the two writes leaves nothing counted twice.
 """
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 Content = str | bytes | Iterable[str]  # of a file; what comes in pieces is written as it comes
 SCHEMA_VERSION = 1  # 1: attempts and samples; kernels, allocations and live since, which an older program passes over
 MERGE_BATCH = 128
+PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is in it
 _MERGED = "merged-"
 _REPLACES = b"replaces"
 _READ_TRIES = 5
@@ -165,6 +168,9 @@ class Run:
 
     def require(self) -> Run:
         """Raises RunError where there is no run."""
+        if (self.folder / PUBLICATION_FILE).exists() and not self.exists:
+            within = ", ".join(sorted(str(path.parent) for path in self.folder.glob("*/run.json")))
+            raise RunError(f"{self.folder}: holds several runs that were published", f"Name one of them: {within}")
         if not self.exists:
             raise RunError(f"{self.folder}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
         return self
@@ -222,7 +228,7 @@ class Run:
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
         give_back_memory()
-        with _writing(self.folder):
+        with writing(self.folder):
             for name, content in files:
                 path = self.folder / "report" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -257,7 +263,9 @@ class Run:
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
         """Raises RunLocked, saying who holds it, or RunUnwritable."""
-        with _writing(self.folder):
+        if any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)):
+            raise RunUnwritable(f"{self.folder}: is published, and no more is measured into it", "Name another folder with --out")
+        with writing(self.folder):
             for table in ("artifacts", *_SCHEMAS):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("a+")
@@ -270,7 +278,7 @@ class Run:
                     f"{self.folder}: another driver is at work in it: {lock.read().strip() or 'unknown'}",
                     "Wait for it, stop it, or name another folder with --out",
                 ) from error
-            with _writing(self.folder):
+            with writing(self.folder):
                 lock.truncate(0)
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"process {os.getpid()} on {socket.gethostname()} since {started}")
@@ -292,14 +300,14 @@ class RunWriter(Run):
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
-        with _writing(self.folder):
+        with writing(self.folder):
             _replace(self.folder / "run.json", text.encode())
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Keeps an outcome: what it measured first, its attempt last."""
         key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
         name = f"{key['cell']}-{key['attempt']}.parquet"
-        with _writing(self.folder):
+        with writing(self.folder):
             for table in _MEASURED:
                 if records := getattr(outcome, table):
                     rows = [{**key, **asdict(record)} for record in records]
@@ -315,13 +323,13 @@ class RunWriter(Run):
         now = datetime.now(UTC)
         rows = [{"cell": cell, "predicted_at": now, **asdict(sample)} for cell, own in samples.items() for sample in own]
         if rows:
-            with _writing(self.folder):
+            with writing(self.folder):
                 name = f"{time.time_ns()}.parquet"
                 _write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
 
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
-        with _writing(self.folder):
+        with writing(self.folder):
             for table in _SCHEMAS:
                 for name in _replaced_parts(self.folder / table):  # left by a kill in the middle of this
                     (self.folder / table / name).unlink(missing_ok=True)
@@ -330,8 +338,16 @@ class RunWriter(Run):
                     _merge(small[start : start + MERGE_BATCH])
 
     def write_cells(self, cells: pd.DataFrame) -> None:
-        with _writing(self.folder):
+        with writing(self.folder):
             _write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
+
+    def write_whole(self, table: str, rows: pd.DataFrame) -> None:
+        """All rows of a table as its one part, in their order."""
+        if len(rows):
+            with writing(self.folder):
+                (self.folder / table).mkdir(parents=True, exist_ok=True)
+                whole = pa.Table.from_pandas(rows, _SCHEMAS[table], preserve_index=False)
+                _write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
 
 
 def give_back_memory() -> None:
@@ -355,6 +371,11 @@ def _attempt_row(outcome: Outcome) -> dict[str, Any]:
         "wall_s": outcome.wall_s,
         "timeout_s": outcome.attempt.settings.timeout_s,
     }
+
+
+def tables() -> tuple[str, ...]:
+    """The names of what a run is made of."""
+    return tuple(_SCHEMAS)
 
 
 def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
@@ -423,7 +444,7 @@ def _merge(parts: list[Path]) -> None:
 
 def _write_part(path: Path, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink)
+    pq.write_table(table, sink, compression="zstd")
     _replace(path, sink.getvalue().to_pybytes())
 
 
@@ -456,7 +477,7 @@ def _reading(part: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def writing(folder: Path) -> Iterator[None]:
     """Turns the file system's refusals into one line with its remedy."""
     try:
         yield

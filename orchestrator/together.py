@@ -1,18 +1,21 @@
 """Several runs read as one, their cells side by side: `sweep report RUN RUN`, `sweep.load(folder, folder)`.
 
 runs ─each table─ cell → run:cell, an axis `run` among the parameters ─→ one table
+
+So are the runs of a publication, which `sweep publish` put into one folder.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import RunError
-from orchestrator.store import Run
+from orchestrator.errors import RunError, RunMismatch
+from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,10 +29,10 @@ class Together(Run):
     Its report is written into a folder within that of the first.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = dict(zip(_names([run.folder for run in runs]), runs, strict=True))
-        _, *others = self._runs
-        super().__init__(runs[0].folder / "-".join(["with", *others]).replace("/", "-"))
+    def __init__(self, runs: Mapping[str, Run], folder: Path) -> None:
+        """runs: by name. folder: for what is written of them together."""
+        super().__init__(folder)
+        self._runs = runs
 
     @property
     def exists(self) -> bool:
@@ -49,6 +52,10 @@ class Together(Run):
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
         }
 
+    @property
+    def folders(self) -> list[Path]:
+        return [run.folder for run in self._runs.values()]
+
     def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
         import pandas as pd
 
@@ -64,10 +71,78 @@ class Together(Run):
         return self._runs[name].attempt_folder(own, number)
 
 
+class Publication(Together):
+    """The runs that a folder was published of. The report is within that folder, and says what it was published with.
+
+    Raises RunError for what is missing of it, torn, or not what was published, and RunMismatch for one of a newer program.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.contents = _read_contents(folder)
+        super().__init__({name: Run(folder / name) for name in self.contents["runs"]}, folder)
+
+    @property
+    def against(self) -> str | None:
+        """Whose numbers stand beside its own in its report (`sweep report --against`)."""
+        found: str | None = self.contents.get("against")
+        return found
+
+    def read_manifest(self) -> dict[str, Any]:
+        return {**super().read_manifest(), "left_out": self.contents.get("left_out", [])}
+
+
 def open_runs(folders: Sequence[Path]) -> Run:
     """One, or several as one. Raises RunError for a folder that holds no run, and for one that is named twice."""
-    runs = [Run(folder).require() for folder in folders]
-    return runs[0] if len(runs) == 1 else Together(runs)
+    if len(folders) == 1 and is_publication(folders[0]):
+        return Publication(folders[0])
+    runs = named_runs(folders)
+    first, *others = runs
+    if not others:
+        return runs[first]
+    return Together(runs, runs[first].folder / "-".join(["with", *others]).replace("/", "-"))
+
+
+def named_runs(folders: Sequence[Path]) -> dict[str, Run]:
+    """Each by a name of its own, the runs of a publication one by one. Raises RunError as `open_runs` does."""
+    within = [Publication(folder).folders if is_publication(folder) else [folder] for folder in folders]
+    runs = [Run(folder).require() for found in within for folder in found]
+    return dict(zip(_names([run.folder for run in runs]), runs, strict=True))
+
+
+def published_against(run: Run) -> str | None:
+    """Of a publication, whose numbers its report has beside its own; None of any other run."""
+    return run.against if isinstance(run, Publication) else None
+
+
+def is_publication(folder: Path) -> bool:
+    return (folder / PUBLICATION_FILE).exists()
+
+
+def digest(file: Path) -> str:
+    """By which a file of a publication is known again: SHA-256."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _read_contents(folder: Path) -> dict[str, Any]:
+    listed = folder / PUBLICATION_FILE
+    again = f"Copy {folder} again, or `git checkout` it"
+    try:
+        contents: dict[str, Any] = json.loads(listed.read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"{listed}: cannot be read: {error}", again) from error
+    if contents.get("schema_version", 0) > SCHEMA_VERSION:
+        version = contents["schema_version"]
+        raise RunMismatch(f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update")
+    if not {"runs", "files"} <= set(contents):
+        raise RunError(f"{listed}: is no list of what was published", again)
+    missing = [name for name in contents["files"] if not (folder / name).exists()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise RunError(f"{folder}: {missing[0]}{more} of what was published is missing", again)
+    for name, known in contents["files"].items():
+        if digest(folder / name) != known:
+            raise RunError(f"{folder / name}: is torn, or not what was published", again)
+    return contents
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -76,6 +76,7 @@ def test_rooms(path: Path) -> None:
         "report {run}",
         "report {run} --against h100",
         "show {run} {cell}",
+        "publish {run} --out {run}/../published",
         "schema",
     ],
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from statistics import linear_regression
+from operator import attrgetter, itemgetter
+from statistics import linear_regression, median
 
 import pandas as pd
 
@@ -17,6 +18,7 @@ _MOST_SENTENCES = 24
 _FEW = 3  # points, below which no exponent is fitted
 _TIME = "step_ms_median"
 _NONE = "–"
+_WAYS = ("precision", "compile", "compile_mode", "attention")  # of computing attention
 
 
 @dataclass(frozen=True)
@@ -88,19 +90,50 @@ def gain_of_compiling(results: Results) -> Iterator[str]:
 
 
 def growth_of_attention(results: Results) -> Iterator[str]:
-    """By least squares of the logarithms."""
+    """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied."""
     cells = _measured(results, "attention", _TIME)
     if "context_length" not in cells:
         return
     long = cells[cells["context_length"] >= _LONG]
-    for told, group in _told_apart(long, [axis for axis in _axes(long, results) if axis != "context_length"]):
-        if group["context_length"].nunique() < _FEW:
-            continue
-        exponents = [f"time as length^{_exponent(group, _TIME):.2f}"]
-        if "peak_allocated_bytes" in group and group["peak_allocated_bytes"].notna().all():
-            exponents.append(f"peak memory as length^{_exponent(group, 'peak_allocated_bytes'):.2f}")
-        lengths = f"{group['context_length'].min()} to {group['context_length'].max()}"
-        yield f"{told}: {' and '.join(exponents)}, from {lengths}"
+    others = [axis for axis in _axes(long, results) if axis not in ("context_length", *_WAYS)]
+    for told, way in _told_apart(long, _WAYS):
+        by_lengths: dict[str, list[_Growth]] = {}
+        for which, series in _told_apart(way, others, always=()):
+            if series["context_length"].nunique() >= _FEW:
+                lengths = f"{series['context_length'].min()} to {series['context_length'].max()}"
+                by_lengths.setdefault(lengths, []).append(_growth(which, series))
+        for lengths, found in by_lengths.items():
+            times, peaks = ([(one.which, exponent) for one in found if (exponent := of(one)) is not None] for of in _GROWTHS)
+            exponents = [f"{what} as length^{_between(told)}" for what, told in (("time", times), ("peak memory", peaks)) if told]
+            several = f", in {len(found)} series" if len(found) > 1 else ""
+            yield f"{told}: {' and '.join(exponents)}, from {lengths}{several}"
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """Of one series of lengths. which: what tells it from the others."""
+
+    which: str
+    time: float
+    peak: float | None
+
+
+_GROWTHS: tuple[Callable[[_Growth], float | None], ...] = (attrgetter("time"), attrgetter("peak"))
+
+
+def _growth(which: str, series: pd.DataFrame) -> _Growth:
+    has_peaks = "peak_allocated_bytes" in series and series["peak_allocated_bytes"].notna().all()
+    return _Growth(which, _exponent(series, _TIME), _exponent(series, "peak_allocated_bytes") if has_peaks else None)
+
+
+def _between(exponents: Sequence[tuple[str, float]]) -> str:
+    """The exponents from the least to the largest, each with the series that it is of."""
+    ordered = sorted(exponents, key=itemgetter(1))
+    (least, low), (most, high) = ordered[0], ordered[-1]
+    if f"{low:.2f}" == f"{high:.2f}":
+        return f"{low:.2f}"
+    middle = median(exponent for _, exponent in ordered)
+    return f"{low:.2f} to {high:.2f} (median {middle:.2f}; least with {least}, most with {most})"
 
 
 def where_memory_ends(results: Results) -> Iterator[str]:
@@ -108,11 +141,17 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     if "context_length" not in cells:
         return
     known = cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()
-    decided = cells.loc[known, ["status", *results.axes]]
-    ran_out = decided["status"] != "ok"
-    if len(decided) and not ran_out.any():
+    decided = cells.loc[known, ["task", "status", *results.axes]]
+    if len(decided) and (decided["status"] == "ok").all():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
         return
+    for _, of_task in decided.groupby("task"):
+        yield from _where_memory_ends(of_task, results)
+
+
+def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]:
+    """Of the cells of one task, which have the same axes."""
+    ran_out = decided["status"] != "ok"
     others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "timing", *OF_TIMING)]
     keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
     of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided

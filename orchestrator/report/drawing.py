@@ -5,6 +5,7 @@ A browser's engine does it, which keeps what memory it took: for a large report 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -36,10 +37,17 @@ def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
 
 def _draw(chart: Mapping[str, Any]) -> Picture:
     try:
-        svg = vl_convert.vegalite_to_svg(dict(chart))
+        svg = numbered_anew(vl_convert.vegalite_to_svg(dict(chart)))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
     except Exception as error:
         return Picture(problem=described(error))
+
+
+def numbered_anew(svg: str) -> str:
+    """With its clips counted from 0: Vega counts on from drawing to drawing, so that the same chart would be another file."""
+    names = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
+    places = {name: f"clip{place}" for place, name in enumerate(names)}
+    return re.sub(r"\bclip\d+\b", lambda found: places.get(found[0], found[0]), svg)
 
 
 def described(error: Exception) -> str:

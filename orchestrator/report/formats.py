@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tabulate import LATEX_ESCAPE_RULES
 
@@ -63,9 +63,9 @@ def to_typst(page: Page) -> str:
 FORMATS: Mapping[str, Callable[[Page], str]] = {"md": to_markdown, "csv": to_csv, "tex": to_latex, "typ": to_typst}
 
 
-def files_of(pages: Iterable[Page]) -> Iterator[tuple[str, str]]:
-    """Every page in every format, after the name of its file; each made when it is asked for."""
-    return ((f"{page.table.name}.{suffix}", write(page)) for page in pages for suffix, write in FORMATS.items())
+def files_of(pages: Iterable[Page], formats: Collection[str] = tuple(FORMATS)) -> Iterator[tuple[str, str]]:
+    """Every page in each of the formats, after the name of its file; each made when it is asked for."""
+    return ((f"{page.table.name}.{suffix}", FORMATS[suffix](page)) for page in pages for suffix in formats)
 
 
 def _latex(text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ from orchestrator.report.frames import Results
 from orchestrator.report.plot_layouts import KernelClasses, Lines, LiveMemory, Measure, Phases, PlotLayout, SpeedUps
 from orchestrator.report.selections import of_task, varying, with_baseline
 from orchestrator.report.values import GIB
+
+PICTURES = ("svg", "png")
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,10 @@ def _with_picture(chart: Figure, picture: Picture) -> Figure:
     return Figure(chart.plot, {} if picture.problem else chart.spec, picture.svg, picture.png, picture.problem)
 
 
-def figure_files(figures: list[Figure]) -> dict[str, str | bytes]:
-    """By path within the report's folder."""
-    drawn = [figure for figure in figures if not figure.problem]
-    return {f"figures/{figure.plot.name}.{suffix}": content for figure in drawn for suffix, content in
-            (("svg", figure.svg), ("png", figure.png))}  # fmt: skip
+def figure_files(figures: Sequence[Figure], pictures: Collection[str] = PICTURES) -> dict[str, str | bytes]:
+    """By path within the report's folder, in each of the formats that are asked for."""
+    found: dict[str, str | bytes] = {}
+    for figure in figures:
+        made: dict[str, str | bytes] = {"svg": figure.svg, "png": figure.png}
+        found |= {f"figures/{figure.plot.name}.{suffix}": made[suffix] for suffix in pictures if not figure.problem}
+    return found

@@ -8,12 +8,14 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
+from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
@@ -155,8 +157,21 @@ def test_inferred_out_of_memories_are_verified_and_refuted(request_of: Callable[
     summary = go(request_of(), liar, Choice(infer_oom=True), verify_inferred=1)
     assert lengths_of(liar) == [16, 32, 64]
     assert [cell.params.values()["context_length"] for cell in summary.refuted] == [64]
-    assert summary.left == 0
+    assert (summary.left, summary.verified, summary.inferred) == (0, 1, 1)
+    assert summary.measured == {Status.OK: 2, Status.OOM: 1}
     assert {row[0]: row[1] for row in request_of().run.rows("attempts", ["attempt", "status"])}[2] == "ok"
+
+
+def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
+    request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_of()
+    summary = go(request, FakeScheduler(out_of_memory_from(32)), Choice(infer_oom=True), verify_inferred=1)
+    _conclude(summary, request)
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"measured 3 cells: 1 ok, 2 oom; inferred that 1 more run out of memory; kept in {request.run.folder}"
+    _conclude(replace(summary, verified=2), request)
+    assert "inferred" not in capsys.readouterr().out
 
 
 def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., Request]) -> None:

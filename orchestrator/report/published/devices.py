@@ -10,6 +10,8 @@ from importlib import resources
 
 from orchestrator.errors import ConfigError, nearest
 
+ALL = "all"  # in place of a device
+
 
 @dataclass(frozen=True)
 class Device:
@@ -28,9 +30,9 @@ def devices() -> Mapping[str, Device]:
 
 
 def find_device(word: str) -> str:
-    """Raises ConfigError for a word that is no device of a write-up."""
-    if word not in devices():
-        allowed = f"Published are {', '.join(devices())}"
-        close = nearest(word, devices())
+    """A device, or ALL. Raises ConfigError for a word that is no device of a write-up."""
+    if word not in (*devices(), ALL):
+        allowed = f"Published are {', '.join(devices())}; {ALL} stands for every one"
+        close = nearest(word, [*devices(), ALL])
         raise ConfigError(f"--against {word}: no write-up is of it", f"{close} {allowed}" if close.startswith("Did") else allowed)
     return word

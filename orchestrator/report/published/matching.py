@@ -81,7 +81,7 @@ def names_a_shape(number: Number) -> bool:
 
 def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bool:
     if axis == "size":
-        return _dimensions(row) in [SIZES[number.year][size] for size in allowed]
+        return dimensions_of(row) in [SIZES[number.year][size] for size in allowed]
     if axis not in row:
         return True  # of a run from before that axis was one
     if axis == "warmup_steps" and known(row, "timing") and row["timing"] == "adaptive":
@@ -96,7 +96,7 @@ def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bo
     return any(math.isclose(ours, theirs) if isinstance(theirs, float) else ours == theirs for theirs in allowed)
 
 
-def _dimensions(row: Row) -> Dimensions | None:
+def dimensions_of(row: Row) -> Dimensions | None:
     """Of a model that is ours; by its size or spelled out."""
     if known(row, "size"):
         year = int(row["year"]) if known(row, "year") else min(SIZES)
@@ -110,7 +110,7 @@ def siblings(rows: Iterable[Row], axes: Iterable[str], axis: str, base: str, wit
     """By the id of a cell, the one that differs from it in `axis` alone, where it has `base`; `without`: axes of no matter."""
     others = [name for name in axes if name != axis and name not in without]
     listed = list(rows)
-    bases = {_key(row, others): row for row in listed if axis in row and row[axis] == base}
+    bases = {_key(row, others): row for row in listed if known(row, axis) and row[axis] == base}
     return {row["cell"]: bases[_key(row, others)] for row in listed if _key(row, others) in bases}
 
 

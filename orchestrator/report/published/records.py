@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from model.config import SIZES
+from orchestrator.report.published.devices import ALL
 from orchestrator.report.published.schema import ABSENT, LABELS, OUT_OF_MEMORY, Cell, Measure, Table, Writeup, writeups
 
 Params = Mapping[str, tuple[Any, ...]]  # by axis, the values that it may have: one where the write-up says it
@@ -82,7 +83,8 @@ def published() -> tuple[Number, ...]:
 
 
 def published_on(device: str) -> tuple[Number, ...]:
-    return tuple(number for number in published() if number.device == device)
+    """device: one of them, or ALL."""
+    return tuple(number for number in published() if device in (number.device, ALL))
 
 
 def _numbers(writeup: Writeup, table: Table) -> Iterator[Number]:

@@ -29,7 +29,9 @@ Cell = bool | int | Decimal | str | list[str]
 
 ABSENT = ("N/A", "-")  # a cell of a table that says nothing
 OUT_OF_MEMORY = "OOM"
-LABELS = ("part", "kernel", "device", "rank")  # what tells rows apart and is no axis of ours, or not one to compare by
+# What tells rows apart and is no axis of ours, or not one to compare by. among: which kernels are ranked; each: what a
+# time is of, if not of all layers.
+LABELS = ("part", "kernel", "device", "rank", "among", "each")
 _COUNTS = (
     "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head",
     "warmup_steps", "measured_steps", "count",

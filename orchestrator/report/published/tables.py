@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from functools import cache
 
 import pandas as pd
 
 from orchestrator.report.frames import Results
 from orchestrator.report.kernel_tables import gemm_shares, softmax_and_matmul
 from orchestrator.report.layouts import PHASE, Header, Rows, axis_texts, each, key_axes, sort_cells
-from orchestrator.report.published.devices import devices
+from orchestrator.report.published.devices import ALL, devices
 from orchestrator.report.published.doubts import doubts_of, implied_tflops, is_time_of_a_phase
+from orchestrator.report.published.explanations import explanations
 from orchestrator.report.published.matching import left_open, matches, names_a_shape, siblings
+from orchestrator.report.published.parts import (
+    ours_allocation,
+    ours_calculated,
+    ours_part,
+    ours_share,
+    with_allocations,
+    with_parts,
+    with_shares,
+)
 from orchestrator.report.published.records import Number, published_on
 from orchestrator.report.published.schema import writeups
 from orchestrator.report.selections import of_task
@@ -25,13 +37,23 @@ Ours = Callable[[Number, Row], float | None]  # what a cell of ours has in place
 Prepare = Callable[[Results], pd.DataFrame]
 
 _ORDER = ("built", "forward", "backward", "optimizer", "step", "")
+_LONGEST_NAME = 60  # letters of a kernel
 _MODES = ("compile_mode", "compile_cache")  # which an eager cell does not have
 
 
+def published_tables(device: str | None) -> tuple[Table, ...]:
+    """Those of `--against DEVICE`; none without."""
+    return () if device is None else against(device)
+
+
+@cache
 def against(device: str) -> tuple[Table, ...]:
-    """The tables of what was published on a device, each with the cells of the run that are the same. Raises KeyError."""
+    """The tables of what was published on a device, or on ALL, each with the cells of the run that are the same.
+
+    Raises KeyError.
+    """
     numbers = _once(published_on(device))
-    where = f"Published on {devices()[device].name} ({_sources(numbers)})"
+    where = f"Published on {'any device' if device == ALL else devices()[device].name} ({_sources(numbers)})"
     times = tuple(number for number in numbers if is_time_of_a_phase(number) and number.statistic in ("mean", "median"))
     return (
         Table(
@@ -110,6 +132,34 @@ def against(device: str) -> tuple[Table, ...]:
             Beside(_with_metric(numbers, "sum"), lambda number, row: _column(row, "sum"), "{:.9f}".format, ""),
             of_task("accumulation"),
         ),
+        Table(
+            "against-kernels",
+            f"Against {device}: the kernels that take most",
+            f"{where}, and this run's: the share of the phase's kernel time that the kernel of the same rank takes. GPUs have "
+            "kernels of their own: which ones are ours, `kernels` says.",
+            Beside(_ranked(numbers), ours_share, "{:.1%}".format, "", with_shares),
+            of_task("train_step"),
+        ),
+        Table(
+            "against-attention-parts",
+            f"Against {device}: parts of attention",
+            f"{where}, and this run's: milliseconds of the kernels of a part, of all layers, or of one where theirs is.",
+            Beside(_of_parts(numbers), ours_part, format_ms, "ms", with_parts),
+            of_task("train_step"),
+        ),
+        Table(
+            "against-allocations",
+            f"Against {device}: single allocations",
+            f"{where}, and this run's: MiB of the largest allocation of a part at the peak, or of that of the same rank.",
+            Beside(_allocated(numbers), ours_allocation, _mib, "MiB", with_allocations),
+            of_task("train_step"),
+        ),
+        Table(
+            "against-calculations",
+            f"Against {device}: what was calculated",
+            f"{where}, and measured in this run: MiB of a tensor, and of what is kept for the backward pass.",
+            Beside(_calculated(numbers), ours_calculated, _mib, "MiB"),
+        ),
     )
 
 
@@ -134,7 +184,7 @@ class Beside:
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
         pairs.sort(key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup))
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
-        header = [*axes, PHASE, "published in", "there on", *titles, "ours / theirs", "their TFLOP/s", NOTES]
+        header = [*axes, PHASE, "published in", "on", "there on", *titles, "ours / theirs", "their TFLOP/s", NOTES]
         return header, [self._row(number, row, axes) for number, row in pairs]
 
     def _says_something(self, number: Number, row: Row) -> bool:
@@ -148,17 +198,33 @@ class Beside:
             *axis_texts(row, axes),
             number.phase or NOTHING,
             ": ".join(filter(None, (number.writeup, number.title, number.variant))),
+            devices()[number.device].name if len({one.device for one in self.numbers}) > 1 else NOTHING,
             number.labels.get("device", "cuda").replace("cuda", NOTHING),
             absent(row) if ours is None else self.show(ours),
             "OOM" if theirs is None else self.show(theirs),
             f"{ours / theirs:.2f}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
-            "\n".join(filter(None, (*doubts_of(number), left_open(number), _said(number)))),
+            "\n".join(filter(None, (*doubts_of(number), left_open(number), _said(number), _explained(number)))),
         ]
 
 
 def _said(number: Number) -> str:
     return f"Said there: {'; '.join(f'{subject}: {words}' for subject, words in number.said)}." if number.said else ""
+
+
+def _explained(number: Number) -> str:
+    return explanations()[number.writeup, number.table]
+
+
+def counterparts() -> dict[tuple[str, str], tuple[str, ...]]:
+    """By write-up and table, those of ours that its numbers stand in; of one that is printed again, those of the first."""
+    found: dict[tuple[str, str], tuple[str, ...]] = {(one.name, table.name): () for one in writeups() for table in one.table}
+    for table in against(ALL):
+        assert isinstance(table.layout, Beside)
+        for key in dict.fromkeys((number.writeup, number.table) for number in table.layout.numbers):
+            found[key] += (table.name,)
+    first = {(one.name, table.name): (one.name, table.repeats) for one in writeups() for table in one.table if table.repeats}
+    return {key: names or found.get(first.get(key, key), ()) for key, names in found.items()}
 
 
 def _sources(numbers: Numbers) -> str:
@@ -187,7 +253,7 @@ def _once(numbers: Numbers) -> Numbers:
     """Without what a write-up prints again, as a table or as a column of another."""
 
     def key(number: Number) -> tuple[object, ...]:
-        of_what = (number.writeup, number.task, number.metric, number.phase, number.statistic, number.variant)
+        of_what = (number.writeup, number.device, number.task, number.metric, number.phase, number.statistic, number.variant)
         return (*of_what, number.amount, frozenset(number.params.items()), frozenset(number.labels.items()))
 
     return tuple({key(number): number for number in reversed(numbers) if not number.repeats}.values())[::-1]
@@ -201,23 +267,61 @@ def _with_metric(numbers: Numbers, metric: str) -> Numbers:
     return tuple(number for number in numbers if number.metric == metric)
 
 
+def _ranked(numbers: Numbers) -> Numbers:
+    """Shares of kernels, each with its rank among those of its cell, in the order that they are printed in."""
+    shares = [number for number in numbers if number.metric in ("share", "top_share") and "part" not in number.labels]
+    above: Counter[object] = Counter()
+    found = []
+    for number in shares:
+        params = tuple(sorted(number.params.items()))
+        of_cell = (number.writeup, number.table, number.metric, number.phase, params)
+        above[of_cell] += 1
+        kernel = number.labels.get("kernel", "")[:_LONGEST_NAME]
+        rank = str(above[of_cell])
+        variant = ", ".join(filter(None, (f"rank {rank}", kernel)))
+        found.append(replace(number, labels={**number.labels, "rank": rank}, variant=variant))
+    return tuple(found)
+
+
+def _of_parts(numbers: Numbers) -> Numbers:
+    """Times of a part of attention."""
+    times = [number for number in _with_metric(numbers, "duration") if "part" in number.labels and number.statistic != "sd"]
+    return tuple(replace(number, variant=number.labels["part"]) for number in times)
+
+
+def _allocated(numbers: Numbers) -> Numbers:
+    sizes = [number for number in _with_metric(numbers, "tensor") if number.kind == "allocations" and number.statistic == "mean"]
+    return tuple(replace(number, variant=_part_and_rank(number)) for number in sizes)
+
+
+def _calculated(numbers: Numbers) -> Numbers:
+    told = [number for number in numbers if number.kind == "calculation" and number.metric in ("tensor", "saved")]
+    return tuple(replace(number, variant=_part_and_rank(number)) for number in told if number.statistic == "mean")
+
+
+def _part_and_rank(number: Number) -> str:
+    return " ".join(filter(None, (number.labels.get("rank", ""), number.labels.get("part", ""))))
+
+
 def _peaks(numbers: Numbers) -> Numbers:
     return (*_with_metric(numbers, "held"), *_with_metric(numbers, "peak"))
 
 
 def _speed_ups(times: Numbers, axis: str, base: tuple[str, ...]) -> Numbers:
     """How many times faster each is than what was published of the cell that differs in `axis` alone."""
-    bases = [number for number in times if set(number.params.get(axis, ("?",))) <= set(base)]
-    others = [number for number in times if not set(number.params.get(axis, base)) & set(base)]
-    return tuple(_over(number, first, axis) for number in others for first in bases if _differ_in(axis, number, first))
+    bases: dict[object, list[Number]] = defaultdict(list)
+    for number in times:
+        if number.amount and set(number.params.get(axis, ("?",))) <= set(base):
+            bases[_but_for(axis, number)].append(number)
+    others = [number for number in times if number.amount and not set(number.params.get(axis, base)) & set(base)]
+    return tuple(_over(number, first, axis) for number in others for first in bases[_but_for(axis, number)])
 
 
-def _differ_in(axis: str, one: Number, other: Number) -> bool:
-    def key(number: Number) -> tuple[object, ...]:
-        params = {name: values for name, values in number.params.items() if name != axis}
-        return number.writeup, number.task, number.phase, number.statistic, sorted(params.items()), sorted(number.labels.items())
-
-    return key(one) == key(other) and bool(one.amount and other.amount)
+def _but_for(axis: str, number: Number) -> object:
+    """What a number is of, whatever it has in `axis`."""
+    params = tuple(sorted((name, values) for name, values in number.params.items() if name != axis))
+    who = (number.writeup, number.device)
+    return *who, number.task, number.phase, number.statistic, params, tuple(sorted(number.labels.items()))
 
 
 def _over(number: Number, base: Number, axis: str) -> Number:
@@ -282,6 +386,10 @@ def _with_kernels(by_cell: Callable[[pd.DataFrame], pd.DataFrame]) -> Prepare:
 
 def _column(row: Row, name: str) -> float | None:
     return float(row[name]) if known(row, name) else None
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / 1024**2:.2f}"
 
 
 def _gib(nbytes: float) -> str:

@@ -107,6 +107,25 @@ def test_the_exponent_of_attention() -> None:
     )
 
 
+def test_exponents_of_what_was_varied_beside_are_one_sentence() -> None:
+    """Of widths that grow alike one number stands, of others the least, the middle and the most, and of which they are."""
+    attention = {"task": "attention", "size": None, "attention": "naive"}
+    powers = {16: 1.5, 32: 1.6, 64: 1.9}
+    cells = [
+        cell(1e-6 * n**power, **attention, d_head=width, context_length=n, peak_allocated_bytes=n)
+        for width, power in powers.items()
+        for n in (1024, 2048, 4096)
+    ]
+    longer = [cell(1e-6 * n, **attention, d_head=64, context_length=n, precision="bf16") for n in (8192, 16384, 32768)]
+    frame = pd.DataFrame([*cells, *longer]).convert_dtypes()
+    found = {answer.question: answer.sentences for answer in answers(Results(frame, (*AXES, "d_head"), {}))}
+    assert found["How does attention grow with length?"] == (
+        "precision=fp32: time as length^1.50 to 1.90 (median 1.60; least with d_head=16, most with d_head=64) and peak memory as "
+        "length^1.00, from 1024 to 4096, in 3 series",
+        "precision=bf16: time as length^1.00, from 8192 to 32768",
+    )
+
+
 def test_what_nobody_reads_is_counted() -> None:
     cells = [cell(None, context_length=128, size="small", batch_size=batch) for batch in range(30)]
     frame = pd.DataFrame(cells)

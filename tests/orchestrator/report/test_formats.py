@@ -7,6 +7,7 @@ import io
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 
 from orchestrator.report.formats import FORMATS, files_of, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.render import Page, lay_out
+from orchestrator.report.render import Page, lay_out, written_out
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
 from tasks.harness.records import Outcome, Status
@@ -41,6 +42,11 @@ def results(tmp_path: Path, make_outcome: MakeOutcome) -> Results:
     return load_results(Run(tmp_path / "run"))
 
 
+@pytest.fixture(scope="module")
+def every_page(results_of_every_kind: Results) -> list[Page]:
+    return lay_out(results_of_every_kind)
+
+
 @pytest.fixture
 def ugly() -> Page:
     return Page(TABLES[0], ["axis", UGLY], [["1", UGLY], ["2", "–"]], UGLY)
@@ -56,22 +62,46 @@ def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
         assert list(csv.reader(io.StringIO(to_csv(page), newline=""))) == [page.header, *page.rows]
 
 
-def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(results: Results, tmp_path: Path) -> None:
+def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
+    results_of_every_kind: Results, every_page: list[Page], tmp_path: Path
+) -> None:
     """Where the frame that was written comes back, every table in every format is the same to the letter."""
     with Run(tmp_path / "run").opened_for_writing() as writer:
-        writer.write_cells(results.cells)
-    from_file = replace(results, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet"))
+        writer.write_cells(results_of_every_kind.cells)
+    from_file = replace(results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet"))
     written = dict(files_of(lay_out(from_file)))
-    assert len(written) > 4 * 6
-    assert written == dict(files_of(lay_out(results)))
+    assert set(written) == {f"{table.name}.{suffix}" for table in TABLES for suffix in FORMATS}
+    assert written == dict(files_of(every_page))
 
 
-@pytest.mark.parametrize("form", ["md", "tex", "typ"])
-def test_every_number_is_in_every_format(pages: list[Page], form: str) -> None:
-    for page in pages:
-        numbers = [re.findall(r"\d+\.\d+", text) for row in page.rows for text in row]
-        text = FORMATS[form](page)
-        assert all(number in text for found in numbers for number in found)
+def test_what_is_printed_is_what_the_frame_has(every_page: list[Page], results_of_every_kind: Results) -> None:
+    """To the last printed digit, by a way of its own: each number of a column is one of the frame, rounded."""
+    for table, title, column, scale in (
+        ("timings", "forward", "forward_ms_mean", 1),
+        ("memory", "peak", "peak_allocated_bytes", 2**-30),
+        ("utilisation", "MFU", "mfu", 100),
+        ("snapshots", "events", "snapshot_events", 1),
+        ("kernel-coverage", "busy", "busy", 100),
+    ):
+        (page,) = (page for page in every_page if page.table.name == table)
+        place = next(place for place, name in enumerate(page.header) if name.startswith(title))
+        printed = [found[0] for row in page.rows if (found := re.match(r"-?[\d.]+", row[place].replace(",", "")))]
+        values = [float(value) * scale for value in results_of_every_kind.cells[column].dropna()]
+        assert printed
+        for text in printed:
+            digits = len(text.partition(".")[2])
+            assert any(f"{value:.{digits}f}" == text for value in values), (table, text)
+
+
+def test_every_format_of_every_table_has_the_same_numbers(every_page: list[Page]) -> None:
+    """Read back out of what was written: as many numbers, and each to the same digit."""
+    for page in every_page:
+        numbers = [number for row in written_out(page) for text in row for number in re.findall(r"\d+\.\d+", text)]
+        assert [number for row in list(csv.reader(io.StringIO(to_csv(page), newline="")))[1:] for text in row
+                for number in re.findall(r"\d+\.\d+", text)] == numbers  # fmt: skip
+        for form in (to_markdown, to_latex, to_typst):
+            found = Counter(re.findall(r"\d+\.\d+", form(page)))
+            assert not Counter(number for row in page.rows for text in row for number in re.findall(r"\d+\.\d+", text)) - found
 
 
 def test_nothing_of_a_name_is_markup(ugly: Page) -> None:

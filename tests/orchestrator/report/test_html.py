@@ -331,6 +331,42 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
     assert asked == {page.as_uri()}
 
 
+def click(browser: Any, selector: str, text: str = "") -> Any:
+    """As somebody would: on the first of these that says it."""
+    found = next(one for one in browser.find_elements("css selector", selector) if text in one.text)
+    found.click()
+    return found
+
+
+@pytest.mark.slow
+def test_what_a_stranger_asks_takes_no_more_than_three_clicks(run_of_every_kind: Run, browser: Any, tmp_path: Path) -> None:
+    """Why a cell failed, and which kernel dominates the backward pass of xl, of cells that an H200 measured."""
+    results = load_results(run_of_every_kind)
+    page = tmp_path / "index.html"
+    page.write_text(page_of(run_of_every_kind))
+    browser.get(page.as_uri())
+
+    failed = results.cells[results.cells["status"] == "oom"].iloc[-1]
+    click(browser, "nav a", "What did not end well")
+    click(browser, "#table-failures tbody a", failed["cell"])
+    wait(browser, "document.getElementById('cell').open")
+    said = browser.find_element("id", "cell").text
+    assert "CUDA out of memory. Tried to allocate" in said
+    assert failed["message"][:120] in said.replace("\n", " ")
+    assert f"{int(failed['asked_bytes']):,}" in said
+    browser.find_element("id", "close").click()
+
+    click(browser, "nav a", "Top kernels by phase")
+    click(browser, "#table-kernels .filter").send_keys("xl train_step backward")
+    (first, *_) = column(browser, "kernels", "name")
+    xl = results.cells[(results.cells["size"] == "xl") & (results.cells["pass"] == "train_step")]
+    kernels = results.kernels().merge(xl[["cell"]], on="cell")
+    by_name = kernels[kernels["phase"] == "backward"].groupby("name")["ms"].sum()
+    assert first[:60] in str(by_name.idxmax())
+    assert float(column(browser, "kernels", "total ms")[0]) == pytest.approx(by_name.max(), rel=1e-3)
+    assert browser.get_log("browser") == []
+
+
 def test_a_torn_part_is_one_line_with_its_remedy(run: Run, sweep_here: Callable[..., Any]) -> None:
     part = next((run.folder / "samples").glob("*.parquet"))
     part.write_bytes(part.read_bytes()[:200])

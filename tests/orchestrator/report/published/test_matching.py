@@ -6,6 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from orchestrator.report.published.matching import fits, left_open, matches, siblings
@@ -109,3 +110,11 @@ def test_a_sibling_differs_in_one_axis_alone() -> None:
     longer = {**compiled, "cell": "l", "context_length": 256}
     found = siblings([eager, compiled, longer], axes, "compile", "eager", ("compile_mode",))
     assert {cell: base["cell"] for cell, base in found.items()} == {"e": "e", "m": "e"}
+
+
+def test_a_cell_of_a_task_without_the_axis_is_no_base() -> None:
+    """As beside sums and norms, which are not compiled."""
+    axes = ("compile", "context_length")
+    rows = [{"cell": "n", "task": "norms", "compile": pd.NA, "context_length": pd.NA}]
+    eager = {"cell": "e", "task": "t", "compile": "eager", "context_length": 128}
+    assert set(siblings([*rows, eager, {**eager, "cell": "m", "compile": "model"}], axes, "compile", "eager")) == {"e", "m"}

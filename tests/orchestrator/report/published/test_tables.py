@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from orchestrator.api import load
-from orchestrator.cli import PublishedDevice, main
+from orchestrator.cli import main
+from orchestrator.cli_report import PublishedDevice
 from orchestrator.errors import ConfigError
 from orchestrator.report.details import Details
 from orchestrator.report.formats import FORMATS, to_csv, to_latex, to_markdown, to_typst

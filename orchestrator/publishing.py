@@ -1,0 +1,137 @@
+"""Runs as others may have them: `sweep publish RUN … --out FOLDER`, whose tables `sweep report FOLDER` makes anywhere alike.
+
+    publication.json   the runs, whose numbers stand beside theirs, what was left out, and each file's digest
+    NAME/              one folder a run, to be read like any other: run.json, a part a table, and config.yaml
+    cells.parquet      one wide row a cell, of all runs
+    report/            the page, each table as Markdown, the charts as SVG
+
+runs ─redact→ parts, manifests ─read again→ report ─within the limit→ in place, whole or not at all
+
+Artifacts, logs and caches are left out, the evidence of each attempt is kept. Nothing depends on when or where that is done.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from orchestrator.errors import RunError
+from orchestrator.redaction import Redaction
+from orchestrator.report.frames import load_results
+from orchestrator.report.published.tables import published_tables
+from orchestrator.reporting import make_report
+from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter, tables, writing
+from orchestrator.together import Publication, Together, digest, is_publication, named_runs
+
+MB = 1_000_000
+CONFIG = "config.yaml"
+FORMATS, PICTURES = ("md",), ("svg",)  # of the report: the others are made of the same data by `sweep report`
+_NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
+_NAMED = 4  # of the largest things, where they are too large together
+
+
+@dataclass(frozen=True)
+class Published:
+    """sizes: in bytes, the largest first, by what stands at the top of the folder or of a run. left_out: a sentence each."""
+
+    cells: int
+    sizes: Mapping[str, int]
+    left_out: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes.values())
+
+
+def publish(folders: Sequence[Path], out: Path, most_bytes: int, against: str | None) -> Published:
+    """Runs, in one folder that stays within a size; what was published there before is replaced.
+
+    against: whose numbers stand beside theirs in the report. Raises RunError where a folder holds no run, where `out` holds
+    something else than what was published before, and where it would be too large; RunUnwritable.
+    """
+    runs = {name.replace("/", "-"): run for name, run in named_runs(folders).items()}
+    _check_place(out, runs)
+    redaction = Redaction(pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()]))
+    with _aside(out) as folder:
+        for name, run in runs.items():
+            _copy(run, folder / name, redaction)
+        RunWriter(folder).write_cells(load_results(Together({name: Run(folder / name) for name in runs}, folder)).cells)
+        left_out = (*redaction.said(), _NOT_COPIED)
+        _write_contents(folder, {"runs": list(runs), "against": against, "left_out": left_out})
+        publication = Publication(folder)  # as whoever has the folder reads it
+        results = load_results(publication)
+        publication.write_report(make_report(publication, results, published_tables(against)).files(FORMATS, PICTURES))
+        sizes = _sizes(folder)
+        if sum(sizes.values()) > most_bytes:
+            raise RunError(f"{out}: {_too_large(sizes, most_bytes)}", "Publish fewer runs, or allow more with --limit-mb")
+    return Published(len(results.cells), sizes, left_out)
+
+
+def _check_place(out: Path, runs: Mapping[str, Run]) -> None:
+    if out.exists() and not is_publication(out) and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out}: holds something else than what was published", "Name a new folder with --out")
+    within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]
+    if within:
+        raise RunError(f"{within[0]}: lies in the folder that is to be replaced", "Name the runs that were measured, all of them")
+
+
+@contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    """A folder that takes the place of `out` if all goes well, and else is gone."""
+    new, old = (out.with_name(f".{out.name}.{which}") for which in ("new", "old"))
+    try:
+        with writing(out):
+            _remove(new, old)  # left by a kill
+            new.mkdir(parents=True)
+        yield new
+        with writing(out):
+            if out.exists():
+                out.rename(old)
+            new.rename(out)
+    finally:
+        _remove(new, old)
+
+
+def _remove(*folders: Path) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
+    writer = RunWriter(folder)
+    for table in tables():
+        writer.write_whole(table, redaction.table(table, run.read(table)))
+    manifest = redaction.manifest(run.read_manifest())
+    writer.write_manifest(manifest)
+    if "config" in manifest:
+        (folder / CONFIG).write_text(yaml.safe_dump(manifest["config"], sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
+    """Last of what is not derived: with the digest of every file that is there."""
+    files = {str(path.relative_to(folder).as_posix()): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    whole = {"schema_version": SCHEMA_VERSION, **contents, "files": files}
+    (folder / PUBLICATION_FILE).write_text(json.dumps(whole, indent=1), encoding="utf-8")
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """In bytes, of what stands at the top of it, and of each table of each run."""
+    sizes: Counter[str] = Counter()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            sizes["/".join(path.relative_to(folder).parts[:2])] += path.stat().st_size
+    return dict(sizes.most_common())
+
+
+def _too_large(sizes: Mapping[str, int], most_bytes: int) -> str:
+    largest = ", ".join(f"{name} {size / MB:.1f} MB" for name, size in list(sizes.items())[:_NAMED])
+    return f"{sum(sizes.values()) / MB:.1f} MB, where {most_bytes / MB:g} MB are allowed; the largest are {largest}"

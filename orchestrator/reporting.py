@@ -1,0 +1,62 @@
+"""The whole report of a run: what it says in words, its tables, its charts and its page, as the files of its folder.
+
+run ─load→ results ─┬─draw→ charts
+                    ├─answers→ words
+                    └─lay out→ tables   ─files→ (path, content)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from orchestrator.artifacts import read_artifacts
+from orchestrator.report.answers import Answer, answers
+from orchestrator.report.details import read_details
+from orchestrator.report.formats import FORMATS, files_of
+from orchestrator.report.frames import Results
+from orchestrator.report.html import to_html
+from orchestrator.report.plots import PICTURES, Figure, draw_figures, figure_files
+from orchestrator.report.render import Page, answers_to_markdown, lay_out, provenance
+from orchestrator.report.table import Table
+from orchestrator.report.tables import TABLES
+from orchestrator.store import Content, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+PAGE = "index.html"
+
+
+@dataclass(frozen=True)
+class Report:
+    run: Run
+    results: Results
+    found: Sequence[Answer]
+    pages: Sequence[Page]
+    figures: Sequence[Figure]
+    page: str = PAGE  # within the folder
+
+    @property
+    def words(self) -> str:
+        """What it says in words, as Markdown; empty where that is nothing."""
+        return answers_to_markdown(self.found, provenance(self.results)) if self.found else ""
+
+    def files(
+        self, formats: Collection[str] = tuple(FORMATS), pictures: Collection[str] = PICTURES
+    ) -> Iterator[tuple[str, Content]]:
+        """By path within the report's folder, each made when it is asked for: the page comes last."""
+        yield from files_of(self.pages, formats)
+        if self.words:
+            yield "answers.md", self.words
+        yield from figure_files(self.figures, pictures).items()
+        details = read_details(self.run, self.results, partial(read_artifacts, self.run))
+        yield self.page, to_html(self.results, self.found, self.pages, self.figures, details)
+
+
+def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:
+    """beside: tables of what others published of the same cells."""
+    figures = draw_figures(results)  # first: it is what needs most beside the frames
+    return Report(run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), figures)

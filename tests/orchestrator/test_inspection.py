@@ -1,0 +1,51 @@
+"""What `sweep show` prints of one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import RunError
+from orchestrator.inspection import describe_cell
+from orchestrator.store import Run
+from tasks.harness.records import Outcome, Status
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> Run:
+    """A cell that was timed until its interval was narrow, and one that ran out of memory."""
+    run = Run(tmp_path / "run")
+    adaptive = {"timing_warmup_steps": 3, "timing_stopped_by": "half-width", "timing_half_width": 0.0087}
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "run"})
+        timed = make_outcome(context_length=16)
+        writer.append(replace(timed, facts={**timed.facts, **adaptive}), None)
+        writer.append(make_outcome(Status.OOM, context_length=32), None)
+    return run
+
+
+def shown(run: Run, status: str) -> list[str]:
+    attempts = run.read("attempts").set_index("status")
+    return list(describe_cell(run, attempts.loc[status, "cell"][:8]))
+
+
+def test_how_the_number_of_steps_came_about(run: Run) -> None:
+    lines = shown(run, "ok")
+    assert {"  timing_warmup_steps: 3", "  timing_stopped_by: half-width", "  timing_half_width: 0.0087"} <= set(lines)
+    assert not any("gpu" in line for line in lines)  # of all other facts the report tells
+
+
+def test_the_evidence_and_the_samples(run: Run) -> None:
+    lines = shown(run, "oom")
+    assert "  message: it was oom" in lines
+    assert "  asked_bytes: 2,147,483,648" in lines
+    assert not any("timing_" in line for line in lines)
+    assert "  timing synced forward duration [ms]: 10, 11, 12" in shown(run, "ok")
+
+
+def test_a_cell_that_is_not_there(run: Run) -> None:
+    with pytest.raises(RunError, match="has no cell nothing"):
+        list(describe_cell(run, "nothing"))

@@ -1,0 +1,298 @@
+"""What was measured, published: the same tables wherever it is copied, nothing of the machine, no piece missing unnoticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+import orchestrator as sweep
+from orchestrator.cli import main
+from orchestrator.errors import RunUnwritable
+from orchestrator.report.frames import load_results
+from orchestrator.store import PUBLICATION_FILE, Run, tables
+from orchestrator.together import Publication, open_runs
+from tasks.harness.records import AllocationRow, LiveRow, Outcome, Status
+from tests.conftest import ROOT
+
+Rendered = Callable[[Path], Mapping[str, bytes]]
+
+SECRETS = ("secret-host", "/home/ann", "10.0.0.5", "s3cr3t", "4711")
+EVIDENCE = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host'
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test leaves what each of the others copies."""
+    return tmp_path_factory.mktemp("once")
+
+
+@pytest.fixture
+def runs(once: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]) -> list[Path]:
+    """Two runs that share cells; one cell out of memory, one failed; everything a part can hold, and secrets in it."""
+    if not (once / "full").exists():
+        _measure([once / "full", once / "capped"], make_outcome)
+    return [shutil.copytree(once / name, tmp_path / name) for name in ("full", "capped")]
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which take seconds to draw."""
+    monkeypatch.setattr("orchestrator.reporting.draw_figures", lambda results: [])
+
+
+@pytest.fixture
+def published(once: Path, runs: list[Path], tmp_path: Path, no_charts: None) -> Path:
+    if not (once / "gpu").exists():
+        done = command("publish", *runs, "--out", once / "gpu")
+        assert done.exit_code == 0, done.output
+    return shutil.copytree(once / "gpu", tmp_path / "published" / "gpu")
+
+
+def _measure(folders: list[Path], make_outcome: Callable[..., Outcome]) -> None:
+    for folder in folders:
+        with Run(folder).opened_for_writing() as writer:
+            writer.write_manifest(_manifest(folder.name))
+            for context in (16, 32):
+                writer.append(_with_all(make_outcome(context_length=context)), "abc")
+            writer.append(_told(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)), "abc")
+            writer.append(_told(make_outcome(Status.FAILED, context_length=128)), "abc")
+            writer.write_cells(load_results(writer).cells)
+
+
+def _manifest(name: str) -> dict[str, object]:
+    config = {"name": name, "env": {"TOKEN": "s3cr3t"}, "grids": [{"task": "train_step", "fixed": {"size": "tiny"}}]}
+    command = ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"]
+    return {"name": name, "config": config, "invocations": [{"time": "2026-11-20", "command": command, "commit": "abc"}]}
+
+
+def _with_all(outcome: Outcome) -> Outcome:
+    held = AllocationRow("peak", "forward", "activations", "ffn", "scope", "forward", "/home/ann/m.py:3 f", 512, 2, 1024)
+    lives = tuple(LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3))
+    return replace(_told(outcome), allocations=(held,), live=lives)
+
+
+def _told(outcome: Outcome) -> Outcome:
+    facts = {**outcome.facts, "host": "secret-host", "pid": 4711}
+    evidence = {**outcome.evidence, "traceback": EVIDENCE} if outcome.evidence else outcome.evidence
+    return replace(outcome, facts=facts, evidence=evidence)
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
+
+
+def files_of(folder: Path) -> Mapping[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendered]:
+    """Copies what was published, but for its report, and gives what is made of that in another folder, zone and locale."""
+
+    def rendered(published: Path) -> Mapping[str, bytes]:
+        copy = tmp_path / "another place" / "ä"
+        shutil.copytree(published, copy, ignore=shutil.ignore_patterns("report"))
+        monkeypatch.chdir(copy.parent)
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        done = command("report", copy.name)
+        assert done.exit_code == 0, done.output
+        return files_of(copy / "report")
+
+    yield rendered
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(published: Path, runs: list[Path], elsewhere: Rendered) -> None:
+    before = files_of(published / "report")
+    assert {"index.html", "answers.md", "timings.md", "failures.md", "composition.md"} <= set(before)
+    assert command("report", published).exit_code == 0
+    here = files_of(published / "report")
+    assert {name: here[name] for name in before} == before
+    assert {path.rpartition(".")[2] for path in here} == {"html", "md", "csv", "tex", "typ"}
+    shutil.rmtree(runs[0])
+    assert elsewhere(published) == here
+
+
+def test_the_charts_are_the_same_too(runs: list[Path], tmp_path: Path, elsewhere: Rendered) -> None:
+    assert command("publish", *runs, "--out", tmp_path / "gpu").exit_code == 0
+    before = files_of(tmp_path / "gpu" / "report")
+    assert {"figures/step-time.svg", "figures/phases.svg"} <= set(before)
+    there = elsewhere(tmp_path / "gpu")
+    assert {name: there[name] for name in before} == before
+
+
+def test_the_tables_are_those_of_the_runs(published: Path, runs: list[Path]) -> None:
+    assert command("report", *runs, "--against", "all").exit_code == 0
+    own = files_of(runs[0] / "with-capped" / "report")
+    for name, content in files_of(published / "report").items():
+        if name.endswith(".md") and not any(secret.encode() in own[name] for secret in SECRETS):
+            assert content == own[name], name
+
+
+def test_publishing_again_replaces_it_with_the_same(published: Path, runs: list[Path]) -> None:
+    before = files_of(published)
+    (published / "left.over").touch()
+    assert command("publish", *runs, "--out", published).exit_code == 0
+    assert files_of(published) == before
+    assert not list(published.parent.glob(".*"))
+
+
+def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[Path]) -> None:
+    for folder in runs:
+        ours, theirs = Run(folder), Run(published / folder.name)
+        assert set(tables()) - {"predictions"} <= {path.name for path in theirs.folder.iterdir()}
+        for table in tables():
+            plain, copied = ours.read(table), theirs.read(table)
+            kept = [column for column in plain if column not in ("facts", "evidence", "call_chain")]
+            assert copied[kept].equals(plain[kept]), table
+            assert copied.dtypes.equals(plain.dtypes), table
+    failures = (published / "report" / "failures.md").read_text()
+    assert "it was oom" in failures
+    evidence = Publication(published).read("attempts")["evidence"]
+    assert evidence.str.contains(r'File \\"tasks/train_step.py\\", line 3, on host 1').any()
+
+
+def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list[Path]) -> None:
+    texts = [path.read_text() for path in published.rglob("*") if path.suffix in (".json", ".yaml", ".md", ".html")]
+    texts += [str(pq.read_table(path).to_pydict()) for path in published.rglob("*.parquet")]
+    assert len(texts) > 20
+    for secret in SECRETS:
+        assert not any(secret in text for text in texts), secret
+        own = [str(pq.read_table(path).to_pydict()) for path in runs[0].rglob("*.parquet")]
+        assert any(secret in text for text in [*own, (runs[0] / "run.json").read_text()]), secret
+    page = (published / "report" / "index.html").read_text()
+    assert "names of hosts: 1, called host 1" in page
+    assert "value of the environment variable TOKEN: 2" in page
+
+
+def test_a_table_alone_is_that_alone(published: Path) -> None:
+    done = command("report", published, "--table", "timings")
+    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == ["## End to end"]
+    assert command("report", published, "--table", "against-timings").exit_code == 0  # known without --against
+
+
+def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
+    together = sweep.load(published)
+    assert set(together.cells["run"]) == {"full", "capped"}
+    assert len(together.cells) == 8
+    assert list(pq.read_table(published / "cells.parquet")["cell"].to_pylist()) == list(together.cells["cell"])
+    alone = sweep.load(published / "full")
+    shown = command("show", published / "full", alone.cells["cell"].iloc[0])
+    assert "parameters: " in shown.output
+    assert command("compare", published / "full", published / "capped").exit_code == 0
+    assert yaml.safe_load((published / "full" / "config.yaml").read_text())["grids"]
+    beside = open_runs([published, runs[0]])
+    names = set(beside.read("attempts")["cell"].str.rpartition(":")[0])
+    assert names == {"gpu/full", "gpu/capped", f"{runs[0].parent.name}/full"}
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_one_run_alone(runs: list[Path], tmp_path: Path) -> None:
+    assert command("publish", runs[0], "--out", tmp_path / "one").exit_code == 0
+    assert len(sweep.load(tmp_path / "one").cells) == 4
+    assert "run" not in sweep.load(tmp_path / "one").table("timings")  # the same in all rows
+
+
+def test_a_limit_is_kept_and_says_what_is_largest(published: Path, runs: list[Path]) -> None:
+    before = files_of(published)
+    done = command("publish", *runs, "--out", published, "--limit-mb", "0.1")
+    assert done.exit_code == 2
+    assert "0.1 MB are allowed; the largest are " in done.stderr
+    assert "report/index.html 0.1 MB" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert files_of(published) == before
+    assert not list(published.parent.glob(".*"))
+
+
+def remove_a_part(folder: Path) -> None:
+    (folder / "full" / "samples" / "all.parquet").unlink()
+
+
+def tear_a_part(folder: Path) -> None:
+    part = folder / "full" / "kernels" / "all.parquet"
+    part.write_bytes(part.read_bytes()[:-9])
+
+
+def remove_a_run(folder: Path) -> None:
+    shutil.rmtree(folder / "capped")
+
+
+def tear_the_list(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text("{")
+
+
+def list_less(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text("{}")
+
+
+def come_from_the_future(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text(json.dumps({"schema_version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (remove_a_part, "full/samples/all.parquet of what was published is missing. Copy"),
+        (tear_a_part, "full/kernels/all.parquet: is torn, or not what was published. Copy"),
+        (remove_a_run, " and 6 more of what was published is missing. Copy"),
+        (tear_the_list, f"{PUBLICATION_FILE}: cannot be read: Expecting"),
+        (list_less, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
+        (come_from_the_future, "was published with schema 99, newer than 1. Update"),
+    ],
+)
+def test_a_missing_or_torn_piece_is_one_line(harm: Callable[[Path], None], said: str, published: Path) -> None:
+    harm(published)
+    done = command("report", published)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[Path], tmp_path: Path) -> None:
+    refused = command("publish", *runs, "--out", runs[1])
+    assert refused.exit_code == 2
+    assert "capped: holds something else than what was published" in refused.stderr
+    refused = command("publish", published / "full", "--out", published)
+    assert refused.exit_code == 2
+    assert "full: lies in the folder that is to be replaced" in refused.stderr
+    for folder in (published, published / "full"):
+        with pytest.raises(RunUnwritable, match="is published"), Run(folder).opened_for_writing():
+            pass
+    refused = command("status", published)
+    assert refused.exit_code == 2
+    assert f"Name one of them: {published / 'capped'}, {published / 'full'}" in refused.stderr
+    assert command("publish", tmp_path / "nothing", "--out", tmp_path / "out").exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "tracked"),
+    [
+        ("results/published/h200/full/samples/all.parquet", True),
+        ("results/published/h200/report/index.html", True),
+        ("results/published/h200/report/timings.md", True),
+        ("results/published/h200/report/figures/step-time.svg", True),
+        ("results/published/h200/report/timings.csv", False),
+        ("results/published/h200/report/figures/step-time.png", False),
+        ("results/full/run.json", False),
+        ("results/README.md", True),
+    ],
+)
+def test_what_git_keeps_of_results(path: str, tracked: bool) -> None:
+    asked = subprocess.run(["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT, capture_output=True)
+    if asked.returncode == 128:
+        pytest.skip("not a checkout")
+    assert (asked.returncode == 1) is tracked

@@ -1,0 +1,90 @@
+"""docs/findings.md keeps its word: its commands are such, and where the published results are here, they print its numbers."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.cli import main
+from orchestrator.report.frames import Results, load_results
+from orchestrator.store import Run
+from tests.conftest import ROOT
+
+TEXT = (ROOT / "docs" / "findings.md").read_text()
+PUBLISHED = Path("results/published/h200")
+BOLD = re.compile(r"\*\*(.+?)\*\*")
+BLOCKS = [part.partition("\n```") for part in TEXT.split("```sh\n")[1:]]
+COMMANDS = [command for command, _, _ in BLOCKS]
+SAID = [TEXT.partition("```sh\n")[0], *(text for _, _, text in BLOCKS)]  # before each command; and at the end
+
+
+def test_each_finding_has_its_command() -> None:
+    assert len(COMMANDS) > 10
+    assert all("\n" not in command and command.startswith("sweep report results/published/h200 ") for command in COMMANDS)
+    assert sum(bool(BOLD.search(said)) for said in SAID) >= len(COMMANDS) - 1  # one points at notes
+    assert not SAID[-1].strip()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.removeprefix("sweep report results/published/h200 "))
+def test_its_commands_can_be_typed(command: str) -> None:
+    with click.Context(main) as context:
+        _, found, words = main.resolve_command(context, shlex.split(command)[1:])
+        assert found is not None
+        found.make_context("sweep", words, parent=context)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy: a report is written where its run is."""
+    if not (ROOT / PUBLISHED / "publication.json").exists():
+        pytest.skip("nothing is published here")
+    folder = tmp_path_factory.mktemp("findings")
+    shutil.copytree(ROOT / PUBLISHED, folder / PUBLISHED, ignore=shutil.ignore_patterns("report"))
+    return folder
+
+
+@pytest.fixture
+def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.report.frames.load_results", lambda run: _read(run.folder))
+
+
+@cache
+def _read(folder: Path) -> Results:
+    from orchestrator.together import Publication
+
+    return load_results(Publication(folder.absolute()))
+
+
+@pytest.mark.usefixtures("read_once")
+@pytest.mark.parametrize(("said", "command"), list(zip(SAID, COMMANDS, strict=False)), ids=[command[34:] for command in COMMANDS])
+def test_its_numbers_are_printed(said: str, command: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(published)
+    done = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="sweep")
+    assert done.exit_code == 0, done.output
+    assert "\n|" in done.stdout
+    printed = set(re.findall(r"[^\s|\[\],()]+", done.stdout))
+    assert [number for number in BOLD.findall(said) if number not in printed] == []
+
+
+def test_the_published_report_is_what_is_made_of_it(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fresh clone renders it, and its tables are the same byte for byte."""
+    monkeypatch.setattr("orchestrator.reporting.draw_figures", lambda results: [])
+    done = CliRunner().invoke(main, ["report", str(published / PUBLISHED)], prog_name="sweep")
+    assert done.exit_code == 0, done.output
+    tracked = sorted((ROOT / PUBLISHED / "report").glob("*.md"))
+    assert tracked
+    assert [
+        path.name for path in tracked if path.read_bytes() != (published / PUBLISHED / "report" / path.name).read_bytes()
+    ] == []
+    assert sum(path.stat().st_size for path in (ROOT / PUBLISHED).rglob("*") if path.is_file()) < 25e6
+
+
+def test_a_run_reads_without_the_others(published: Path) -> None:
+    assert all(Run(path.parent).require() for path in (published / PUBLISHED).glob("*/run.json"))
