@@ -50,16 +50,20 @@ class Layout(Protocol):
 def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
     cells = results.cells
-    varying = [axis for axis in results.axes if _varies_within_a_task(cells, axis)]
+    tasks = cells["task"] if "task" in cells and cells["task"].nunique() > 1 else None
+    varying = [axis for axis in results.axes if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)]
     shown = [axis for axis in ALWAYS_SHOWN if axis in results.axes and cells[axis].notna().any()]
     return [axis for axis in dict.fromkeys([*shown, *varying]) if axis not in without]
 
 
-def _varies_within_a_task(cells: pd.DataFrame, axis: str) -> bool:
-    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells."""
-    known = axis in OF_TIMING
-    values = cells[axis].groupby(cells["task"]).nunique(dropna=known) if "task" in cells else cells[[axis]].nunique(dropna=known)
-    return bool((values > 1).any())
+def _varies_within_a_task(values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None) -> bool:
+    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells.
+
+    tasks: of each value, where there are several.
+    """
+    if values.nunique(dropna=without_null) < 2:
+        return False
+    return tasks is None or bool((values.groupby(tasks).nunique(dropna=without_null) > 1).any())
 
 
 def ordered_values(axis: str, values: Any) -> list[Any]:
