@@ -266,7 +266,7 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
     results = load_results(folder)
     beside = _published_tables(against)
     chosen = results if cells is None else choose_cells(results, cells.split(","))
-    figures = [] if tables or cells is not None else _draw(results)  # first: it is what needs most beside the frames
+    drawing = None if tables or cells is not None else _begin_drawing(results)
     pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
     found = [] if tables or cells is not None else answers(results)
     words = answers_to_markdown(found, provenance(results)) if found else ""
@@ -284,8 +284,8 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
         return
     try:
         folder.write_report(chain(files_of(pages), [("answers.md", words)] if words else []))
-        if not tables:
-            click.echo(f"as one page: {_write_page(folder, results, found, pages, figures)}", err=True)
+        if drawing is not None:
+            click.echo(f"as one page: {_write_page(folder, results, found, pages, drawing)}", err=True)
     except SweepError as error:
         click.echo(f"sweep: {error}", err=True)
 
@@ -380,13 +380,13 @@ def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[
     return names if not names or set(names) & set(published) else (*names, *published)
 
 
-def _draw(results: Any) -> Any:
-    from orchestrator.report.plots import draw_figures
+def _begin_drawing(results: Any) -> Any:
+    from orchestrator.report.plots import begin_drawing
 
-    return draw_figures(results)
+    return begin_drawing(results)
 
 
-def _write_page(run: Any, results: Any, found: Any, pages: Any, figures: Any) -> Path:
+def _write_page(run: Any, results: Any, found: Any, pages: Any, drawing: Any) -> Path:
     """Writes the report as a page, and its charts. Raises RunUnwritable."""
     from orchestrator.artifacts import read_artifacts
     from orchestrator.report.details import read_details
@@ -394,7 +394,8 @@ def _write_page(run: Any, results: Any, found: Any, pages: Any, figures: Any) ->
     from orchestrator.report.plots import figure_files
 
     details = read_details(run, results, partial(read_artifacts, run))
-    run.write_report([("index.html", to_html(results, found, pages, figures, details)), *figure_files(figures).items()])
+    html = to_html(results, found, pages, drawing, details)
+    run.write_report([("index.html", html), *figure_files(drawing.figures()).items()])
     return Path(run.folder) / "report" / "index.html"
 
 

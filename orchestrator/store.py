@@ -48,6 +48,8 @@ _MERGED = "merged-"
 _REPLACES = b"replaces"
 _READ_TRIES = 5
 _BATCH_ROWS = 10_000
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGE_BYTES = 128 * 1024  # glibc's own default of both, before it adapts them
 
 ATTEMPTS = pa.schema(
     [
@@ -142,6 +144,9 @@ PREDICTIONS = pa.schema(
     ]
 )
 pa.set_memory_pool(pa.system_memory_pool())  # gives back what is no longer used: a report reads much and then makes much
+with suppress(OSError, AttributeError):  # as does glibc, if it may not keep the more, the larger the pieces are that it has seen
+    for _threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        ctypes.CDLL(None).mallopt(_threshold, _LARGE_BYTES)
 _SCHEMAS = {
     "attempts": ATTEMPTS,
     "samples": SAMPLES,

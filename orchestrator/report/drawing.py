@@ -1,13 +1,15 @@
 """Charts as SVG and PNG, and the script that shows them on a page.
 
-A browser's engine does it, which keeps what memory it took: for a large report it does so in a process of its own.
+A browser's engine does it, which takes seconds and keeps what memory it took: for a large report it does so in a process of its
+own, while the tables are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache, partial
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
@@ -18,6 +20,7 @@ T = TypeVar("T")
 MANY = 2000  # cells, from which on a process of its own is worth the half second that it takes to start
 _PNG_SCALE = 2  # pixels a point: sharp in print
 _EMBED = "window.vegaEmbed = vegaEmbed;"
+_ONE_BY_ONE = ThreadPoolExecutor(1)  # two engines at a time would take twice the memory
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,20 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+@cache
 def script_of_charts() -> str:
     """For a page that asks for nothing else. To bundle it takes seconds."""
     script: str = vl_convert.javascript_bundle(_EMBED)
     return script
 
 
-def here_or_apart(cells: int, work: Callable[..., T], *given: object) -> T:
-    """What `work` makes of what it is given, in a process of its own where there are many cells."""
+def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:
+    """What gives what `work` makes of what it is given. Where there are many cells, that is begun in a process of its own."""
     if cells < MANY:
-        return work(*given)
-    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-        return apart.submit(work, *given).result()
+        return cache(partial(work, *given))
+    return _ONE_BY_ONE.submit(_apart, work, *given).result
+
+
+def _apart(work: Callable[..., T], *given: object) -> T:
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(work, *given).result()
