@@ -235,7 +235,7 @@ class Run:
                 _replace(path, content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
-        return (self.folder / "artifacts" / cell / str(number)).absolute()
+        return self.folder.absolute().joinpath("artifacts", cell, str(number))
 
     def highest_attempts(self) -> dict[str, int]:
         """The highest attempt number of each cell that has a folder, finished or not."""
