@@ -267,8 +267,8 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
     beside = _published_tables(against)
     chosen = results if cells is None else choose_cells(results, cells.split(","))
     drawing = None if tables or cells is not None else _begin_drawing(results)
-    pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
     found = [] if tables or cells is not None else answers(results)
+    pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
     words = answers_to_markdown(found, provenance(results)) if found else ""
     if form == "md" and words:
         click.echo(words)
@@ -393,9 +393,11 @@ def _write_page(run: Any, results: Any, found: Any, pages: Any, drawing: Any) ->
     from orchestrator.report.html import to_html
     from orchestrator.report.plots import figure_files
 
+    files = figure_files(drawing.figures())
+    drawing.script()  # when nothing is drawn any more, there is memory for the samples
     details = read_details(run, results, partial(read_artifacts, run))
     html = to_html(results, found, pages, drawing, details)
-    run.write_report([("index.html", html), *figure_files(drawing.figures()).items()])
+    run.write_report([("index.html", html), *files.items()])
     return Path(run.folder) / "report" / "index.html"
 
 

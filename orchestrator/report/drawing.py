@@ -6,14 +6,15 @@ own, while the tables are made.
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
-from multiprocessing import get_context
 from typing import Any, TypeVar
-
-import vl_convert
 
 T = TypeVar("T")
 
@@ -38,6 +39,8 @@ def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
 
 
 def _draw(chart: Mapping[str, Any]) -> Picture:
+    import vl_convert  # here: not where a process of its own draws
+
     try:
         svg = vl_convert.vegalite_to_svg(dict(chart))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
@@ -52,6 +55,8 @@ def described(error: Exception) -> str:
 @cache
 def script_of_charts() -> str:
     """For a page that asks for nothing else. To bundle it takes seconds."""
+    import vl_convert
+
     script: str = vl_convert.javascript_bundle(_EMBED)
     return script
 
@@ -64,5 +69,19 @@ def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]
 
 
 def _apart(work: Callable[..., T], *given: object) -> T:
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(work, *given).result()
+    """In a process that imports nothing but this: those of multiprocessing import all that was begun with."""
+    command = [sys.executable, "-m", __name__]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, input=pickle.dumps((work, given)), stdout=subprocess.PIPE, env=paths, check=True)
+    made: T = pickle.loads(done.stdout)
+    return made
+
+
+def _work_here() -> None:
+    """What `_apart` asks for on standard input, to standard output."""
+    work, given = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(pickle.dumps(work(*given)))
+
+
+if __name__ == "__main__":
+    _work_here()

@@ -159,11 +159,14 @@ class ByPhase:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
+        known_by = {phase: [column.format(phase) for column in self.known_by] for phase, _ in self.phases}
+        values = {phase: [value(phase) for _, value in self.columns] for phase in (*known_by, NOTHING)}
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
-            phases = [phase for phase in self.phases if any(known(row, column.format(phase[0])) for column in self.known_by)]
+            texts = axis_texts(row, axes)
+            phases = [phase for phase in self.phases if any(known(row, column) for column in known_by[phase[0]])]
             for phase, name in phases or [(NOTHING, NOTHING)]:
-                rows.append([*axis_texts(row, axes), name, *(value(phase)(row) for _, value in self.columns)])
+                rows.append([*texts, name, *(value(row) for value in values[phase])])
         return [*axes, self.title, *(title for title, _ in self.columns)], rows
 
 
