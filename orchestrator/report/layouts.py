@@ -115,6 +115,9 @@ class _Record(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._columns[name][self._place]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._columns[name][self._place] if name in self._columns.names else default
+
     def __contains__(self, name: object) -> bool:
         return name in self._columns.names
 
