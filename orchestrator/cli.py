@@ -269,6 +269,8 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
     drawing = None if tables or cells is not None else _begin_drawing(results)
     found = [] if tables or cells is not None else answers(results)
     pages = lay_out(chosen, _with_published(tables, beside), (*TABLES, *beside))
+    if drawing is not None:
+        drawing.figures()  # when they are drawn, there is memory for all that is written
     words = answers_to_markdown(found, provenance(results)) if found else ""
     if form == "md" and words:
         click.echo(words)
