@@ -18,7 +18,7 @@ from orchestrator.report.details import read_details
 from orchestrator.report.formats import FORMATS, files_of
 from orchestrator.report.frames import Results
 from orchestrator.report.html import to_html
-from orchestrator.report.plots import PICTURES, Figure, draw_figures, figure_files
+from orchestrator.report.plots import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.render import Page, answers_to_markdown, lay_out, provenance
 from orchestrator.report.table import Table
 from orchestrator.report.tables import TABLES
@@ -36,7 +36,7 @@ class Report:
     results: Results
     found: Sequence[Answer]
     pages: Sequence[Page]
-    figures: Sequence[Figure]
+    drawing: Drawing
     page: str = PAGE  # within the folder
 
     @property
@@ -51,12 +51,15 @@ class Report:
         yield from files_of(self.pages, formats)
         if self.words:
             yield "answers.md", self.words
-        yield from figure_files(self.figures, pictures).items()
+        yield from figure_files(self.drawing.figures(), pictures).items()
+        self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
-        yield self.page, to_html(self.results, self.found, self.pages, self.figures, details)
+        yield self.page, to_html(self.results, self.found, self.pages, self.drawing, details)
 
 
 def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:
     """beside: tables of what others published of the same cells."""
-    figures = draw_figures(results)  # first: it is what needs most beside the frames
-    return Report(run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), figures)
+    drawing = begin_drawing(results)
+    report = Report(run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), drawing)
+    drawing.figures()  # when they are drawn, there is memory for all that is written
+    return report

@@ -51,6 +51,9 @@ _MERGED = "merged-"
 _REPLACES = b"replaces"
 _READ_TRIES = 5
 _BATCH_ROWS = 10_000
+_PARTS_AT_ONCE = 16
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_LARGE_BYTES = 128 * 1024  # glibc's own default of both, before it adapts them
 
 ATTEMPTS = pa.schema(
     [
@@ -145,6 +148,9 @@ PREDICTIONS = pa.schema(
     ]
 )
 pa.set_memory_pool(pa.system_memory_pool())  # gives back what is no longer used: a report reads much and then makes much
+with suppress(OSError, AttributeError):  # as does glibc, if it may not keep the more, the larger the pieces are that it has seen
+    for _threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
+        ctypes.CDLL(None).mallopt(_threshold, _LARGE_BYTES)
 _SCHEMAS = {
     "attempts": ATTEMPTS,
     "samples": SAMPLES,
@@ -199,18 +205,18 @@ class Run:
         return frame
 
     def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        """Part by part, of which each takes several times as much while it is read."""
+        """Some parts at a time: they take several times as much while they are read, and pandas its time for each time."""
         import pandas as pd
         from pandas.api.types import union_categoricals
 
         schema = _with_categories(_SCHEMAS[table])
         empty = _empty(schema, columns)
 
-        def as_columns(part: pa.Table) -> dict[str, pd.Series[Any]]:
-            whole = pa.concat_tables([empty, part], promote_options="permissive")
+        def as_columns(parts: list[pa.Table]) -> dict[str, pd.Series[Any]]:
+            whole = pa.concat_tables([empty, *parts], promote_options="permissive").unify_dictionaries()
             return {name: whole[name].to_pandas() for name in whole.column_names}
 
-        parts = [as_columns(empty), *_read_parts(self.folder / table, schema, columns, as_columns)]
+        parts = [as_columns([]), *_read_parts(self.folder / table, schema, columns, as_columns, _PARTS_AT_ONCE)]
         joined: dict[str, Any] = {
             name: union_categoricals([_of_texts(part.pop(name)) for part in parts])
             if isinstance(parts[0][name].dtype, pd.CategoricalDtype)
@@ -235,7 +241,7 @@ class Run:
                 _replace(path, content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
-        return (self.folder / "artifacts" / cell / str(number)).absolute()
+        return self.folder.absolute().joinpath("artifacts", cell, str(number))
 
     def highest_attempts(self) -> dict[str, int]:
         """The highest attempt number of each cell that has a folder, finished or not."""
@@ -396,9 +402,11 @@ def _read_parts(
     folder: Path,
     schema: pa.Schema,
     columns: list[str] | None,
-    made_of: Callable[[pa.Table], Any] = lambda part: part,
+    made_of: Callable[[list[pa.Table]], Any] = lambda parts: parts[0],
+    at_once: int = 1,
 ) -> list[Any]:
-    """What is made of every part that no merged one replaces, one open at a time: a run may have more parts than a process files.
+    """What is made of so many parts at once, of all that no merged one replaces. One is open at a time: a run may have more parts
+    than a process files.
 
     A driver may merge parts while a reader reads; the reader then begins anew.
     """
@@ -406,7 +414,8 @@ def _read_parts(
         try:
             replaced = _replaced_parts(folder)
             parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
-            return [made_of(_read_part(path, schema, columns)) for path in parts]
+            starts = range(0, len(parts), at_once)
+            return [made_of([_read_part(path, schema, columns) for path in parts[start : start + at_once]]) for start in starts]
         except FileNotFoundError:
             continue
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from orchestrator.cli import main
 from orchestrator.report.frames import Results, load_results
+from orchestrator.report.plots import Drawing
 from orchestrator.store import Run
 from tests.conftest import ROOT
 
@@ -75,7 +76,7 @@ def test_its_numbers_are_printed(said: str, command: str, published: Path, monke
 
 def test_the_published_report_is_what_is_made_of_it(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh clone renders it, and its tables are the same byte for byte."""
-    monkeypatch.setattr("orchestrator.reporting.draw_figures", lambda results: [])
+    monkeypatch.setattr("orchestrator.reporting.begin_drawing", lambda results: Drawing())
     done = CliRunner().invoke(main, ["report", str(published / PUBLISHED)], prog_name="sweep")
     assert done.exit_code == 0, done.output
     tracked = sorted((ROOT / PUBLISHED / "report").glob("*.md"))

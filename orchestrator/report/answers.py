@@ -156,8 +156,9 @@ def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]
     keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
     of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided
     for told, group in _told_apart(of_interest, others, among=decided, always=("memory_limit_gib",)):
-        first = group.loc[group["status"] != "ok", "context_length"].min()
-        fits = group.loc[(group["status"] == "ok") & (group["context_length"] < first), "context_length"]
+        lengths, ended_well = group["context_length"].to_numpy(), group["status"].to_numpy() == "ok"
+        first = lengths[~ended_well].min()
+        fits = lengths[ended_well & (lengths < first)]
         longest = f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
         yield f"{told}: runs out of memory at context {first}{longest}"
 
@@ -204,10 +205,8 @@ def _groups(cells: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[ob
     if cells.empty or not set(axes) <= set(cells):
         return
     ranks = {axis: {str(value): place for place, value in enumerate(ordered_values(axis, cells[axis]))} for axis in axes}
-    named = cells.assign(**{f"_{axis}": cells[axis].astype("string").fillna(_NONE) for axis in axes})
-    found = [
-        (keys if isinstance(keys, tuple) else (keys,), group) for keys, group in named.groupby([f"_{axis}" for axis in axes])
-    ]
+    named = [cells[axis].astype("string").fillna(_NONE) for axis in axes]
+    found = [(keys if isinstance(keys, tuple) else (keys,), group) for keys, group in cells.groupby(named)]
     yield from sorted(found, key=lambda one: [ranks[axis].get(str(key), -1) for axis, key in zip(axes, one[0], strict=True)])
 
 

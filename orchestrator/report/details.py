@@ -93,23 +93,38 @@ class _Samples:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
-        series = rows.groupby(_NAMES, sort=False, dropna=False, observed=True)
-        places = series.ngroup().to_numpy()
-        named = [[str(text) for text in names] for names in rows.loc[~series.cumcount().astype(bool), _NAMES].to_numpy()]
-        self.names = [(" ".join(filter(None, name)), unit) for *name, unit in named]
-        cells = rows["cell"].cat.codes.to_numpy()
-        order = np.lexsort((places, cells))
-        self._places, self._values = places[order].astype(np.int32), rows["value"].to_numpy()[order]
-        starts = np.searchsorted(cells[order], np.arange(len(rows["cell"].cat.categories) + 1))
-        self._range = dict(zip(rows["cell"].cat.categories, pairwise(starts), strict=True))
+        self.names = [(" ".join(filter(None, name)), unit) for *name, unit in _distinct(rows[_NAMES])]
+        count = len(self.names)
+        keys = rows["cell"].cat.codes.to_numpy().astype(np.int64) * count + _places(rows[_NAMES])
+        order = np.argsort(keys, kind="stable")
+        keys, self._values = keys[order], rows["value"].to_numpy()[order]
+        begins = np.flatnonzero(np.diff(keys, prepend=-1))  # of each series of each cell
+        self._begins, self._places = np.append(begins, len(keys)), keys[begins] % count if count else begins
+        cells = rows["cell"].cat.categories
+        ends = np.searchsorted(keys[begins], np.arange(len(cells) + 1) * count)
+        self._range = dict(zip(cells, pairwise(ends.tolist()), strict=True))
 
     def of(self, cell: str) -> list[Series]:
         """The values of each series in the order of their steps, as a line of texts; nothing where nothing could be read."""
-        start, end = self._range.get(cell, (0, 0))
-        found: dict[int, list[str]] = {}
-        for place, value in zip(self._places[start:end].tolist(), self._values[start:end].tolist(), strict=True):
-            found.setdefault(place, []).append(_SHORT(value) if math.isfinite(value) else "")
-        return [(place, ",".join(texts)) for place, texts in found.items()]
+        first, last = self._range.get(cell, (0, 0))
+        begins = self._begins[first : last + 1]
+        values = self._values[begins[0] : begins[-1]].tolist()
+        texts = [_SHORT(value) if math.isfinite(value) else "" for value in values]
+        parts = pairwise((begins - begins[0]).tolist())
+        places = self._places[first:last].tolist()
+        return [(place, ",".join(texts[begin:end])) for place, (begin, end) in zip(places, parts, strict=True)]
+
+
+def _places(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Of each row, the place that its names have among the distinct ones, in the order in which they come."""
+    combined = np.zeros(len(names), dtype=np.int64)
+    for name in names:
+        combined = combined * (len(names[name].cat.categories) + 1) + names[name].cat.codes.to_numpy()
+    return pd.factorize(combined)[0].astype(np.int32)
+
+
+def _distinct(names: pd.DataFrame) -> list[list[str]]:
+    return [[str(text) for text in row] for row in names.drop_duplicates().to_numpy()]
 
 
 def _text(name: str, value: Any) -> str:

@@ -1,24 +1,28 @@
 """Charts as SVG and PNG, and the script that shows them on a page.
 
-A browser's engine does it, which keeps what memory it took: for a large report it does so in a process of its own.
+A browser's engine does it, which takes seconds and keeps what memory it took: for a large report it does so in a process of its
+own, while the tables are made.
 """
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import cache, partial
 from typing import Any, TypeVar
-
-import vl_convert
 
 T = TypeVar("T")
 
 MANY = 2000  # cells, from which on a process of its own is worth the half second that it takes to start
 _PNG_SCALE = 2  # pixels a point: sharp in print
 _EMBED = "window.vegaEmbed = vegaEmbed;"
+_ONE_BY_ONE = ThreadPoolExecutor(1)  # two engines at a time would take twice the memory
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
 
 
 def _draw(chart: Mapping[str, Any]) -> Picture:
+    import vl_convert  # here: not where a process of its own draws
+
     try:
         svg = numbered_anew(vl_convert.vegalite_to_svg(dict(chart)))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
@@ -54,15 +60,36 @@ def described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+@cache
 def script_of_charts() -> str:
     """For a page that asks for nothing else. To bundle it takes seconds."""
+    import vl_convert
+
     script: str = vl_convert.javascript_bundle(_EMBED)
     return script
 
 
-def here_or_apart(cells: int, work: Callable[..., T], *given: object) -> T:
-    """What `work` makes of what it is given, in a process of its own where there are many cells."""
+def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:
+    """What gives what `work` makes of what it is given. Where there are many cells, that is begun in a process of its own."""
     if cells < MANY:
-        return work(*given)
-    with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-        return apart.submit(work, *given).result()
+        return cache(partial(work, *given))
+    return _ONE_BY_ONE.submit(_apart, work, *given).result
+
+
+def _apart(work: Callable[..., T], *given: object) -> T:
+    """In a process that imports nothing but this: those of multiprocessing import all that was begun with."""
+    command = [sys.executable, "-m", __name__]
+    paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, input=pickle.dumps((work, given)), stdout=subprocess.PIPE, env=paths, check=True)
+    made: T = pickle.loads(done.stdout)
+    return made
+
+
+def _work_here() -> None:
+    """What `_apart` asks for on standard input, to standard output."""
+    work, given = pickle.load(sys.stdin.buffer)
+    sys.stdout.buffer.write(pickle.dumps(work(*given)))
+
+
+if __name__ == "__main__":
+    _work_here()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from tabulate import LATEX_ESCAPE_RULES
@@ -13,7 +14,7 @@ from orchestrator.report.render import Page, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
 _BETWEEN = "\x1f"  # stands between the texts of a row, and in none of them, while they are escaped as one
-_LATEX = str.maketrans({**LATEX_ESCAPE_RULES, _BETWEEN: " & "})
+_MARKUP_OF_LATEX = re.compile(f"[{re.escape(''.join(LATEX_ESCAPE_RULES))}]")
 
 
 def to_csv(page: Page) -> str:
@@ -25,7 +26,7 @@ def to_csv(page: Page) -> str:
 
 def to_latex(page: Page) -> str:
     r"""A `table` with a caption, to be \input; needs \usepackage{booktabs}."""
-    header, *rows = [_BETWEEN.join(map(_printable, row)).translate(_LATEX) + r" \\" for row in (page.header, *page.rows)]
+    header, *rows = [_latex_row(row) for row in (page.header, *page.rows)]
     body = "\n".join(
         [
             rf"\begin{{tabular}}{{{'r' * len(page.header)}}}",
@@ -69,11 +70,23 @@ def files_of(pages: Iterable[Page], formats: Collection[str] = tuple(FORMATS)) -
 
 
 def _latex(text: str) -> str:
-    return _printable(text).translate(_LATEX)
+    return _escaped_for_latex(_printable(text))
+
+
+def _latex_row(texts: list[str]) -> str:
+    return _escaped_for_latex(_BETWEEN.join(_printable_row(texts))).replace(_BETWEEN, " & ") + r" \\"
+
+
+def _escaped_for_latex(text: str) -> str:
+    return _MARKUP_OF_LATEX.sub(lambda found: LATEX_ESCAPE_RULES[found[0]], text)
 
 
 def _typst(text: str) -> str:
     return _STRING.encode(_printable(text))
+
+
+def _typst_row(texts: list[str]) -> str:
+    return _STRING.encode(_printable_row(texts))[1:-1]
 
 
 def _printable(text: str) -> str:
@@ -81,5 +94,5 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
 
 
-def _typst_row(texts: Iterable[str]) -> str:
-    return ", ".join(map(_typst, texts))
+def _printable_row(texts: list[str]) -> list[str]:
+    return texts if "".join(texts).isprintable() else [_printable(text) for text in texts]

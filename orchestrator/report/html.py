@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -15,10 +14,9 @@ from markupsafe import Markup, escape
 
 from orchestrator.report.answers import Answer
 from orchestrator.report.details import Details
-from orchestrator.report.drawing import here_or_apart, script_of_charts
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Listing
-from orchestrator.report.plots import Figure
+from orchestrator.report.plots import Drawing
 from orchestrator.report.render import Page, provenance
 from orchestrator.report.table import Table
 from orchestrator.report.values import gib, ms, plain, where_it_ended, why_it_ended
@@ -49,7 +47,7 @@ def to_html(
     results: Results,
     found: Sequence[Answer],
     pages: Sequence[Page],
-    figures: Sequence[Figure],
+    drawing: Drawing,
     details: Details,
 ) -> Iterator[str]:
     """In pieces, of which none grows with the number of cells but for the tables.
@@ -65,6 +63,7 @@ def to_html(
     )
     environment.filters["with_code"] = _with_code
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    figures = drawing.figures()
     return environment.get_template("index.html").generate(
         manifest=results.manifest,
         provenance=provenance(results),
@@ -78,13 +77,8 @@ def to_html(
         series=details.series,
         details=details.cells,
         rows_at_once=ROWS_AT_ONCE,
-        vega=_vega(len(results.cells)) if any(not figure.problem for figure in figures) else "",
+        vega=Markup(drawing.script()) if any(not figure.problem for figure in figures) else "",
     )
-
-
-@cache
-def _vega(cells: int) -> Markup:
-    return Markup(here_or_apart(cells, script_of_charts))
 
 
 def _statuses(results: Results) -> dict[str, int]:

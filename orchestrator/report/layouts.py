@@ -50,16 +50,20 @@ class Layout(Protocol):
 def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
     cells = results.cells
-    varying = [axis for axis in results.axes if _varies_within_a_task(cells, axis)]
+    tasks = cells["task"] if "task" in cells and cells["task"].nunique() > 1 else None
+    varying = [axis for axis in results.axes if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)]
     shown = [axis for axis in ALWAYS_SHOWN if axis in results.axes and cells[axis].notna().any()]
     return [axis for axis in dict.fromkeys([*shown, *varying]) if axis not in without]
 
 
-def _varies_within_a_task(cells: pd.DataFrame, axis: str) -> bool:
-    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells."""
-    known = axis in OF_TIMING
-    values = cells[axis].groupby(cells["task"]).nunique(dropna=known) if "task" in cells else cells[[axis]].nunique(dropna=known)
-    return bool((values > 1).any())
+def _varies_within_a_task(values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None) -> bool:
+    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells.
+
+    tasks: of each value, where there are several.
+    """
+    if values.nunique(dropna=without_null) < 2:
+        return False
+    return tasks is None or bool((values.groupby(tasks).nunique(dropna=without_null) > 1).any())
 
 
 def ordered_values(axis: str, values: Any) -> list[Any]:
@@ -111,6 +115,9 @@ class _Record(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._columns[name][self._place]
 
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._columns[name][self._place] if name in self._columns.names else default
+
     def __contains__(self, name: object) -> bool:
         return name in self._columns.names
 
@@ -155,11 +162,14 @@ class ByPhase:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
+        known_by = {phase: [column.format(phase) for column in self.known_by] for phase, _ in self.phases}
+        values = {phase: [value(phase) for _, value in self.columns] for phase in (*known_by, NOTHING)}
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
-            phases = [phase for phase in self.phases if any(known(row, column.format(phase[0])) for column in self.known_by)]
+            texts = axis_texts(row, axes)
+            phases = [phase for phase in self.phases if any(known(row, column) for column in known_by[phase[0]])]
             for phase, name in phases or [(NOTHING, NOTHING)]:
-                rows.append([*axis_texts(row, axes), name, *(value(phase)(row) for _, value in self.columns)])
+                rows.append([*texts, name, *(value(row) for value in values[phase])])
         return [*axes, self.title, *(title for title, _ in self.columns)], rows
 
 

@@ -287,7 +287,8 @@ def _named(axis: str, value: Any) -> str:
 
 def _first_panels(points: pd.DataFrame, panels: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
     """More than MOST_PANELS nobody reads: the tables hold the rest."""
-    shown = list(dict.fromkeys(panel for panel in panels if (points[_PANEL] == panel).any()))[:MOST_PANELS]
+    present = set(points[_PANEL])
+    shown = list(dict.fromkeys(panel for panel in panels if panel in present))[:MOST_PANELS]
     return points[points[_PANEL].isin(shown)], shown
 
 

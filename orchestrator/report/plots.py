@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.report.drawing import Picture, described, draw, here_or_apart
+from orchestrator.report.drawing import Picture, begin, described, draw, script_of_charts
 from orchestrator.report.frames import Results
 from orchestrator.report.plot_layouts import KernelClasses, Lines, LiveMemory, Measure, Phases, PlotLayout, SpeedUps
 from orchestrator.report.selections import of_task, varying, with_baseline
@@ -102,14 +102,26 @@ PLOTS: tuple[Plot, ...] = (
 )
 
 
-def draw_figures(results: Results) -> list[Figure]:
-    """The charts that the data supports. One that cannot be drawn says why, and takes nothing else with it."""
+@dataclass(frozen=True)
+class Drawing:
+    """The charts of a report, which may still be being drawn: to ask for them is to wait for them.
+
+    script: shows them on a page; empty where there is nothing to show.
+    """
+
+    figures: Callable[[], list[Figure]] = list
+    script: Callable[[], str] = str
+
+
+def begin_drawing(results: Results) -> Drawing:
+    """Of the charts that the data supports. One that cannot be drawn says why, and takes nothing else with it."""
     charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
-    specs = [{**chart.spec, "title": chart.plot.title} for chart in charts]  # which the page has as a heading
-    pictures = here_or_apart(
-        len(results.cells), draw, [spec for spec, chart in zip(specs, charts, strict=True) if not chart.problem]
-    )
-    return [chart if chart.problem else _with_picture(chart, pictures.pop(0)) for chart in charts]
+    specs = [{**chart.spec, "title": chart.plot.title} for chart in charts if not chart.problem]  # a heading on the page
+    if not specs:
+        return Drawing(lambda: charts)
+    cells = len(results.cells)
+    pictures, script = begin(cells, draw, specs), begin(cells, script_of_charts)
+    return Drawing(lambda: _with_pictures(charts, pictures()), script)
 
 
 def _chart(plot: Plot, results: Results) -> Figure | None:
@@ -120,6 +132,12 @@ def _chart(plot: Plot, results: Results) -> Figure | None:
     except Exception as error:
         return Figure(plot, {}, problem=described(error))
     return None if spec is None else Figure(plot, spec)
+
+
+def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
+    """pictures: of the charts that have no problem yet."""
+    drawn = iter(pictures)
+    return [chart if chart.problem else _with_picture(chart, next(drawn)) for chart in charts]
 
 
 def _with_picture(chart: Figure, picture: Picture) -> Figure:

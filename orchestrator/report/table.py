@@ -37,4 +37,6 @@ class Table:
 def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
     """Drops the columns that this run has nothing for, such as the allocator's peaks on the CPU."""
     kept = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
+    if len(kept) == len(header):
+        return header, rows
     return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]

@@ -27,7 +27,7 @@ def is_null(value: Any) -> bool:
 
 
 def known(row: Row, column: str) -> bool:
-    return column in row and not is_null(row[column])
+    return not is_null(row.get(column))
 
 
 def absent(row: Row, column: str = "status") -> str:
@@ -47,12 +47,22 @@ def where_known(column: str, show: Value) -> Value:
     return lambda row: show(row) if known(row, column) else absent(row, column)
 
 
+def measured(column: str, show: Callable[[Any], str]) -> Value:
+    """The number in `column`, as `show` prints it; how the cell ended where there is none."""
+
+    def value(row: Row) -> str:
+        found = row.get(column)
+        return absent(row, column) if is_null(found) else show(found)
+
+    return value
+
+
 def plain(column: str) -> Value:
-    return where_known(column, lambda row: str(row[column]))
+    return measured(column, str)
 
 
 def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
-    return where_known(column, lambda row: format(row[column] * scale, form))
+    return measured(column, lambda found: format(found * scale, form))
 
 
 def gib(column: str) -> Value:
@@ -73,7 +83,7 @@ def _mib(nbytes: Any) -> str:
 
 
 def mib_measured(column: str) -> Value:
-    return where_known(column, lambda row: _mib(row[column]))
+    return measured(column, _mib)
 
 
 def saving_operation(stem: str) -> Value:
@@ -119,7 +129,7 @@ def over(numerator: str, denominator: str) -> Value:
 
 
 def ms(column: str) -> Value:
-    return where_known(column, lambda row: format_ms(row[column]))
+    return measured(column, format_ms)
 
 
 def mean_sd(stem: str) -> Value:

@@ -19,6 +19,7 @@ import orchestrator as sweep
 from orchestrator.cli import main
 from orchestrator.errors import RunUnwritable
 from orchestrator.report.frames import load_results
+from orchestrator.report.plots import Drawing
 from orchestrator.store import PUBLICATION_FILE, Run, tables
 from orchestrator.together import Publication, open_runs
 from tasks.harness.records import AllocationRow, LiveRow, Outcome, Status
@@ -47,7 +48,7 @@ def runs(once: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]) -> li
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which take seconds to draw."""
-    monkeypatch.setattr("orchestrator.reporting.draw_figures", lambda results: [])
+    monkeypatch.setattr("orchestrator.reporting.begin_drawing", lambda results: Drawing())
 
 
 @pytest.fixture

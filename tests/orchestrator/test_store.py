@@ -101,6 +101,19 @@ def test_parts_of_older_programs_have_nulls_for_newer_columns(run: Run, make_out
     assert list(run.read("attempts", ["cell", "status"]).columns) == ["cell", "status"]
 
 
+def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_PARTS_AT_ONCE", 2)
+    with run.opened_for_writing() as writer:
+        for length in (16, 32, 64):
+            writer.append(make_outcome(context_length=length), None)
+    found = run.read("samples", categories=True)
+    assert found["cell"].nunique() == len(found["cell"].cat.categories) - 1 == 3  # and the empty text
+    texts = dict.fromkeys(found.select_dtypes("category"), "str")
+    pd.testing.assert_frame_equal(found.astype(texts), run.read("samples"))
+
+
 def test_merging_changes_no_row(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "MERGE_BATCH", 4)
     with run.opened_for_writing() as writer:

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.plots import draw_figures
+from orchestrator.report.plots import begin_drawing
 from orchestrator.report.render import lay_out
 from orchestrator.store import Run
 from tasks.harness.records import AllocationRow, LiveRow, Outcome, Sample, Status
@@ -140,7 +140,7 @@ def test_without_snapshots_there_are_no_such_tables(results_of: Callable[..., Re
     results = results_of(make_outcome())
     for name in ("composition", "largest-allocations", "top-allocations", "composition-predicted", "snapshots"):
         assert table(results, name) == []
-    assert "memory-timeline" not in {figure.plot.name for figure in draw_figures(results)}
+    assert "memory-timeline" not in {figure.plot.name for figure in begin_drawing(results).figures()}
 
 
 def test_how_much_the_record_explains(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
@@ -166,7 +166,7 @@ def curve(scale: float) -> tuple[LiveRow, ...]:
 
 def test_what_lives_when_is_a_picture(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
     training, forward = replace(make_outcome(), live=curve(1)), replace(make_outcome(**{"pass": "forward"}), live=curve(0.5))
-    (figure,) = (f for f in draw_figures(results_of(training, forward)) if f.plot.name == "memory-timeline")
+    (figure,) = (f for f in begin_drawing(results_of(training, forward)).figures() if f.plot.name == "memory-timeline")
     assert figure.problem == ""
     assert figure.png.startswith(b"\x89PNG")
     (data,) = figure.spec["datasets"].values()

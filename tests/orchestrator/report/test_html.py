@@ -20,7 +20,7 @@ from orchestrator.report.answers import answers
 from orchestrator.report.details import read_details
 from orchestrator.report.frames import load_results
 from orchestrator.report.html import to_html
-from orchestrator.report.plots import PLOTS, Plot, draw_figures, figure_files
+from orchestrator.report.plots import PLOTS, Drawing, Plot, begin_drawing, figure_files
 from orchestrator.report.render import lay_out
 from orchestrator.store import Run
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Outcome, Status
@@ -66,9 +66,9 @@ class Outline(HTMLParser):
 
 def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
-    figures = draw_figures(results) if with_figures else []
+    drawing = begin_drawing(results) if with_figures else Drawing()
     details = read_details(run, results, partial(read_artifacts, run))
-    return "".join(to_html(results, answers(results), lay_out(results), figures, details))
+    return "".join(to_html(results, answers(results), lay_out(results), drawing, details))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
 
 
 def test_figures_are_files_of_their_kind(run: Run) -> None:
-    files = figure_files(draw_figures(load_results(run)))
+    files = figure_files(begin_drawing(load_results(run)).figures())
     assert {name for name in files if name.endswith(".svg")} >= {"figures/step-time.svg", "figures/phases.svg"}
     for name, content in files.items():
         if isinstance(content, bytes):
@@ -182,7 +182,7 @@ def test_figures_are_files_of_their_kind(run: Run) -> None:
 
 
 def test_a_chart_shows_the_medians_of_the_table(run: Run) -> None:
-    (figure,) = [figure for figure in draw_figures(load_results(run)) if figure.plot.name == "precision-speed-up"]
+    (figure,) = [figure for figure in begin_drawing(load_results(run)).figures() if figure.plot.name == "precision-speed-up"]
     (points,) = figure.spec["datasets"].values()
     assert {point["context_length"]: point["value"] for point in points} == {16: 2.0, 32: 2.0, 64: 2.0}
 
@@ -191,7 +191,10 @@ def test_a_chart_of_one_point_is_left_out(tmp_path: Path, make_outcome: MakeOutc
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({})
         writer.append(make_outcome(context_length=16), None)
-    assert {figure.plot.name for figure in draw_figures(load_results(Run(tmp_path / "run")))} == {"phases", "kernel-classes"}
+    assert {figure.plot.name for figure in begin_drawing(load_results(Run(tmp_path / "run"))).figures()} == {
+        "phases",
+        "kernel-classes",
+    }
 
 
 def test_a_chart_that_fails_takes_nothing_with_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +206,7 @@ def test_a_chart_that_fails_takes_nothing_with_it(run: Run, monkeypatch: pytest.
     text = page_of(run, with_figures=True)
     assert "could not be drawn: ValueError: &lt;b&gt;no" in text
     assert 'id="chart-step-time"' in text
-    assert not any("failing" in name for name in figure_files(draw_figures(load_results(run))))
+    assert not any("failing" in name for name in figure_files(begin_drawing(load_results(run)).figures()))
 
 
 def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any]) -> None:

@@ -21,6 +21,7 @@ from orchestrator.report.details import Details
 from orchestrator.report.formats import FORMATS, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.html import to_html
+from orchestrator.report.plots import Drawing
 from orchestrator.report.published.devices import devices
 from orchestrator.report.published.tables import against
 from orchestrator.report.render import Page, lay_out, notes_of
@@ -188,7 +189,7 @@ def test_typst_with_notes_compiles(run: Run, tmp_path: Path) -> None:
 
 def test_the_page_has_the_notes(run: Run) -> None:
     results = load_results(run)
-    html = "".join(to_html(results, [], [page(results, "against-timings")], [], Details([], iter([]))))
+    html = "".join(to_html(results, [], [page(results, "against-timings")], Drawing(), Details([], iter([]))))
     assert '<ol class="notes">' in html
     assert "<code>float32</code>" in html
 
