@@ -86,7 +86,7 @@ def _typst(text: str) -> str:
 
 
 def _typst_row(texts: list[str]) -> str:
-    return _STRING.encode(_printable_row(texts))[1:-1]
+    return ", ".join(map(_STRING.encode, _printable_row(texts)))
 
 
 def _printable(text: str) -> str:

@@ -166,5 +166,6 @@ def _protocol(cells: pd.DataFrame) -> str:
 
 
 def _dates(cells: pd.DataFrame) -> str:
-    days: list[Any] = sorted({str(day)[:10] for day in cells["started_at"].dropna()}) if "started_at" in cells else []
+    begun = pd.to_datetime(cells["started_at"].dropna()) if "started_at" in cells else pd.Series(dtype="datetime64[s]")
+    days = sorted(str(day)[:10] for day in begun.dt.normalize().unique())
     return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
