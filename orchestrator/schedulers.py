@@ -175,8 +175,18 @@ class RayScheduler:
         cpus = self._cores_per_gpu() if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        decorate = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0, max_retries=0, num_returns="streaming")
+        reserved = self._whole_host(attempt.settings.alone_on) or {"num_cpus": cpus, "num_gpus": gpus}
+        decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, num_returns="streaming")
         return decorate(_supervise).remote(attempt, cpus, self._gpus)
+
+    def _whole_host(self, host: str | None) -> dict[str, Any]:
+        """All that a node of this host has; nothing where there is none, or none any more."""
+        for node in self._ray.nodes() if host else ():
+            if node["Alive"] and node["NodeManagerHostname"] == host:
+                has = node["Resources"]
+                here = {"ray.io/node-id": node["NodeID"]}
+                return {"num_cpus": has.get("CPU", 0), "num_gpus": has.get("GPU", 0), "label_selector": here}
+        return {}
 
     def _cores_per_gpu(self) -> int:
         """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
@@ -215,9 +225,38 @@ class RayScheduler:
         return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", waited)
 
 
+class LastingScheduler:
+    """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
+
+    def __init__(self, open_scheduler: Callable[[], Scheduler]) -> None:
+        self._open = open_scheduler
+        self._scheduler: Scheduler | None = None
+
+    def opened(self) -> LastingScheduler:
+        self._scheduler = self._scheduler or self._open()
+        return self
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return self._scheduler.environments() if self._scheduler else []
+
+    def places(self, device: str) -> int:
+        return self._scheduler.places(device) if self._scheduler else 1
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
+
+    def close(self) -> None:
+        """Not yet."""
+
+    def end(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+
 def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Started | Outcome]:
     """The Ray task: says that it has begun, then measures in a child process."""
-    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
+    visible = {**os.environ, **attempt.settings.env}.get("CUDA_VISIBLE_DEVICES", "")
+    gpu = visible if attempt.cell.params.device == "cuda" else ""
     host = socket.gethostname()
     yield Started(attempt, host, gpu, time.monotonic())
     yield execute_or_lose(attempt, cpus, cores_for(gpu, gpus.get(host, {})) if gpu else None)

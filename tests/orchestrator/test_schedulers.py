@@ -204,14 +204,16 @@ def test_a_second_driver_is_sent_away(
 def test_on_a_cluster_that_is_running(
     sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Through --address: its own Ray session, its own workers."""
+    """Through --address: its own Ray session, its own workers. Two cells at a time, and what ran so again, alone."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
-        done = sweep("run", write_config(config_of("fail")), "--address", cluster.address, env=environment)
+        words = ["--cpu-cells", 2, "--check-contention"]
+        done = sweep("run", write_config(config_of("fail")), "--address", cluster.address, *words, env=environment)
     finally:
         cluster.shutdown()
+    assert "contention: " in done.stdout
     assert done.returncode == 1, done.stdout + done.stderr
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok", "fail": "failed"}
 
