@@ -150,8 +150,8 @@ class OneByOne:
     def environments(self) -> list[Mapping[str, Any]]:
         return self._scheduler.environments()
 
-    def places(self, device: str) -> int:
-        return 1
+    def places(self, device: str, kind: str | None = None) -> int:
+        return min(1, self._scheduler.places(device, kind))
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:

@@ -28,6 +28,7 @@ from orchestrator.cores import cores_for
 from orchestrator.errors import EnvironmentError
 from orchestrator.probe import probe_here
 from orchestrator.reaper import MARK
+from orchestrator.report.gpus import is_kind
 from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
@@ -37,6 +38,7 @@ _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 24  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
+_GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
 _SESSION_PREFIX = "sweep-ray-"
 
 # Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
@@ -72,8 +74,8 @@ class Scheduler(Protocol):
         """What each host that could measure is, as `probe` tells it."""
         ...
 
-    def places(self, device: str) -> int:
-        """How many cells of a device it measures at once."""
+    def places(self, device: str, kind: str | None = None) -> int:
+        """How many cells of a device, or of a kind of GPU, it measures at once; none of a kind that is not there."""
         ...
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]: ...
@@ -87,8 +89,8 @@ class SerialScheduler:
     def environments(self) -> list[Mapping[str, Any]]:
         return [probe_here()]
 
-    def places(self, device: str) -> int:
-        return 1
+    def places(self, device: str, kind: str | None = None) -> int:
+        return int(kind is None or any(is_kind(gpu["name"], kind) for gpu in probe_here()["gpus"]))
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
@@ -109,6 +111,7 @@ class RayScheduler:
     def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
         self._cpu_cells = cpu_cells
         self._local = None if address else probe_here()
+        self._types: set[str] = set()  # of GPU, of all nodes that there have been
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._session = None if address else _session_folder()
         self._reaper = _start_reaper(self._session) if self._session else None
@@ -122,7 +125,7 @@ class RayScheduler:
 
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
         probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
-        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = [node["NodeID"] for node in self._alive()]
         asked = [probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]
         found = [environment for one in asked if (environment := self._answer(one)) is not None]
         if not found:
@@ -138,7 +141,9 @@ class RayScheduler:
         except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError):
             return None
 
-    def places(self, device: str) -> int:
+    def places(self, device: str, kind: str | None = None) -> int:
+        if kind is not None:
+            return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(_gpu_type(node), kind)))
         return max(1, int(self._ray.cluster_resources().get("GPU", 0))) if device == "cuda" else self._cpu_cells
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
@@ -175,18 +180,27 @@ class RayScheduler:
         cpus = self._cores_per_gpu() if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        reserved = self._whole_host(attempt.settings.alone_on) or {"num_cpus": cpus, "num_gpus": gpus}
+        one = {"num_cpus": cpus, "num_gpus": gpus, **self._of_kind(attempt.cell.params.gpu_kind)}
+        reserved = self._whole_host(attempt.settings.alone_on) or one
         decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, num_returns="streaming")
         return decorate(_supervise).remote(attempt, cpus, self._gpus)
 
     def _whole_host(self, host: str | None) -> dict[str, Any]:
         """All that a node of this host has; nothing where there is none, or none any more."""
-        for node in self._ray.nodes() if host else ():
-            if node["Alive"] and node["NodeManagerHostname"] == host:
+        for node in self._alive() if host else ():
+            if node["NodeManagerHostname"] == host:
                 has = node["Resources"]
                 here = {"ray.io/node-id": node["NodeID"]}
                 return {"num_cpus": has.get("CPU", 0), "num_gpus": has.get("GPU", 0), "label_selector": here}
         return {}
+
+    def _of_kind(self, kind: str | None) -> dict[str, Any]:
+        """What holds a cell to nodes with such GPUs, those included that will join."""
+        if kind is None:
+            return {}
+        self._types |= {_gpu_type(node) for node in self._alive()}
+        wanted = sorted(name for name in self._types if is_kind(name, kind))
+        return {"label_selector": {_GPU_TYPE: f"in({','.join(wanted)})"}}
 
     def _cores_per_gpu(self) -> int:
         """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
@@ -196,8 +210,10 @@ class RayScheduler:
         return max(1, min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1) // self._cpu_cells)
 
     def _nodes(self) -> list[dict[str, float]]:
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return [{"CPU": node.get("CPU", 0.0), "GPU": node.get("GPU", 0.0)} for node in alive]
+        return [{name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")} for node in self._alive()]
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
         """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
@@ -239,8 +255,8 @@ class LastingScheduler:
     def environments(self) -> list[Mapping[str, Any]]:
         return self._scheduler.environments() if self._scheduler else []
 
-    def places(self, device: str) -> int:
-        return self._scheduler.places(device) if self._scheduler else 1
+    def places(self, device: str, kind: str | None = None) -> int:
+        return self._scheduler.places(device, kind) if self._scheduler else 1
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
@@ -260,6 +276,11 @@ def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]
     host = socket.gethostname()
     yield Started(attempt, host, gpu, time.monotonic())
     yield execute_or_lose(attempt, cpus, cores_for(gpu, gpus.get(host, {})) if gpu else None)
+
+
+def _gpu_type(node: Mapping[str, Any]) -> str:
+    """What Ray calls the GPUs of a node, such as H100 or GeForce-RTX-5090; empty without any."""
+    return str(node["Labels"].get(_GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
 
 
 def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:

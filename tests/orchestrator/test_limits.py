@@ -99,7 +99,7 @@ class Gpu:
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cuda": [{"gpu": "Test"}]}, "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}]}]
 
-    def places(self, device: str) -> int:
+    def places(self, device: str, kind: str | None = None) -> int:
         return 1
 
     def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Iterator[Outcome]:

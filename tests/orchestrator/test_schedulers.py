@@ -16,8 +16,9 @@ import pandas as pd
 import psutil
 import pytest
 
+from orchestrator.schedulers import RayScheduler, Started
 from tasks.harness.progress import read_phase
-from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE
+from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE, Attempt, Outcome, Status
 from tests.conftest import ROOT, sweep_command
 from tests.killing import left_after, lost_and_repeated, measured_on_disk, own_temporary_folder, processes_of
 
@@ -260,6 +261,47 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
 def read(folder: Path, *columns: str) -> list[list[object]]:
     attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
     return [attempts[column].tolist() for column in columns]
+
+
+def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
+    make_attempt: Callable[..., Attempt], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes that say they have a GPU, and another that joins: what stands for a cell says on which of them it is."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    def say_where(attempt: Attempt, cpus: int, gpus: object) -> Iterator[Started | Outcome]:
+        import ray
+
+        here = ray.get_runtime_context()
+        facts = {"kind": here.get_node_labels()["ray.io/accelerator-type"], "took": here.get_assigned_resources()}
+        yield Started(attempt, "here", "0", 0.0)
+        yield Outcome(attempt, Status.OK, "", "", {}, facts, (), 0.0, 0.0)
+
+    monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
+    monkeypatch.setattr("orchestrator.schedulers._supervise", say_where)
+    cuda = [make_attempt(seed=seed, device="cuda", gpu_kind=kind) for kind in ("H100", "RTX 5090") for seed in range(2)]
+
+    def kinds_of(attempts: list[Attempt]) -> list[str]:
+        return sorted(outcome.facts["kind"] for outcome in scheduler.run(attempts, lambda started: None))
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "H100"})
+        cluster.add_node(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "GeForce-RTX-5090"})
+        scheduler = RayScheduler(cluster.address)
+        assert [scheduler.places("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [3, 2, 1, 0]
+        assert kinds_of(cuda) == ["GeForce-RTX-5090", "GeForce-RTX-5090", "H100", "H100"]
+        cluster.add_node(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "A100"})
+        assert kinds_of([make_attempt(device="cuda", gpu_kind="A100")]) == ["A100"]
+        host = ray.nodes()[0]["NodeManagerHostname"]  # of all of them: the first with it is taken
+        alone = make_attempt(device="cuda", settings={"alone_on": host})
+        (outcome,) = scheduler.run([alone], lambda started: None)
+        first = next(node for node in ray.nodes() if node["NodeManagerHostname"] == host)
+        assert outcome.facts["took"].get("GPU", 0) == first["Resources"].get("GPU", 0)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:
