@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,9 @@ from tasks.harness.records import Attempt, Outcome
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
 _POLL_S = 0.5
 _MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
+_HERE = Path(__file__).resolve().parent.parent
+_PACKAGES = ("model", "tasks", "orchestrator")
+_IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 24  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
@@ -321,13 +324,29 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
     if session:
         os.environ[MARK] = session
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
+        with _shipped() if address else nullcontext(local) as how:
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
     finally:
         os.environ.pop(MARK, None)
     return ray
+
+
+@contextmanager
+def _shipped() -> Iterator[dict[str, Any]]:
+    """This program for the nodes of a cluster, which then measure with the same one, whatever they have themselves.
+
+    A driver that is itself a job of Ray's leaves that to the job's own working folder: Ray takes one of them.
+    """
+    if _IS_A_JOB in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:
+        for package in _PACKAGES:
+            shutil.copytree(_HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__"))
+        yield {"runtime_env": {"working_dir": folder}}
 
 
 def _start_reaper(session: str) -> subprocess.Popen[bytes]:

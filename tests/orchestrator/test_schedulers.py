@@ -274,7 +274,14 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
         import ray
 
         here = ray.get_runtime_context()
-        facts = {"kind": here.get_node_labels()["ray.io/accelerator-type"], "took": here.get_assigned_resources()}
+        import orchestrator
+
+        program = str(orchestrator.__file__)
+        facts = {
+            "program": program,
+            "kind": here.get_node_labels()["ray.io/accelerator-type"],
+            "took": here.get_assigned_resources(),
+        }
         yield Started(attempt, "here", "0", 0.0)
         yield Outcome(attempt, Status.OK, "", "", {}, facts, (), 0.0, 0.0)
 
@@ -298,6 +305,7 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
         alone = make_attempt(device="cuda", settings={"alone_on": host})
         (outcome,) = scheduler.run([alone], lambda started: None)
         first = next(node for node in ray.nodes() if node["NodeManagerHostname"] == host)
+        assert "working_dir_files" in outcome.facts["program"]  # and not this one: it was shipped
         assert outcome.facts["took"].get("GPU", 0) == first["Resources"].get("GPU", 0)
     finally:
         ray.shutdown()
