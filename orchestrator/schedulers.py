@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ from orchestrator.attempt import execute, lost
 from orchestrator.child import STARTER, import_path
 from orchestrator.cores import cores_for
 from orchestrator.errors import EnvironmentError
+from orchestrator.parcel import Parcel, elsewhere, leave_mark, pack, sees_mark, unpack
 from orchestrator.probe import probe_here
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
@@ -70,6 +72,7 @@ class Started:
 
 
 OnStart = Callable[[Started], None]
+Event = Started | Parcel | Outcome  # of a supervisor, in this order
 
 
 class Scheduler(Protocol):
@@ -165,6 +168,8 @@ class RayScheduler:
                     if isinstance(event, Started):
                         running[stream] = replace(event, at_s=time.monotonic())
                         on_start(running[stream])
+                    elif isinstance(event, Parcel):
+                        _take_in(event)
                     elif event is not None:
                         del running[stream]
                         yield event
@@ -186,7 +191,7 @@ class RayScheduler:
         one = {"num_cpus": cpus, "num_gpus": gpus, **self._of_kind(attempt.cell.params.gpu_kind)}
         reserved = self._whole_host(attempt.settings.alone_on) or one
         decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, num_returns="streaming")
-        return decorate(_supervise).remote(attempt, cpus, self._gpus)
+        return decorate(_supervise).remote(attempt, cpus, self._gpus, None if self._local else _marked(attempt))
 
     def _whole_host(self, host: str | None) -> dict[str, Any]:
         """All that a node of this host has; nothing where there is none, or none any more."""
@@ -223,11 +228,11 @@ class RayScheduler:
         devices = {started.attempt.cell.params.device for started in running.values()}
         return len(running) < (self.places("cuda") if devices == {"cuda"} else self._cpu_cells if devices else 1)
 
-    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Started | Outcome | None:
+    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Event | None:
         if not is_ready:
             return self._give_up_hung(stream, started)
         try:
-            event: Started | Outcome = self._ray.get(next(stream))
+            event: Event = self._ray.get(next(stream))
             return event
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
@@ -272,13 +277,35 @@ class LastingScheduler:
             self._scheduler.close()
 
 
-def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Started | Outcome]:
-    """The Ray task: says that it has begun, then measures in a child process."""
+def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]], mark: str | None = None) -> Iterator[Event]:
+    """The Ray task: says that it has begun, then measures in a child process. mark: to be seen in the folder if that is the
+    driver's; None where it is.
+    """
     visible = {**os.environ, **attempt.settings.env}.get("CUDA_VISIBLE_DEVICES", "")
     gpu = visible if attempt.cell.params.device == "cuda" else ""
     host = socket.gethostname()
     yield Started(attempt, host, gpu, time.monotonic())
-    yield execute_or_lose(attempt, cpus, cores_for(gpu, gpus.get(host, {})) if gpu else None)
+    cores = cores_for(gpu, gpus.get(host, {})) if gpu else None
+    if mark is None or sees_mark(attempt, mark):
+        yield execute_or_lose(attempt, cpus, cores)
+        return
+    here = elsewhere(attempt)
+    outcome = execute_or_lose(here, cpus, cores)
+    yield pack(here, attempt)
+    yield replace(outcome, attempt=attempt)
+
+
+def _marked(attempt: Attempt) -> str | None:
+    """None where the driver cannot write: that is said when the cell is measured."""
+    with suppress(OSError):
+        return leave_mark(attempt)
+    return None
+
+
+def _take_in(parcel: Parcel) -> None:
+    """What it measured comes apart from this: without its log a cell is still a result."""
+    with suppress(OSError, ValueError, tarfile.TarError):
+        unpack(parcel)
 
 
 def _gpu_type(node: Mapping[str, Any]) -> str:

@@ -27,6 +27,9 @@ LINES = [line.split("   #")[0].strip() for block in BLOCKS for line in block.spl
 COMMANDS = [line for line in (line.removeprefix("$ ") for line in LINES) if line.startswith(("sweep ", "python -c"))]
 
 
+OTHERS = ("--nodes", "--gpus-per-node", "--time", "--working-dir")  # of sbatch and of Ray
+
+
 def test_every_command_there_is_stands_in_it() -> None:
     for name in main.commands:
         assert f"sweep {name}" in README
@@ -35,7 +38,7 @@ def test_every_command_there_is_stands_in_it() -> None:
 def test_every_option_it_names_exists() -> None:
     known = {option for command in main.commands.values() for parameter in command.params for option in parameter.opts}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
-    assert named <= known | {"--head", "--version", "--help"}
+    assert named <= known | {"--head", "--version", "--help", *OTHERS}
 
 
 @pytest.mark.parametrize("name", [table.name for table in TABLES])

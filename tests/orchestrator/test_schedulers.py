@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import signal
 import subprocess
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -16,9 +18,10 @@ import pandas as pd
 import psutil
 import pytest
 
+from orchestrator.parcel import Parcel
 from orchestrator.schedulers import RayScheduler, Started
 from tasks.harness.progress import read_phase
-from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE, Attempt, Outcome, Status
+from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, Attempt, Outcome, Status
 from tests.conftest import ROOT, sweep_command
 from tests.killing import left_after, lost_and_repeated, measured_on_disk, own_temporary_folder, processes_of
 
@@ -264,13 +267,13 @@ def read(folder: Path, *columns: str) -> list[list[object]]:
 
 
 def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
-    make_attempt: Callable[..., Attempt], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    make_attempt: Callable[..., Attempt], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two nodes that say they have a GPU, and another that joins: what stands for a cell says on which of them it is."""
     import ray
     from ray.cluster_utils import Cluster
 
-    def say_where(attempt: Attempt, cpus: int, gpus: object) -> Iterator[Started | Outcome]:
+    def say_where(attempt: Attempt, cpus: int, gpus: object, mark: str) -> Iterator[Started | Outcome]:
         import ray
 
         here = ray.get_runtime_context()
@@ -283,8 +286,14 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
             "took": here.get_assigned_resources(),
         }
         yield Started(attempt, "here", "0", 0.0)
+        yield Parcel(attempt, left)
         yield Outcome(attempt, Status.OK, "", "", {}, facts, (), 0.0, 0.0)
 
+    (tmp_path / LOG_FILE).write_text("all is well")
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        tar.add(tmp_path / LOG_FILE, LOG_FILE)
+    left = stream.getvalue()
     monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
     monkeypatch.setattr("orchestrator.schedulers._supervise", say_where)
     cuda = [make_attempt(seed=seed, device="cuda", gpu_kind=kind) for kind in ("H100", "RTX 5090") for seed in range(2)]
@@ -305,6 +314,7 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
         alone = make_attempt(device="cuda", settings={"alone_on": host})
         (outcome,) = scheduler.run([alone], lambda started: None)
         first = next(node for node in ray.nodes() if node["NodeManagerHostname"] == host)
+        assert (alone.path / LOG_FILE).read_text() == "all is well"
         assert "working_dir_files" in outcome.facts["program"]  # and not this one: it was shipped
         assert outcome.facts["took"].get("GPU", 0) == first["Resources"].get("GPU", 0)
     finally:
