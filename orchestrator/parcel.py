@@ -46,10 +46,15 @@ def sees_mark(attempt: Attempt, mark: str) -> bool:
 
 
 def elsewhere(attempt: Attempt) -> Attempt:
-    """The same in a folder of this host, where the cells of a run share what they compile."""
-    run = hashlib.sha256(str(attempt.path.parents[2]).encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"sweep-{run}" / "artifacts" / attempt.cell.id / str(attempt.number)
-    return replace(attempt, folder=str(folder))
+    """The same in a folder of this host, where the cells of a run share what they compile.
+
+    Variables that lead to the driver's folders are left out: they lead nowhere here.
+    """
+    run = attempt.path.parents[2]
+    name = hashlib.sha256(str(run).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"sweep-{name}" / "artifacts" / attempt.cell.id / str(attempt.number)
+    env = {name: value for name, value in attempt.settings.env.items() if not value.startswith(str(run.parent))}
+    return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
 
 
 def pack(measured: Attempt, asked: Attempt) -> Parcel:
