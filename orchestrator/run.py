@@ -313,7 +313,7 @@ def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], schedu
     if missing:
         left_out = [cell for cell in queue.cells if cell.params.gpu_kind in missing]
         said = f"{len(left_out)} cells ask for gpu_kind {', '.join(missing)}, and here there is {', '.join(there) or 'no GPU'}"
-        remedy = "Have such a node join (`ray start --address=…`), or name what is here with --set gpu_kind=…"
+        remedy = "Have such a node join (`ray start --address=…`), or --set gpu_kind=A100, or whatever Ray calls what is here"
         if len(left_out) == len(queue.cells):
             raise EnvironmentError(said, remedy)
         queue.leave_out(left_out)

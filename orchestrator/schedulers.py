@@ -139,13 +139,17 @@ class RayScheduler:
         return found
 
     def _answer(self, asked: Any) -> Mapping[str, Any] | None:
-        """None of a node that is gone: for a while Ray counts it among the living."""
+        """None of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
         missing = self._ray.exceptions
         try:
             answer: Mapping[str, Any] = self._ray.get(asked)
             return answer
         except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError):
             return None
+        except missing.RuntimeEnvSetupError as error:
+            raise EnvironmentError(
+                f"a node does not get this program: {str(error).splitlines()[0]}", "See `ray status`"
+            ) from error
 
     def places(self, device: str, kind: str | None = None) -> int:
         if kind is not None:
@@ -207,7 +211,7 @@ class RayScheduler:
         if kind is None:
             return {}
         self._types |= {_gpu_type(node) for node in self._alive()}
-        wanted = sorted(name for name in self._types if is_kind(name, kind))
+        wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
         return {"label_selector": {_GPU_TYPE: f"in({','.join(wanted)})"}}
 
     def _cores_per_gpu(self) -> int:

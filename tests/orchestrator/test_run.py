@@ -365,7 +365,7 @@ def test_a_kind_that_is_not_here_is_left_for_another_run(
     assert (
         "left out: 2 cells ask for gpu_kind B200, and here there is NVIDIA H100. The next run measures them where it is" in said
     )
-    with pytest.raises(EnvironmentError, match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind="):
+    with pytest.raises(EnvironmentError, match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100"):
         go(request, gpus_here("NVIDIA H100"))
     assert go(request, gpus_here("NVIDIA H100", "NVIDIA B200")).statuses == {Status.OK: 2}
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import tarfile
 import time
@@ -310,7 +311,7 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
         assert kinds_of(cuda) == ["GeForce-RTX-5090", "GeForce-RTX-5090", "H100", "H100"]
         cluster.add_node(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "A100"})
         assert kinds_of([make_attempt(device="cuda", gpu_kind="A100")]) == ["A100"]
-        host = ray.nodes()[0]["NodeManagerHostname"]  # of all of them: the first with it is taken
+        host = socket.gethostname()  # of all of them: the first with it is taken
         alone = make_attempt(device="cuda", settings={"alone_on": host})
         (outcome,) = scheduler.run([alone], lambda started: None)
         first = next(node for node in ray.nodes() if node["NodeManagerHostname"] == host)
