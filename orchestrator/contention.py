@@ -61,7 +61,7 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         alone = request_alone(request, sample)
         how = replace(once, open_scheduler=lambda: OneByOne(once.open_scheduler(), placed), time_limit_s=left)
         checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
-    for line in describe_contention(alone.run, request.run, placed):
+    for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
     summary.stopped, summary.late, summary.left = checked.stopped, checked.late, checked.left
     return summary
@@ -166,15 +166,16 @@ class OneByOne:
         return replace(attempt, settings=replace(attempt.settings, env=env, alone_on=placed.host))
 
 
-def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed]) -> Iterator[str]:
+def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], sample: Iterable[Cell]) -> Iterator[str]:
     """What being alone changed, in one line and cell by cell: of those that ended well again, on a GPU of the same kind."""
     from orchestrator.report.compare import Verdict, compare
     from orchestrator.report.render import describe_comparison
 
     now, before = _gpus(alone), _gpus(beside)
     cells = frozenset(cell for cell in now.keys() & placed.keys() if now[cell].kind == before[cell].kind)
+    if missing := sum(cell.id not in cells for cell in sample):
+        yield f"contention: {_cells(missing)} did not end well alone, or on another kind of GPU: sweep report {alone.folder}"
     if not cells:
-        yield f"contention: no cell was measured again: sweep status {alone.folder}"
         return
     report = replace(compare(alone, beside, only=cells), only_before=0, only_after=0)
     ratios = sorted(one.ratio for one in report.comparisons)

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,18 @@ def test_gpus_of_another_kind_are_not_compared_and_another_of_the_same_is_said(r
 
     _, said = go(request_of(), FakeScheduler(elsewhere))
     assert "2 cells again alone" in of_contention(said)
+    assert any(line.startswith("contention: 1 cell did not end well alone, or on another kind of GPU: sweep") for line in said)
     assert "2 cells alone on another GPU than before, which may be the faster or the slower one" in said
+
+
+def test_where_nothing_ends_well_alone_there_is_no_ratio(request_of: Callable[..., Request]) -> None:
+    def crashing(attempt: Attempt) -> Outcome:
+        ended = beside(attempt)
+        return replace(ended, status=Status.CRASHED, samples=()) if attempt.settings.alone_on else ended
+
+    summary, said = go(request_of(), FakeScheduler(crashing))
+    assert summary.statuses == {Status.OK: 4}
+    assert said[-1].startswith("contention: 3 cells did not end well alone")
 
 
 def test_the_sample_is_a_twentieth_at_least_three_and_stays() -> None:
