@@ -122,11 +122,13 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out.")
 @click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same, at the end.")
 @click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
+@click.option("--check-contention", is_flag=True, help="At the end, measure a twentieth of what ran beside others again, alone.")
 def run(config: Path, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
 
     Example: sweep run configs/demo.yaml
     """
+    from orchestrator.contention import run_and_check
     from orchestrator.run import resolve, run_sweep
 
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
@@ -135,7 +137,8 @@ def run(config: Path, **chosen: Any) -> None:
         skip_predicted_oom=chosen["skip_predicted_oom"],
         verify_inferred=chosen["verify_inferred"],
     )
-    summary = run_sweep(request, _choice(chosen), means)
+    measure = run_and_check if chosen["check_contention"] else run_sweep
+    summary = measure(request, _choice(chosen), means)
     _conclude(summary, request)
 
 

@@ -219,7 +219,7 @@ def makespan_s(durations: Iterable[float], at_once: int, under_way: Sequence[flo
     return max(places)
 
 
-_ALIKE = ("device", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
+_ALIKE = ("device", "gpu_kind", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
 
 
 @cache

@@ -19,9 +19,9 @@ from orchestrator.prediction import cap_bytes, predicting, verdict_of
 from orchestrator.probe import probe_here
 from orchestrator.report.gpus import Card
 from orchestrator.run import Means, Request, Summary, import_paths, run_sweep, smallest_card
-from orchestrator.schedulers import OnStart, Scheduler
+from orchestrator.schedulers import LastingScheduler
 from tasks.harness.cell import Cell
-from tasks.harness.records import Attempt, Outcome, Status
+from tasks.harness.records import Status
 from tasks.harness.registry import make_cell
 from tasks.prediction.records import AS_EAGER, Prediction, why_not
 
@@ -166,7 +166,7 @@ def confirm_limits(request: Request, groups: Sequence[Limit], bounds: Bounds, me
     began, summary = time.monotonic(), Summary()
     for group in groups:
         group.measured = Search(bounds, _hints(group))
-    lasting = _Lasting(means.open_scheduler)
+    lasting = LastingScheduler(means.open_scheduler)
     try:
         while asked := _to_measure(request, groups):
             left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
@@ -219,38 +219,6 @@ def _learn_status(group: Limit, value: int, status: str) -> None:
         group.measured.learn(value, status == Status.OK)
     else:
         group.unmeasured = f"{value} ended as {status}"
-
-
-class _Lasting:
-    """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
-
-    def __init__(self, open_scheduler: Callable[[], Scheduler]) -> None:
-        self._open = open_scheduler
-        self._scheduler: Scheduler | None = None
-
-    def opened(self) -> _Lasting:
-        self._scheduler = self._scheduler or self._open()
-        return self
-
-    def environments(self) -> list[Mapping[str, Any]]:
-        return self._scheduler.environments() if self._scheduler else []
-
-    def places(self, device: str) -> int:
-        return self._scheduler.places(device) if self._scheduler else 1
-
-    def prepare(self, attempt: Attempt) -> None:
-        if self._scheduler is not None:
-            self._scheduler.prepare(attempt)
-
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
-
-    def close(self) -> None:
-        """Not yet."""
-
-    def end(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.close()
 
 
 def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[str]:

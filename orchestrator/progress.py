@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from orchestrator.schedulers import Started
+from orchestrator.supervisor import Started
 from tasks.harness.cell import Cell
 from tasks.harness.records import Outcome, Status
 

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from orchestrator.cost import Conditions, Estimator, makespan_s
 from orchestrator.inference import Witnesses
@@ -66,6 +67,7 @@ class Queue:
         self._folders = run.highest_attempts()
         self._all = cells
         self._places: Mapping[str, int] = {}
+        self._kinds: Mapping[str, int] = {}
         self._estimator = Estimator(cells, plan.history, Conditions.of(settings, None))
         self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
         self._inferring = inferring
@@ -83,14 +85,22 @@ class Queue:
         self.has_results = bool(plan.history)
         self.cells = tuple(dict.fromkeys(turn.cell for turn in self._waiting))
         self.devices: set[str] = {cell.params.device for cell in self.cells}
+        self.kinds: set[str] = {cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind is not None}
 
     @property
     def infers(self) -> bool:
         return self._inferring is not None
 
-    def arrange(self, places: Mapping[str, int], gpu: str | None) -> None:
-        """Once it is known where the cells will be measured. places: how many at once, by device; gpu: by its driver's name."""
-        self._places = places
+    @property
+    def names_kinds(self) -> bool:
+        """Whether every cell on a GPU says which kind of GPU it wants."""
+        return all(cell.params.gpu_kind is not None for cell in self.cells if cell.params.device == "cuda")
+
+    def arrange(self, places: Mapping[str, int], gpu: str | None, kinds: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Once it is known where the cells will be measured. places: how many at once, by device; gpu: by its driver's name;
+        kinds: how many at once, by the kind of GPU that cells ask for.
+        """
+        self._places, self._kinds = places, kinds
         self._estimator = Estimator(self._all, self._history, Conditions.of(self._settings, gpu))
         self._sort()
 
@@ -120,6 +130,7 @@ class Queue:
     def leave_out(self, cells: Sequence[Cell]) -> None:
         ids = {cell.id for cell in cells}
         self._waiting = [turn for turn in self._waiting if turn.cell.id not in ids]
+        self.cells = tuple(cell for cell in self.cells if cell.id not in ids)
         self.total = len(self._waiting)
 
     def finished(self, outcome: Outcome) -> None:
@@ -147,16 +158,25 @@ class Queue:
         self._waiting = order  # at once: a display that counts what waits has a thread of its own
 
     def _take(self) -> Cell:
-        """The next in turn. One that compiles what another is just compiling waits for that, but where nothing else is left."""
+        """The next in turn. One that compiles what another is just compiling waits for that, and one for whose kind of GPU there
+        is none free, but where nothing else is left."""
         device = self._waiting[0].cell.params.device
         compiling = {shared_graph(begun.cell) for begun in self._running.values()} - {None}
         unfilled = {graph for graph in compiling if not self._estimator.is_filled(graph)}
-        others = (
-            place
-            for place, turn in enumerate(self._waiting)
-            if turn.cell.params.device == device and shared_graph(turn.cell) not in unfilled
-        )
-        return self._waiting.pop(next(others, 0)).cell
+        full = self._full_kinds()
+        second_best: int | None = None
+        for place, turn in enumerate(self._waiting):
+            if turn.cell.params.device != device or turn.cell.params.gpu_kind in full:
+                continue
+            if shared_graph(turn.cell) not in unfilled:
+                return self._waiting.pop(place).cell
+            second_best = place if second_best is None else second_best
+        return self._waiting.pop(second_best or 0).cell
+
+    def _full_kinds(self) -> set[str]:
+        """Of GPU, that have as many cells running as there is room for."""
+        running = Counter(begun.cell.params.gpu_kind for begun in self._running.values())
+        return {kind for kind, places in self._kinds.items() if running[kind] >= places}
 
     def _infer(self, cell: Cell, witness: Cell, inferring: Inferring) -> None:
         attempt = self._number(cell)

@@ -26,14 +26,14 @@ from orchestrator.plan import Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
 from orchestrator.queue import Inferring, Queue
-from orchestrator.report.gpus import Card, seen_card
+from orchestrator.report.gpus import Card, is_kind, seen_card
 from orchestrator.schedulers import Scheduler
 from orchestrator.store import Run, RunWriter
 from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
 from tasks.harness.records import Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
-from tasks.prediction.records import why_not
+from tasks.prediction.records import Prediction, why_not
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
@@ -208,14 +208,15 @@ def _measure(
         for line in niced(environments):
             means.say(line)
         fingerprints = _check_environment(request, environments, queue, means.mixed)
+        kinds = _check_kinds(queue, environments, scheduler, means)
         if queue.infers:
-            _require_one_kind_of_gpu(fingerprints)
+            _require_one_kind_of_gpu(fingerprints, queue)
         writer.write_manifest(_manifest(request, fingerprints, commit))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         scheduler.prepare(queue.example())
-        _foresee(request, writer, queue, means, summary, smallest_card(environments))
-        queue.arrange({device: scheduler.places(device) for device in queue.devices}, first_gpu(environments))
+        _foresee(request, writer, queue, means, summary, environments)
+        queue.arrange({device: scheduler.places(device) for device in queue.devices}, first_gpu(environments), kinds)
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
@@ -230,19 +231,31 @@ def _measure(
         scheduler.close()
 
 
-def _foresee(request: Request, writer: RunWriter, queue: Queue, means: Means, summary: Summary, card: Card | None) -> None:
+def _foresee(
+    request: Request,
+    writer: RunWriter,
+    queue: Queue,
+    means: Means,
+    summary: Summary,
+    environments: Sequence[Mapping[str, Any]],
+) -> None:
     """Predicts what memory the cells will take, keeps that beside what is measured, and leaves out what is asked."""
     cells = [cell for cell in queue.cells if not why_not(cell)]
     if not cells:
         return
     means.say(f"predicting the memory of {len(cells)} cells")
-    predictions = predict_memory(cells, card, import_paths(request))
-    verdicts = {cell.id: verdict_of(cell, predictions[cell.id], card) for cell in cells}
+    cards = {kind: smallest_card(environments, kind) for kind in {cell.params.gpu_kind for cell in cells}}
+    predictions: dict[str, Prediction] = {}
+    for kind, card in cards.items():
+        own = [cell for cell in cells if cell.params.gpu_kind == kind]
+        predictions |= predict_memory(own, card, import_paths(request))
+    verdicts = {cell.id: verdict_of(cell, predictions[cell.id], cards[cell.params.gpu_kind]) for cell in cells}
     writer.append_predictions({cell: found.samples_with(verdicts[cell]) for cell, found in predictions.items()})
     if means.skip_predicted_oom:
         doomed = [cell for cell in cells if verdicts[cell.id] == "oom"]
         for cell in doomed:
-            means.say(f"left out: {request.expansion.label(cell)}: {predictions[cell.id].why_oom(cap_bytes(cell, card))}")
+            why = predictions[cell.id].why_oom(cap_bytes(cell, cards[cell.params.gpu_kind]))
+            means.say(f"left out: {request.expansion.label(cell)}: {why}")
         queue.leave_out(doomed)
         summary.foreseen = len(doomed)
 
@@ -262,9 +275,10 @@ def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
     return next((str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])), None)
 
 
-def smallest_card(environments: Sequence[Mapping[str, Any]]) -> Card | None:
+def smallest_card(environments: Sequence[Mapping[str, Any]], kind: str | None = None) -> Card | None:
     """Of the GPUs that a cell may come to, the one with the least memory."""
-    cards = [seen_card(gpu["name"], gpu["memory_bytes"]) for here in environments for gpu in here.get("gpus", [])]
+    gpus = [gpu for here in environments for gpu in here.get("gpus", []) if kind is None or is_kind(gpu["name"], kind)]
+    cards = [seen_card(gpu["name"], gpu["memory_bytes"]) for gpu in gpus]
     return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 
@@ -286,19 +300,50 @@ def _check_environment(
             )
         before = known.get(device, [])
         unknown = [mark for place, mark in enumerate(current) if mark not in before and mark not in current[:place]]
-        if before and unknown and not mixed:
+        same_but_gpu = [_but_gpu(mark) for mark in before] if queue.names_kinds else []
+        others = [mark for mark in unknown if _but_gpu(mark) not in same_but_gpu]
+        if before and others and not mixed:
             raise RunMismatch(
-                f"{request.run.folder}: holds results of {_difference(before[-1], unknown[0])}",
+                f"{request.run.folder}: holds results of {_difference(before[-1], others[0])}",
                 "Name another folder with --out, or add --mixed to keep both in one",
             )
         known[device] = [*before, *unknown]
     return known
 
 
-def _require_one_kind_of_gpu(fingerprints: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+def _but_gpu(mark: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in mark.items() if name != "gpu"}
+
+
+def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], scheduler: Scheduler, means: Means) -> dict[str, int]:
+    """How many cells there is room for at once, by the kind of GPU that they ask for. Those that ask for one that is not here
+    are left out, for another run to measure. Raises EnvironmentError where that is all of them.
+    """
+    there = sorted({str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])})
+    for here in environments if queue.kinds else ():
+        if len({gpu["name"] for gpu in here.get("gpus", [])}) > 1:
+            raise EnvironmentError(
+                f"gpu_kind: {here['host']} has GPUs of several kinds, and only hosts are told apart", "Set CUDA_VISIBLE_DEVICES"
+            )
+    places = {kind: scheduler.places("cuda", kind) for kind in sorted(queue.kinds)}
+    missing = [kind for kind, count in places.items() if not count]
+    if missing:
+        left_out = [cell for cell in queue.cells if cell.params.gpu_kind in missing]
+        said = f"{len(left_out)} cells ask for gpu_kind {', '.join(missing)}, and here there is {', '.join(there) or 'no GPU'}"
+        remedy = "Have such a node join (`ray start --address=…`), or --set gpu_kind=A100, or whatever Ray calls what is here"
+        if len(left_out) == len(queue.cells):
+            raise EnvironmentError(said, remedy)
+        queue.leave_out(left_out)
+        means.say(f"left out: {said}. The next run measures them where it is")
+    elif not queue.kinds and len(there) > 1 and "cuda" in queue.devices:
+        means.say(f"GPUs of several kinds, {', '.join(there)}: cells come to any of them. --set gpu_kind=A,B has each on both")
+    return places
+
+
+def _require_one_kind_of_gpu(fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: Queue) -> None:
     """What ran out of memory on one kind says nothing of another. Raises EnvironmentError."""
     kinds = sorted({mark["gpu"] for mark in fingerprints.get("cuda", [])})
-    if len(kinds) > 1:
+    if len(kinds) > 1 and not queue.names_kinds:
         raise EnvironmentError(f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out")
 
 

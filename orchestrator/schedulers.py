@@ -12,35 +12,40 @@ import shutil
 import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import psutil
 
-from orchestrator.attempt import execute, lost, prepare
+from orchestrator.attempt import lost
 from orchestrator.child import STARTER, import_path
-from orchestrator.cores import cores_for
 from orchestrator.errors import EnvironmentError, GpusLost
-from orchestrator.nvml import Watch, gpu_names
-from orchestrator.plan import RETRIED
+from orchestrator.nvml import gpu_names
+from orchestrator.parcel import Parcel, leave_mark, unpack
 from orchestrator.probe import probe_here
 from orchestrator.reaper import MARK
-from tasks.harness.records import Attempt, Outcome, Status
+from orchestrator.report.gpus import is_kind
+from orchestrator.supervisor import Event, Fallen, Started, cores_here, measure, only_on, prepare_place, supervise
+from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
 _POLL_S = 0.5
 _MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
+_HERE = Path(__file__).resolve().parent.parent
+_PACKAGES = ("model", "tasks", "orchestrator")
+_IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 24  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
+_GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
 _SESSION_PREFIX = "sweep-ray-"
 
 # Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
@@ -58,26 +63,7 @@ RAY_ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True)
-class Started:
-    """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own."""
-
-    attempt: Attempt
-    host: str
-    gpu: str
-    at_s: float
-
-
-@dataclass(frozen=True)
-class Fallen:
-    """The GPU has fallen off under an attempt. gpu: which, and what is wrong with it."""
-
-    outcome: Outcome
-    gpu: str
-
-
 OnStart = Callable[[Started], None]
-Event = Started | Outcome | Fallen  # what a supervisor tells the driver
 
 
 class Scheduler(Protocol):
@@ -85,8 +71,8 @@ class Scheduler(Protocol):
         """What each host that could measure is, as `probe` tells it."""
         ...
 
-    def places(self, device: str) -> int:
-        """How many cells of a device it measures at once."""
+    def places(self, device: str, kind: str | None = None) -> int:
+        """How many cells of a device, or of a kind of GPU, it measures at once; none of a kind that is not there."""
         ...
 
     def prepare(self, attempt: Attempt) -> None:
@@ -112,8 +98,8 @@ class SerialScheduler:
         self._gpus = visible_gpus(here)
         return [here]
 
-    def places(self, device: str) -> int:
-        return 1
+    def places(self, device: str, kind: str | None = None) -> int:
+        return int(kind is None or any(is_kind(gpu["name"], kind) for gpu in probe_here()["gpus"]))
 
     def prepare(self, attempt: Attempt) -> None:
         """Not before the first: it would have to be waited for."""
@@ -123,7 +109,7 @@ class SerialScheduler:
             _require_gpu(attempt, max(1, len(self._gpus)), self._fallen.values())
             on_start(Started(attempt, "here", "", time.monotonic()))
             gpu = next((name for name in self._gpus if name not in self._fallen), "")
-            event = _measure(_only_on(gpu, attempt) if self._fallen else attempt, _cores(), None, gpu, self._gpus)
+            event = measure(only_on(gpu, attempt) if self._fallen else attempt, cores_here(), None, gpu, self._gpus)
             if isinstance(event, Fallen):
                 self._fallen[gpu] = event.gpu
             yield event.outcome if isinstance(event, Fallen) else event
@@ -141,6 +127,7 @@ class RayScheduler:
 
     def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
         self._cpu_cells = cpu_cells
+        self._types: set[str] = set()  # of GPU, of all nodes that there have been
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._fallen: dict[Any, str] = {}  # by the task that holds it until the end, so that no other cell comes to it
         self._session = None if address else _session_folder()
@@ -160,7 +147,7 @@ class RayScheduler:
 
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
         probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
-        nodes = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        nodes = [node["NodeID"] for node in self._alive()]
         asked = [probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]
         found = [environment for one in asked if (environment := self._answer(one)) is not None]
         if not found:
@@ -168,22 +155,28 @@ class RayScheduler:
         return found
 
     def _answer(self, asked: Any) -> Mapping[str, Any] | None:
-        """None of a node that is gone: for a while Ray counts it among the living."""
+        """None of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
         missing = self._ray.exceptions
         try:
             answer: Mapping[str, Any] = self._ray.get(asked)
             return answer
         except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError):
             return None
+        except missing.RuntimeEnvSetupError as error:
+            raise EnvironmentError(
+                f"a node does not get this program: {str(error).splitlines()[0]}", "See `ray status`"
+            ) from error
 
-    def places(self, device: str) -> int:
+    def places(self, device: str, kind: str | None = None) -> int:
+        if kind is not None:
+            return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(_gpu_type(node), kind)))
         if device != "cuda":
             return self._cpu_cells
         return max(1, self._all_gpus() - len(self._fallen))
 
     def prepare(self, attempt: Attempt) -> None:
-        places = self.places(attempt.cell.params.device)
-        self._preparing = [self._on_a_place(_prepare, attempt) for _ in range(places)]
+        places = self.places(attempt.cell.params.device, attempt.cell.params.gpu_kind)
+        self._preparing = [self._on_a_place(prepare_place, attempt) for _ in range(places)]
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
@@ -202,6 +195,8 @@ class RayScheduler:
                     if isinstance(event, Started):
                         running[stream] = replace(event, at_s=time.monotonic())
                         on_start(running[stream])
+                    elif isinstance(event, Parcel):
+                        _take_in(event)
                     elif isinstance(event, Fallen):
                         del running[stream]
                         self._fallen[stream] = event.gpu
@@ -224,15 +219,35 @@ class RayScheduler:
             self._reaper.communicate()  # ends its lifeline
 
     def _submit(self, attempt: Attempt) -> Any:
-        return self._on_a_place(_supervise, attempt, num_returns="streaming")
+        return self._on_a_place(supervise, attempt, None if self._local else _marked(attempt), num_returns="streaming")
 
-    def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, **options: Any) -> Any:
+    def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any) -> Any:
         gpus = 1 if attempt.cell.params.device == "cuda" else 0
         cpus = self._cores_per_gpu() if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        decorate = self._ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=0, max_retries=0, **options)
-        return decorate(task).remote(attempt, cpus, self._gpus)
+        one = {"num_cpus": cpus, "num_gpus": gpus, **self._of_kind(attempt.cell.params.gpu_kind)}
+        reserved = self._whole_host(attempt.settings.alone_on) or one
+        decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, **options)
+        return decorate(task).remote(attempt, cpus, self._gpus, *more)
+
+    def _whole_host(self, host: str | None) -> dict[str, Any]:
+        """All that a node of this host has and that still works; nothing where there is none, or none any more."""
+        for node in self._alive() if host else ():
+            if node["NodeManagerHostname"] == host:
+                has = node["Resources"]
+                here = {"ray.io/node-id": node["NodeID"]}
+                gpus = max(0, has.get("GPU", 0) - len(self._fallen))
+                return {"num_cpus": has.get("CPU", 0), "num_gpus": gpus, "label_selector": here}
+        return {}
+
+    def _of_kind(self, kind: str | None) -> dict[str, Any]:
+        """What holds a cell to nodes with such GPUs, those included that will join."""
+        if kind is None:
+            return {}
+        self._types |= {_gpu_type(node) for node in self._alive()}
+        wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
+        return {"label_selector": {_GPU_TYPE: f"in({','.join(wanted)})"}}
 
     def _cores_per_gpu(self) -> int:
         """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
@@ -248,8 +263,10 @@ class RayScheduler:
         return int(self._ray.cluster_resources().get("GPU", 0))
 
     def _nodes(self) -> list[dict[str, float]]:
-        alive = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        return [{"CPU": node.get("CPU", 0.0), "GPU": node.get("GPU", 0.0)} for node in alive]
+        return [{name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")} for node in self._alive()]
+
+    def _alive(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
         """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
@@ -277,50 +294,36 @@ class RayScheduler:
         return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", waited)
 
 
-def _supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[Event]:
-    """The Ray task: says that it has begun, then measures in a child process."""
-    gpu, host = _gpu_of(attempt), socket.gethostname()
-    yield Started(attempt, host, gpu, time.monotonic())
-    here = gpus.get(host, {})
-    event = _measure(attempt, cpus, _cores_of(gpu, here), gpu, here)
-    yield event
-    if isinstance(event, Fallen):
-        threading.Event().wait()  # for the driver's end: Ray takes this GPU for one that is at work
+class LastingScheduler:
+    """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
 
+    def __init__(self, open_scheduler: Callable[[], Scheduler]) -> None:
+        self._open = open_scheduler
+        self._scheduler: Scheduler | None = None
 
-def _prepare(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> None:
-    """The Ray task in whose process the next attempts are likely to be supervised."""
-    here = gpus.get(socket.gethostname(), {})
-    prepare(*_placed(attempt, cpus, _cores_of(_gpu_of(attempt), here)))
+    def opened(self) -> LastingScheduler:
+        self._scheduler = self._scheduler or self._open()
+        return self
 
+    def environments(self) -> list[Mapping[str, Any]]:
+        return self._scheduler.environments() if self._scheduler else []
 
-def _gpu_of(attempt: Attempt) -> str:
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "") if attempt.cell.params.device == "cuda" else ""
+    def places(self, device: str, kind: str | None = None) -> int:
+        return self._scheduler.places(device, kind) if self._scheduler else 1
 
+    def prepare(self, attempt: Attempt) -> None:
+        if self._scheduler is not None:
+            self._scheduler.prepare(attempt)
 
-def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
-    return cores_for(gpu, gpus) if gpu else None
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
 
+    def close(self) -> None:
+        """Not yet."""
 
-def _measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]) -> Outcome | Fallen:
-    """gpu: the one that the cell comes to, if it is for one. Asks after it where the cell ends badly."""
-    if attempt.cell.params.device != "cuda" or gpu not in gpus:
-        return execute_or_lose(attempt, count, cores)
-    watch = Watch(gpus[gpu])
-    outcome = execute_or_lose(attempt, count, cores)
-    last_word = str(outcome.evidence.get("message", ""))
-    fault = watch.fault(last_word) if outcome.status in RETRIED else None
-    if fault is None:
-        return outcome
-    name = f"GPU {gpu} ({gpus[gpu]}) of {socket.gethostname()}: {fault}"
-    said = {"cell_ended_as": str(outcome.status), "cell_said": last_word}
-    evidence = {**outcome.evidence, **said, "message": f"its GPU went away: {name}", "nvml": fault, "gpu_uuid": gpus[gpu]}
-    return Fallen(replace(outcome, status=Status.LOST, evidence=evidence), name)
-
-
-def _only_on(gpu: str, attempt: Attempt) -> Attempt:
-    """The attempt at a place where it sees no other GPU."""
-    return replace(attempt, settings=replace(attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}))
+    def end(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
 
 
 def _require_gpu(attempt: Attempt, places: int, fallen: Iterable[str]) -> None:
@@ -331,29 +334,29 @@ def _require_gpu(attempt: Attempt, places: int, fallen: Iterable[str]) -> None:
         raise GpusLost(f"no GPU is left that works: {'; '.join(names)}", remedy)
 
 
+def _marked(attempt: Attempt) -> str | None:
+    """None where the driver cannot write: that is said when the cell is measured."""
+    with suppress(OSError):
+        return leave_mark(attempt)
+    return None
+
+
+def _take_in(parcel: Parcel) -> None:
+    """What it measured comes apart from this: without its log a cell is still a result."""
+    with suppress(OSError, ValueError, tarfile.TarError):
+        unpack(parcel)
+
+
+def _gpu_type(node: Mapping[str, Any]) -> str:
+    """What Ray calls the GPUs of a node, such as H100 or GeForce-RTX-5090; empty without any."""
+    return str(node["Labels"].get(_GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
+
+
 def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
     """The UUIDs of a probed host's GPUs, by the names that they have in CUDA_VISIBLE_DEVICES."""
     gpus, named = environment.get("gpus", []), environment.get("visible_devices")
     names = [name.strip() for name in named.split(",")] if named else map(str, range(len(gpus)))
     return {name: gpu["uuid"] for name, gpu in zip(names, gpus, strict=False)}
-
-
-def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
-    """Measures a cell on so many cores, or on these. A disk that takes no attempt is not the cell's fault."""
-    began = time.monotonic()
-    attempt, variables = _placed(attempt, count, cores)
-    try:
-        return execute(attempt, variables)
-    except OSError as error:
-        return lost(attempt, f"its folder cannot be written: {error}", time.monotonic() - began)
-
-
-def _placed(attempt: Attempt, count: int, cores: tuple[int, ...] | None) -> tuple[Attempt, dict[str, str]]:
-    """The attempt on these cores, or on so many, and what its child's environment says of them."""
-    if not cores:
-        return attempt, {"OMP_NUM_THREADS": str(count)}
-    variables = {"OMP_NUM_THREADS": str(len(cores)), "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS))}
-    return replace(attempt, settings=replace(attempt.settings, cores=cores)), variables
 
 
 def _start_here(session: str | None) -> tuple[Any, Mapping[str, Any]]:
@@ -381,7 +384,7 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
     import ray.exceptions
 
     local: dict[str, Any] = {
-        "num_cpus": _cores(),
+        "num_cpus": cores_here(),
         "num_gpus": gpus,
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
@@ -391,13 +394,29 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
     if session:
         os.environ[MARK] = session
     try:
-        ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **({} if address else local))
+        with _shipped() if address else nullcontext(local) as how:
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
     finally:
         os.environ.pop(MARK, None)
     return ray
+
+
+@contextmanager
+def _shipped() -> Iterator[dict[str, Any]]:
+    """This program for the nodes of a cluster, which then measure with the same one, whatever they have themselves.
+
+    A driver that is itself a job of Ray's leaves that to the job's own working folder: Ray takes one of them.
+    """
+    if _IS_A_JOB in os.environ:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:
+        for package in _PACKAGES:
+            shutil.copytree(_HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__"))
+        yield {"runtime_env": {"working_dir": folder}}
 
 
 def _start_reaper(session: str) -> subprocess.Popen[bytes]:
@@ -428,7 +447,3 @@ def _session_folder() -> str:
         if owner.isdigit() and not psutil.pid_exists(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
     return str(base / f"{_SESSION_PREFIX}{os.getpid()}")
-
-
-def _cores() -> int:
-    return len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1

@@ -9,6 +9,7 @@
     predictions/    one Parquet part a run that predicted the memory of its cells
     artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
     cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
+    alone/          a run of its own: cells that ran beside others, measured again alone (see orchestrator/contention.py)
     report/         what `sweep report` renders
     cache/          compiled kernels, shared by the cells of the run
 

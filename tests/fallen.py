@@ -18,24 +18,24 @@ from typing import Any
 
 import pynvml
 
-from orchestrator import schedulers
+from orchestrator import schedulers, supervisor
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"
-real_supervise = schedulers._supervise
+real_supervise = supervisor.supervise
 
 
 def play(folder: Path) -> None:
     os.environ[FOLDER] = str(folder)
     schedulers.probe_here = probe  # type: ignore[assignment]
-    schedulers._supervise = supervise
+    schedulers.supervise = supervise
     play_gpus()
 
 
 def play_gpus() -> None:
     """In the driver, and in each of its supervisors."""
-    schedulers.execute_or_lose = measure  # type: ignore[assignment]
+    supervisor.execute_or_lose = measure  # type: ignore[assignment]
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
@@ -47,7 +47,7 @@ def probe() -> dict[str, Any]:
     return {"host": socket.gethostname(), "gpus": gpus, "fingerprints": {"cuda": [{"gpu": "Test GPU"}]}}
 
 
-def supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[schedulers.Event]:
+def supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[supervisor.Event]:
     play_gpus()
     yield from real_supervise(attempt, cpus, gpus)
 

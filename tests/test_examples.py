@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -61,3 +64,47 @@ def test_duckdb_and_polars_read_the_same_numbers(here: Path) -> None:
     assert dict(names["medians"].fetchall()) == ok.groupby("precision")["step_ms_median"].median().to_dict()  # type: ignore[attr-defined]
     steps = names["steps"]
     assert dict(steps.iter_rows()) == ok.set_index("cell")["step_ms_mean"].to_dict()  # type: ignore[attr-defined]
+
+
+STAND_INS = {
+    "srun": 'while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && on=${1#*=}; shift; done; STAND_IN_NODE=$on exec "$@"',
+    "scontrol": 'if [ "$1" = show ]; then printf "one\\ntwo\\n"; else echo "scontrol $*" >> calls; fi',
+    "squeue": "date --date='+30 minutes' +%Y-%m-%dT%H:%M:%S",
+    "hostname": "echo 10.0.0.1 10.0.0.2",
+    "ray": """if [ "$1" = status ]; then grep '^ray start' calls | sed 's/.*/ 1 node_x/'; exit; fi
+              echo "ray $* on $STAND_IN_NODE" >> calls; exec sleep 60""",
+    "sweep": 'echo "sweep $* with token ${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE" >> calls; exit "$(cat code)"',
+}
+
+
+@pytest.mark.parametrize(("code", "ends"), [(75, 0), (0, 0), (1, 1), (2, 2)])
+def test_the_slurm_script_starts_ray_everywhere_and_comes_again_until_all_is_done(code: int, ends: int, tmp_path: Path) -> None:
+    """SLURM, Ray and the sweep are stood in for: it is the script that is tested."""
+    (tmp_path / "bin").mkdir()
+    for name, does in STAND_INS.items():
+        (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{does}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "code").write_text(str(code))
+    began = time.monotonic()
+    done = subprocess.run(
+        ["bash", ROOT / "examples" / "slurm.sh", "configs/full.yaml", "--where", "size=xl"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60,
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_JOB_NODELIST": "[one-two]", "SLURM_JOB_ID": "7"},
+    )  # fmt: skip
+    assert done.returncode == ends, done.stderr
+    assert time.monotonic() - began < 30  # and not as long as Ray would stay
+    head, worker, sweep, *after = (tmp_path / "calls").read_text().splitlines()
+    assert head.startswith("ray start --head --node-ip-address=10.0.0.1 --port=6379")
+    assert head.endswith("on one")
+    assert worker == "ray start --address=10.0.0.1:6379 --block on two"
+    words = re.fullmatch(
+        r"sweep run configs/full.yaml --address 10.0.0.1:6379 --time-limit (\d+)s --where size=xl with token 64 token", sweep
+    )
+    assert words
+    assert 1800 - 120 - 40 < int(words[1]) <= 1800 - 120
+    assert after == (["scontrol requeue 7"] if code == 75 else [])
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="needs shellcheck")
+def test_the_slurm_script_is_clean() -> None:
+    subprocess.run(["shellcheck", ROOT / "examples" / "slurm.sh"], check=True)

@@ -129,15 +129,16 @@ class Report:
         return math.exp(sum(math.log(one.ratio) for one in self.comparisons) / len(self.comparisons))
 
 
-def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> Report:
+def compare(before: Run, after: Run, cells: tuple[str, str] | None = None, only: frozenset[str] | None = None) -> Report:
     """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids.
 
-    Raises RunError where there is nothing to compare.
+    only: none but these, by their ids. Raises RunError where there is nothing to compare.
     """
     first, second = load_results(before.require()), load_results(after.require())
     sides, labels = (sides_of(before, first), sides_of(after, second)), _labels(first)
     if cells is None:
-        pairs = [(cell, cell) for cell in labels if cell in sides[0] and cell in sides[1]]
+        both = sides[0].keys() & sides[1].keys() & (labels.keys() if only is None else only)
+        pairs = [(cell, cell) for cell in labels if cell in both]
     else:
         pairs = [(_find(cells[0], sides[0], before), _find(cells[1], sides[1], after))]
     if not pairs:

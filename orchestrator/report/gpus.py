@@ -77,6 +77,11 @@ def driver_name(card: Card) -> str | None:
     return next((peak["device"] for peak in _data()["peak"] if words <= set(_words(peak["device"]))), None)
 
 
+def is_kind(device: str, kind: str) -> bool:
+    """Whether a GPU is of a kind: all words of that are in its name. device: as its driver, or Ray, calls it."""
+    return set(_words(_short(kind))) <= set(_words(device))
+
+
 def _words(name: str) -> list[str]:
     return name.lower().replace("-", " ").split()
 

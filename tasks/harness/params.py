@@ -28,12 +28,23 @@ class Params(BaseModel):
     more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     device: Device = Field("cuda", description="where the cell is measured")
+    gpu_kind: Annotated[str, Field(min_length=1)] | None = Field(
+        None, description="the kind of GPU that the cell is measured on, such as H100, where there are several; null: any"
+    )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of the weights and of the inputs")
     memory_limit_gib: Annotated[float, Field(gt=0)] | None = Field(
         None,
         description="cap of the process's allocator, in GiB, so that a large GPU stands in for a smaller one; "
         "on the CPU, of what the process may allocate after start-up",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_a_gpu_has_a_kind(cls, values: Any) -> Any:
+        """So that a grid of kinds gives one cell on the CPU and not one a kind. What is no text stays, to be refused."""
+        if isinstance(values, dict) and values.get("device", "cuda") != "cuda" and isinstance(values.get("gpu_kind"), str):
+            return {name: value for name, value in values.items() if name != "gpu_kind"}
+        return values
 
     @property
     def compiled(self) -> bool:

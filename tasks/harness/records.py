@@ -37,7 +37,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure, as against what. Not part of a cell's identity. cores: those that its process keeps to; None: all."""
+    """How to measure, as against what. Not part of a cell's identity.
+
+    cores: those that its process keeps to; None: all. alone_on: the host that it is to have to itself; None: any, beside others.
+    """
 
     timeout_s: float = 600.0
     instruments: tuple[str, ...] = ("timing", "memory", "telemetry")
@@ -46,6 +49,7 @@ class Settings:
     import_paths: tuple[str, ...] = ()
     start_method: StartMethod | None = None  # None: forked where that works
     cores: tuple[int, ...] | None = None
+    alone_on: str | None = None
 
 
 @dataclass(frozen=True)

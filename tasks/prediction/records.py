@@ -21,8 +21,8 @@ Verdict = Literal["fits", "borderline", "oom"]
 
 # What is compiled is predicted as eager; a cap changes no size, but whether it fits.
 WITHOUT_EFFECT = (
-    "seed", "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds", "memory_limit_gib",
-    "compile", "compile_mode", "compile_cache",
+    "gpu_kind", "seed", "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds",
+    "memory_limit_gib", "compile", "compile_mode", "compile_cache",
 )  # fmt: skip
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pynvml
 import pytest
 
-from orchestrator import cores, nvml, schedulers
+from orchestrator import cores, nvml, supervisor
 from orchestrator.cores import cores_for, divide, parse_cores
 from orchestrator.run import niced
-from orchestrator.schedulers import execute_or_lose, visible_gpus
+from orchestrator.schedulers import visible_gpus
+from orchestrator.supervisor import execute_or_lose
 from tasks.harness.records import Attempt
 
 
@@ -82,7 +83,7 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
     make_attempt: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[Attempt, dict[str, str]]] = []
-    monkeypatch.setattr(schedulers, "execute", lambda attempt, variables: done.append((attempt, variables)))
+    monkeypatch.setattr(supervisor, "execute", lambda attempt, variables: done.append((attempt, variables)))
     execute_or_lose(make_attempt(), 16)
     execute_or_lose(make_attempt(), 16, (4, 5, 6))
     assert [attempt.settings.cores for attempt, _ in done] == [None, (4, 5, 6)]

@@ -116,10 +116,10 @@ def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path:
 @pytest.fixture
 def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callable[..., Result]) -> Path:
     """The folder in which it is said which of them fall off."""
-    from orchestrator import schedulers
+    from orchestrator import schedulers, supervisor
 
-    for name in ("probe_here", "_supervise", "execute_or_lose"):
-        monkeypatch.setattr(schedulers, name, getattr(schedulers, name))
+    for module, name in ((schedulers, "probe_here"), (schedulers, "supervise"), (supervisor, "execute_or_lose")):
+        monkeypatch.setattr(module, name, getattr(module, name))
     for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCpuAffinity"):
         monkeypatch.setattr(pynvml, name, getattr(pynvml, name))
     monkeypatch.setenv(FOLDER, "")

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from orchestrator.config import parse_config
 from orchestrator.errors import ConfigError
 from orchestrator.grid import Expansion, expand, matches, parse_selection
+from tasks.harness.cell import Cell
+from tasks.harness.registry import make_cell
 
 TEXT = """
 name: test
@@ -123,3 +125,14 @@ def test_identity_is_stable() -> None:
 )
 def test_matching_is_containment(values: dict[str, int], condition: dict[str, int]) -> None:
     assert matches(values, condition) == (condition.items() <= values.items())
+
+
+def test_a_kind_of_gpu_makes_a_cell_of_its_own_but_not_on_the_cpu() -> None:
+    kinds = [cell_of(gpu_kind=kind) for kind in ("H100", "A100", None)]
+    assert len({cell.id for cell in kinds}) == 3
+    assert kinds[2].id == cell_of().id  # what was measured before there was the axis keeps its identity
+    assert cell_of(gpu_kind="H100", device="cpu").id == cell_of(device="cpu").id
+
+
+def cell_of(**params: Any) -> Cell:
+    return make_cell("train_step", {"size": "tiny", **params})

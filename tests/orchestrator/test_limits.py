@@ -16,7 +16,7 @@ from orchestrator.limits import Bounds, Found, Search, describe_limits, find_lim
 from orchestrator.plan import Choice, read_history
 from orchestrator.report.gpus import Card
 from orchestrator.run import Means, Request, resolve, resolve_again, run_sweep
-from orchestrator.schedulers import Started
+from orchestrator.supervisor import Started
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
 from tasks.prediction.records import Request as Asked
@@ -99,7 +99,7 @@ class Gpu:
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cuda": [{"gpu": "Test"}]}, "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}]}]
 
-    def places(self, device: str) -> int:
+    def places(self, device: str, kind: str | None = None) -> int:
         return 1
 
     def prepare(self, attempt: Attempt) -> None: ...

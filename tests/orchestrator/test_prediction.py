@@ -16,10 +16,10 @@ from orchestrator.inspection import describe_memory
 from orchestrator.plan import Choice
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.report.frames import load_results
-from orchestrator.report.gpus import Card, find_card, seen_card
+from orchestrator.report.gpus import Card, find_card, is_kind, seen_card
 from orchestrator.report.render import lay_out
 from orchestrator.run import Means, resolve, run_sweep
-from orchestrator.schedulers import Started
+from orchestrator.supervisor import Started
 from tasks.harness.cell import Cell
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 from tasks.harness.registry import make_cell
@@ -130,13 +130,30 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
     assert seen_card("Something new", GIB).compute_capability is None
 
 
+@pytest.mark.parametrize(
+    ("device", "kind", "is_one"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", True),
+        ("NVIDIA H100 PCIe", "h100 pcie", True),
+        ("NVIDIA H100 PCIe", "NVIDIA H100", True),
+        ("NVIDIA H200", "H100", False),
+        ("NVIDIA A100-SXM4-80GB", "A100", True),
+        ("NVIDIA A1000", "A100", False),
+        ("GeForce-RTX-5090", "RTX 5090", True),  # as Ray calls it
+        ("", "H100", False),
+    ],
+)
+def test_a_gpu_is_of_a_kind_by_the_words_of_its_name(device: str, kind: str, is_one: bool) -> None:
+    assert is_kind(device, kind) is is_one
+
+
 class Measuring:
     """A scheduler that measures nothing: a cell on an H200 that took 2.5 GiB."""
 
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cuda": [{"gpu": "H"}]}, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 140 * GIB}]}]
 
-    def places(self, device: str) -> int:
+    def places(self, device: str, kind: str | None = None) -> int:
         return 1
 
     def prepare(self, attempt: Attempt) -> None: ...

@@ -224,3 +224,19 @@ def test_what_would_not_end_in_time_makes_room_for_what_would(tmp_path: Path, mo
     queue.arrange({"cuda": 2}, GPU)
     assert [attempt.cell for attempt in queue] == [short]
     assert queue.late == 1
+
+
+def test_a_free_gpu_does_not_wait_for_cells_of_another_kind(tmp_path: Path) -> None:
+    """Two GPUs, of a kind each, and first all the cells of one of them."""
+    cells = [cell(gpu_kind=kind, seed=seed) for kind in ("H100", "A100") for seed in range(3)]
+    queue = Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None)
+    queue.arrange({"cuda": 2}, GPU, {"H100": 1, "A100": 1})
+    attempts = iter(queue)
+    first, second = next(attempts), next(attempts)
+    assert [one.cell.params.gpu_kind for one in (first, second)] == ["H100", "A100"]
+    queue.finished(outcome(second, Status.OK, 5.0))
+    third = next(attempts)
+    assert third.cell.params.gpu_kind == "A100"
+    queue.finished(outcome(third, Status.OK, 5.0))
+    queue.finished(outcome(next(attempts), Status.OK, 5.0))
+    assert next(attempts).cell.params.gpu_kind == "H100"  # nothing else is left: it waits in Ray

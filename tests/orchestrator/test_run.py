@@ -19,10 +19,11 @@ from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
-from orchestrator.schedulers import Started
 from orchestrator.store import Run
+from orchestrator.supervisor import Started
 from tasks.harness.journal import Journal
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Ending, Outcome, Sample, Status
+from tasks.prediction.records import Prediction, unknown
 
 CONFIG = """
 name: test
@@ -50,12 +51,13 @@ class FakeScheduler:
         self.closed = False
         self.begun: list[Attempt] = []
         self.more: dict[str, list[Mapping[str, Any]]] = {}
+        self.kinds: tuple[str, ...] = ()
 
     def environments(self) -> list[Mapping[str, Any]]:
         return [{"fingerprints": {"cpu": [self.fingerprint], **self.more}}]
 
-    def places(self, device: str) -> int:
-        return 1
+    def places(self, device: str, kind: str | None = None) -> int:
+        return int(kind is None or kind in self.kinds)
 
     def prepare(self, attempt: Attempt) -> None: ...
 
@@ -341,3 +343,89 @@ def test_the_manifest_says_who_ran_what(request_of: Callable[..., Request]) -> N
     assert manifest["fingerprints"] == {"cpu": [CPU]}
     assert manifest["config"]["grids"][0]["axes"] == {"context_length": [16, 32, 64, 128]}
     assert len(manifest["invocations"]) == 1
+
+
+KINDS = CONFIG.replace("fixed: {device: cpu,", "fixed: {device: cuda, gpu_kind: KIND,")
+
+
+def gpus_here(*names: str) -> FakeScheduler:
+    """A host for each kind of GPU."""
+    scheduler = FakeScheduler(outcome_of)
+    scheduler.kinds = tuple(name.split()[1] for name in names)
+    scheduler.environments = lambda: [  # type: ignore[method-assign]
+        {
+            "host": f"host of {name}",
+            "gpus": [{"name": name, "memory_bytes": (80 - 40 * place) * 1024**3, "uuid": name}],
+            "fingerprints": {"cuda": [{"gpu": name}]},
+        }
+        for place, name in enumerate(names)
+    ]
+    return scheduler
+
+
+@pytest.fixture
+def unpredicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Nothing is predicted. How many cells would have been, on what."""
+    asked: list[tuple[int, str]] = []
+
+    def predict(cells: Any, card: Any, paths: Any) -> dict[str, Prediction]:
+        asked.append((len(cells), card.name))
+        return {cell.id: unknown("not here") for cell in cells}
+
+    monkeypatch.setattr("orchestrator.run.predict_memory", predict)
+    return asked
+
+
+def of_kinds(*kinds: str) -> str:
+    """Each cell on each kind, the kinds in the order of the grid."""
+    axes = f"axes: {{gpu_kind: [{', '.join(kinds)}], context_length: [16, 32]}}"
+    return KINDS.replace("axes: {context_length: [16, 32, 64, 128]}", axes).replace(" gpu_kind: KIND,", "")
+
+
+def test_one_sweep_over_two_kinds_of_gpu(request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]) -> None:
+    scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
+    assert go(request_of(of_kinds("H100", "A100")), scheduler).statuses == {Status.OK: 4}
+    assert {attempt.cell.params.gpu_kind for attempt in scheduler.begun} == {"H100", "A100"}
+    assert sorted(unpredicted) == [(2, "NVIDIA A100"), (2, "NVIDIA H100")]  # each on its own, not on the smaller
+
+
+def test_a_kind_that_is_not_here_is_left_for_another_run(
+    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+) -> None:
+    said: list[str] = []
+    request = request_of(of_kinds("H100", "B200"))
+    summary = go(request, gpus_here("NVIDIA H100"), say=said.append)
+    assert summary.statuses == {Status.OK: 2}
+    assert (
+        "left out: 2 cells ask for gpu_kind B200, and here there is NVIDIA H100. The next run measures them where it is" in said
+    )
+    with pytest.raises(EnvironmentError, match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100"):
+        go(request, gpus_here("NVIDIA H100"))
+    assert go(request, gpus_here("NVIDIA H100", "NVIDIA B200")).statuses == {Status.OK: 2}
+
+
+def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(
+    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+) -> None:
+    said: list[str] = []
+    request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
+    go(request, gpus_here("NVIDIA H100", "NVIDIA A100"), say=said.append)
+    assert said[0].startswith("GPUs of several kinds, NVIDIA A100, NVIDIA H100: cells come to any of them")
+    assert unpredicted == [(4, "NVIDIA A100")]
+
+
+def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Request]) -> None:
+    scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
+    first, second = scheduler.environments()
+    scheduler.environments = lambda: [{**first, "gpus": [*first["gpus"], *second["gpus"]]}]  # type: ignore[method-assign]
+    with pytest.raises(EnvironmentError, match=r"host of NVIDIA H100 has GPUs of several kinds.*CUDA_VISIBLE_DEVICES"):
+        go(request_of(of_kinds("H100", "A100")), scheduler)
+
+
+def test_where_every_cell_names_its_kind_out_of_memories_are_inferred_on_each(
+    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+) -> None:
+    scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
+    scheduler.measure = lambda one: outcome_of(one, Status.OOM if one.cell.params.gpu_kind == "A100" else Status.OK)
+    summary = go(request_of(of_kinds("H100", "A100")), scheduler, Choice(infer_oom=True))
+    assert summary.statuses == {Status.OK: 2, Status.OOM: 1, Status.OOM_INFERRED: 1}

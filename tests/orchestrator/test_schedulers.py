@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from ipaddress import ip_address
@@ -16,8 +19,11 @@ import pandas as pd
 import psutil
 import pytest
 
+from orchestrator.parcel import Parcel
+from orchestrator.schedulers import RayScheduler
+from orchestrator.supervisor import Started
 from tasks.harness.progress import read_phase
-from tasks.harness.records import ATTEMPT_FILE, PHASE_FILE
+from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, Attempt, Outcome, Status
 from tests.conftest import ROOT, sweep_command
 from tests.killing import left_after, lost_and_repeated, measured_on_disk, own_temporary_folder, processes_of
 
@@ -206,20 +212,22 @@ def test_a_second_driver_is_sent_away(
 def test_on_a_cluster_that_is_running(
     sweep: Sweep, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """Through --address: its own Ray session, its own workers."""
+    """Through --address: its own Ray session, its own workers. Two cells at a time, and what ran so again, alone."""
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
     try:
-        done = sweep("run", write_config(config_of("fail")), "--address", cluster.address, env=environment)
+        words = ["--cpu-cells", 2, "--check-contention"]
+        done = sweep("run", write_config(config_of("fail")), "--address", cluster.address, *words, env=environment)
     finally:
         cluster.shutdown()
+    assert "contention: " in done.stdout
     assert done.returncode == 1, done.stdout + done.stderr
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok", "fail": "failed"}
 
 
 def kill_supervisor(tmp_path: Path) -> None:
-    found = [process for process in psutil.process_iter() if process.name().startswith("ray::_supervise")]
+    found = [process for process in psutil.process_iter() if process.name().startswith("ray::supervise")]
     ours = [process for process in found if process.environ().get("TMPDIR") == str((tmp_path / "ray").resolve())]
     assert len(ours) == 1
     ours[0].kill()
@@ -260,6 +268,62 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
 def read(folder: Path, *columns: str) -> list[list[object]]:
     attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
     return [attempts[column].tolist() for column in columns]
+
+
+def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
+    make_attempt: Callable[..., Attempt], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two nodes that say they have a GPU, and another that joins: what stands for a cell says on which of them it is."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    def say_where(attempt: Attempt, cpus: int, gpus: object, mark: str) -> Iterator[Started | Outcome]:
+        import ray
+
+        here = ray.get_runtime_context()
+        import orchestrator
+
+        program = str(orchestrator.__file__)
+        facts = {
+            "program": program,
+            "kind": here.get_node_labels()["ray.io/accelerator-type"],
+            "took": here.get_assigned_resources(),
+        }
+        yield Started(attempt, "here", "0", 0.0)
+        yield Parcel(attempt, left)
+        yield Outcome(attempt, Status.OK, "", "", {}, facts, (), 0.0, 0.0)
+
+    (tmp_path / LOG_FILE).write_text("all is well")
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        tar.add(tmp_path / LOG_FILE, LOG_FILE)
+    left = stream.getvalue()
+    monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
+    monkeypatch.setattr("orchestrator.schedulers.supervise", say_where)
+    cuda = [make_attempt(seed=seed, device="cuda", gpu_kind=kind) for kind in ("H100", "RTX 5090") for seed in range(2)]
+
+    def kinds_of(attempts: list[Attempt]) -> list[str]:
+        return sorted(outcome.facts["kind"] for outcome in scheduler.run(attempts, lambda started: None))
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        cluster.add_node(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "H100"})
+        cluster.add_node(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "GeForce-RTX-5090"})
+        scheduler = RayScheduler(cluster.address)
+        assert [scheduler.places("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [3, 2, 1, 0]
+        assert kinds_of(cuda) == ["GeForce-RTX-5090", "GeForce-RTX-5090", "H100", "H100"]
+        cluster.add_node(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "A100"})
+        assert kinds_of([make_attempt(device="cuda", gpu_kind="A100")]) == ["A100"]
+        host = socket.gethostname()  # of all of them: the first with it is taken
+        alone = make_attempt(device="cuda", settings={"alone_on": host})
+        (outcome,) = scheduler.run([alone], lambda started: None)
+        first = next(node for node in ray.nodes() if node["NodeManagerHostname"] == host)
+        assert (alone.path / LOG_FILE).read_text() == "all is well"
+        assert "working_dir_files" in outcome.facts["program"]  # and not this one: it was shipped
+        assert outcome.facts["took"].get("GPU", 0) == first["Resources"].get("GPU", 0)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
 
 
 def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:

@@ -1,0 +1,211 @@
+"""Did cells that were measured beside others suffer from it? A sample of them is measured again, alone, and held against that.
+
+    rows of the run ─who ran beside others→ sample ─run_sweep, one at a time→ results/NAME/alone ─compare→ what they differ in
+
+What is measured alone is a run of its own within the first one's folder: nothing that reads the first finds its rows, and
+whatever reads a run reads it, `sweep compare` included. It is kept and resumed like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.grid import Expansion
+from orchestrator.plan import Choice
+from orchestrator.run import Means, Request, Summary, run_sweep
+from orchestrator.schedulers import LastingScheduler, OnStart, Scheduler
+from orchestrator.store import Run
+from tasks.harness.cell import Cell
+from tasks.harness.records import Attempt, Outcome, Status
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FOLDER = "alone"
+_SHARE = 0.05
+_FEWEST = 3
+_SEED = 0
+_MOSTLY = 0.5  # of its time, that something ran beside a cell
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where a cell was measured. gpu: as CUDA_VISIBLE_DEVICES names it there; empty for the CPU. uuid: of that GPU."""
+
+    host: str
+    gpu: str
+    uuid: str
+
+
+def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
+    """`run_sweep`, and then a sample of its cells again, alone; says what that came to. The summary is of both."""
+    began = time.monotonic()
+    with lasting(means) as once:
+        summary = run_sweep(request, choice, once)
+        if summary.stopped or summary.late or summary.broken:
+            return summary
+        placed = cells_beside_others(request)
+        sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed])
+        if not sample:
+            means.say("contention: no timed cell ran beside another, so that there is nothing to check")
+            return summary
+        means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
+        left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
+        alone = request_alone(request, sample)
+        how = replace(once, open_scheduler=lambda: OneByOne(once.open_scheduler(), placed), time_limit_s=left)
+        checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
+    for line in describe_contention(alone.run, request.run, placed, sample):
+        means.say(line)
+    summary.stopped, summary.late, summary.left = checked.stopped, checked.late, checked.left
+    return summary
+
+
+@contextmanager
+def lasting(means: Means) -> Iterator[Means]:
+    """With one scheduler for several runs."""
+    scheduler = LastingScheduler(means.open_scheduler)
+    try:
+        yield replace(means, open_scheduler=scheduler.opened)
+    finally:
+        scheduler.end()
+
+
+def cells_beside_others(request: Request) -> dict[str, Placed]:
+    """By its id, each cell that was timed, and where: all of its successes beside others on that host, for most of their time."""
+    import pandas as pd
+
+    attempts = request.run.read("attempts", ["cell", "attempt", "status", "facts", "started_at", "wall_s"])
+    if attempts.empty:
+        return {}
+    facts = pd.DataFrame([_facts(text) for text in attempts["facts"]], columns=["host", "gpu", "uuid"], index=attempts.index)
+    attempts = attempts.join(facts)
+    attempts["beside"] = _beside_s(attempts) >= _MOSTLY * attempts["wall_s"]
+    well = attempts[attempts["status"] == Status.OK].sort_values(["cell", "attempt"])
+    beside = well.groupby("cell").filter(lambda own: bool(own["beside"].all()))
+    timed = set(_timed(request.run)) & {cell.id for cell in request.expansion.cells}
+    latest = beside[beside["cell"].isin(timed)].groupby("cell").tail(1)
+    return {row["cell"]: Placed(row["host"], row["gpu"], row["uuid"]) for row in latest.to_dict("records")}
+
+
+def _facts(text: str) -> tuple[str, str, str]:
+    facts = json.loads(text)
+    gpu = facts.get("visible_devices") or "" if facts.get("gpu_uuid") else ""
+    return facts.get("host") or "", gpu, facts.get("gpu_uuid") or ""
+
+
+def _timed(run: Run) -> Iterable[str]:
+    from orchestrator.report.derive import step_attempts
+
+    steps = step_attempts(run.read("samples", categories=True))
+    return [str(cell) for cell in steps["cell"].unique()]
+
+
+def _beside_s(attempts: pd.DataFrame) -> pd.Series[float]:
+    """How long others ran on the same host meanwhile, all of them together, in s."""
+    import numpy as np
+    import pandas as pd
+
+    beside = pd.Series(0.0, index=attempts.index)
+    begins = attempts["started_at"].map(lambda at: at.timestamp())
+    for _, own in attempts.groupby("host"):
+        begin, wall = begins[own.index].to_numpy(), own["wall_s"].to_numpy()
+        edges = np.concatenate([begin, begin + wall])
+        order = np.argsort(edges, kind="stable")
+        running = np.cumsum(np.repeat([1, -1], len(own))[order])
+        spent = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])  # by all of them, until each edge
+        until = np.interp(np.concatenate([begin, begin + wall]), edges[order], spent)
+        beside[own.index] = until[len(own) :] - until[: len(own)] - wall
+    return beside
+
+
+def choose_sample(cells: Iterable[Cell], seed: int = _SEED) -> list[Cell]:
+    """A twentieth of them, and no fewer than three: the same ones each time, and hardly others where some have been added."""
+    known = list(cells)
+    wanted = max(_FEWEST, math.ceil(_SHARE * len(known)))
+    chosen = {cell.id for cell in sorted(known, key=lambda cell: hashlib.sha256(f"{seed} {cell.id}".encode()).digest())[:wanted]}
+    return [cell for cell in known if cell.id in chosen]
+
+
+def request_alone(request: Request, sample: Iterable[Cell]) -> Request:
+    """The same of these cells, in a folder within, with what the run has compiled already."""
+    cache = {"TORCHINDUCTOR_CACHE_DIR": str((request.run.folder / "cache" / "inductor").absolute())}
+    config = request.config.model_copy(update={"env": {**cache, **request.config.env}})
+    return replace(request, config=config, expansion=Expansion(tuple(sample)), run=Run(request.run.folder / FOLDER))
+
+
+class OneByOne:
+    """A scheduler that measures one cell at a time, each on the GPU that it was on before, with all of its host to itself."""
+
+    def __init__(self, scheduler: Scheduler, placed: Mapping[str, Placed]) -> None:
+        self._scheduler = scheduler
+        self._placed = placed
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return self._scheduler.environments()
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        return min(1, self._scheduler.places(device, kind))
+
+    def prepare(self, attempt: Attempt) -> None:
+        """They were, for the cells that ran beside each other."""
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        for attempt in attempts:
+            yield from self._scheduler.run([self._where_it_was(attempt)], on_start)
+
+    def close(self) -> None:
+        self._scheduler.close()
+
+    def _where_it_was(self, attempt: Attempt) -> Attempt:
+        placed = self._placed[attempt.cell.id]
+        env = {**attempt.settings.env, **({"CUDA_VISIBLE_DEVICES": placed.gpu} if placed.gpu else {})}
+        return replace(attempt, settings=replace(attempt.settings, env=env, alone_on=placed.host))
+
+
+def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], sample: Iterable[Cell]) -> Iterator[str]:
+    """What being alone changed, in one line and cell by cell: of those that ended well again, on a GPU of the same kind."""
+    from orchestrator.report.compare import Verdict, compare
+    from orchestrator.report.render import describe_comparison
+
+    now, before = _gpus(alone), _gpus(beside)
+    cells = frozenset(cell for cell in now.keys() & placed.keys() if now[cell].kind == before[cell].kind)
+    if missing := sum(cell.id not in cells for cell in sample):
+        yield f"contention: {_cells(missing)} did not end well alone, or on another kind of GPU: sweep report {alone.folder}"
+    if not cells:
+        return
+    report = replace(compare(alone, beside, only=cells), only_before=0, only_after=0)
+    ratios = sorted(one.ratio for one in report.comparisons)
+    counts = ((verdict, sum(one.verdict is verdict for one in report.comparisons)) for verdict in Verdict)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
+    yield (
+        f"contention: {_cells(len(ratios))} again alone: beside others a step took {ratios[0]:.3f} to {ratios[-1]:.3f} × as long "
+        f"({report.geometric_mean:.3f} in the mean): {said}"
+    )
+    if elsewhere := sum(now[cell].uuid != placed[cell].uuid for cell in cells):
+        yield f"{_cells(elsewhere)} alone on another GPU than before, which may be the faster or the slower one"
+    yield f"A: alone, {alone.folder}; B: beside others, {beside.folder}"
+    yield from describe_comparison(report)
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    kind: str
+    uuid: str
+
+
+def _gpus(run: Run) -> dict[str, _Gpu]:
+    """By cell, where it was measured at last."""
+    rows = sorted(row for row in run.rows("attempts", ["cell", "attempt", "status", "facts"]) if row[2] == Status.OK)
+    latest = {cell: json.loads(facts) for cell, _, _, facts in rows}
+    return {cell: _Gpu(facts.get("gpu") or "", facts.get("gpu_uuid") or "") for cell, facts in latest.items()}
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s' if count != 1 else ''}"

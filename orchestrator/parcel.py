@@ -1,0 +1,77 @@
+"""What an attempt leaves on a host that does not share the driver's folder comes to the driver: log, journal, artifacts.
+
+The driver leaves a mark in the attempt's folder before it is measured. A host that does not see it measures in a folder of its
+own, sends what is there, and keeps nothing but what its compilers have cached.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import secrets
+import shutil
+import tarfile
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tasks.harness.records import ATTEMPT_FILE, Attempt
+
+_MARK = ".driver"
+_OF_ONE_ATTEMPT = "cache"  # of a cell that compiles as if for the first time: removed in any case
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """content: a tar file, compressed."""
+
+    attempt: Attempt
+    content: bytes
+
+
+def leave_mark(attempt: Attempt) -> str:
+    """What tells the driver's own folder from another of that name. Raises OSError."""
+    mark = secrets.token_hex(16)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    (attempt.path / _MARK).write_text(mark)
+    return mark
+
+
+def sees_mark(attempt: Attempt, mark: str) -> bool:
+    try:
+        return (attempt.path / _MARK).read_text() == mark
+    except OSError:
+        return False
+
+
+def elsewhere(attempt: Attempt) -> Attempt:
+    """The same in a folder of this host, where the cells of a run share what they compile.
+
+    Variables that lead to the driver's folders are left out: they lead nowhere here.
+    """
+    run = attempt.path.parents[2]
+    name = hashlib.sha256(str(run).encode()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"sweep-{name}" / "artifacts" / attempt.cell.id / str(attempt.number)
+    env = {name: value for name, value in attempt.settings.env.items() if not value.startswith(str(run.parent))}
+    return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
+
+
+def pack(measured: Attempt, asked: Attempt) -> Parcel:
+    """All that it left, which then is here no more. asked: as the driver knows it."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
+        for path in sorted(measured.path.iterdir()) if measured.path.is_dir() else ():
+            if path.name != _OF_ONE_ATTEMPT:
+                tar.add(path, path.name)
+    shutil.rmtree(measured.path, ignore_errors=True)
+    return Parcel(asked, stream.getvalue())
+
+
+def unpack(parcel: Parcel) -> None:
+    """Into the driver's folder. Raises OSError, ValueError or tarfile.TarError."""
+    with tarfile.open(fileobj=io.BytesIO(parcel.content)) as tar:
+        tar.extractall(parcel.attempt.path, filter="data")
+    file = parcel.attempt.path / ATTEMPT_FILE
+    if file.exists():  # says where it is: see `Run.unrecorded`
+        file.write_text(json.dumps({**json.loads(file.read_text()), "folder": parcel.attempt.folder}, indent=1))

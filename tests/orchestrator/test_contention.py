@@ -1,0 +1,205 @@
+"""What ran beside others, measured again alone: around a scheduler that is a function, with a clock of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.contention import OneByOne, Placed, cells_beside_others, choose_sample, request_alone, run_and_check
+from orchestrator.plan import Choice
+from orchestrator.run import Means, Request, Summary, resolve, run_sweep
+from orchestrator.store import Run
+from tasks.harness.records import Attempt, Outcome, Sample, Status
+from tasks.harness.registry import make_cell
+from tests.conftest import FAST
+from tests.orchestrator.test_run import CPU, FakeScheduler, Silent
+
+CONFIG = """
+name: test
+grids:
+  - task: train_step
+    axes: {context_length: [16, 32, 64, 128]}
+    fixed: {device: cpu, size: tiny}
+"""
+Measure = Callable[[Attempt], Outcome]
+
+
+@pytest.fixture
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+    return lambda text=CONFIG: resolve(write_config(text), [], [], tmp_path / "out")
+
+
+def length_of(attempt: Attempt) -> int:
+    return int(attempt.cell.params.values()["context_length"])
+
+
+def measured(
+    attempt: Attempt, begin: float, wall_s: float, ms: float = 10.0, host: str = "one", gpu: str = "GPU-a", kind: str = "H200"
+) -> Outcome:
+    samples = tuple(Sample("timing", "duration", "ms", ms + 0.01 * step, "synced", "step", step) for step in range(10))
+    facts = {"host": host, "gpu": kind, "gpu_uuid": gpu, "visible_devices": gpu[-1]}
+    return Outcome(attempt, Status.OK, "", "", {}, facts, samples, 1.7e9 + begin, wall_s)
+
+
+def beside(attempt: Attempt) -> Outcome:
+    """Two at a time, and 20 % slower for it; the last one alone."""
+    place = [16, 32, 64, 128].index(length_of(attempt))
+    alone = attempt.settings.alone_on is not None or place == 3
+    begin = 100.0 + 10 * (place + 4 * attempt.number) if alone else 10.0 * (place // 2) + place
+    return measured(attempt, begin, 5.0 if alone else 20.0, 10.0 if alone else 12.0, gpu=f"GPU-{place % 2}")
+
+
+def go(request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **more: Any) -> tuple[Summary, list[str]]:
+    said: list[str] = []
+    means = Means(lambda: scheduler, lambda total, left: Silent(), say=said.append, **more)
+    return run_and_check(request, choice or Choice(), means), said
+
+
+def of_contention(said: list[str]) -> str:
+    return next(line for line in said if "again alone:" in line)
+
+
+def test_a_sample_is_measured_again_alone_and_the_first_rows_stay_as_they_were(
+    request_of: Callable[..., Request], tmp_path: Path
+) -> None:
+    request, scheduler = request_of(), FakeScheduler(beside)
+    summary, said = go(request, scheduler)
+    assert (summary.statuses, summary.left) == ({Status.OK: 4}, 0)
+    assert scheduler.closed
+    first, again = scheduler.begun[:4], scheduler.begun[4:]
+    assert [length_of(attempt) for attempt in again] == [16, 32, 64]  # the last one ran alone
+    assert {attempt.settings.alone_on for attempt in first} == {None}
+    assert [(one.settings.alone_on, one.settings.env["CUDA_VISIBLE_DEVICES"]) for one in again] == [
+        ("one", "0"), ("one", "1"), ("one", "0"),
+    ]  # fmt: skip
+    assert of_contention(said) == (
+        "contention: 3 cells again alone: beside others a step took 1.199 to 1.199 × as long (1.199 in the mean): 3 SLOWER"
+    )
+    assert "\n".join(said).count("1.1915 to 1.2068") == 3  # the interval of each
+    untouched = tmp_path / "untouched"
+    run_sweep(
+        Request(**{**vars(request), "run": Run(untouched)}),
+        Choice(),
+        Means(lambda: FakeScheduler(beside), lambda total, left: Silent()),
+    )
+    names = ["cell", "attempt", "attempts", "step_ms_median"]
+    there, here = (Run(folder).folder / "cells.parquet" for folder in (untouched, request.run.folder))
+    import pandas as pd
+
+    pd.testing.assert_frame_equal(pd.read_parquet(there)[names], pd.read_parquet(here)[names])
+
+
+def test_what_was_measured_alone_is_not_again_and_goes_on_where_it_was_cut_off(request_of: Callable[..., Request]) -> None:
+    def stopped(attempt: Attempt) -> Outcome:
+        if attempt.settings.alone_on and length_of(attempt) == 32:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        return beside(attempt)
+
+    summary, _ = go(request_of(), FakeScheduler(stopped))
+    assert (summary.stopped, summary.left, summary.statuses) == ("SIGINT", 2, {Status.OK: 4})
+    scheduler = FakeScheduler(beside)
+    _, said = go(request_of(), scheduler)
+    assert [length_of(attempt) for attempt in scheduler.begun] == [32, 64]
+    assert "3 cells again alone" in of_contention(said)
+    third = FakeScheduler(beside)
+    assert of_contention(go(request_of(), third)[1]) == of_contention(said)
+    assert not third.begun
+
+
+def test_it_does_not_begin_where_the_time_is_up(request_of: Callable[..., Request]) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        time.sleep(0.4 if length_of(attempt) == 128 else 0)
+        return beside(attempt)
+
+    summary, _ = go(request_of(), scheduler := FakeScheduler(measure), time_limit_s=5.5)
+    assert summary.stopped == "time limit" or summary.late
+    assert summary.left > 0
+    assert len(scheduler.begun) <= 4
+
+
+def test_repetitions_are_repeated_alone(request_of: Callable[..., Request]) -> None:
+    scheduler = FakeScheduler(beside)
+    go(request_of(), scheduler, Choice(repeat=2))
+    alone = [attempt for attempt in scheduler.begun if attempt.settings.alone_on]
+    assert [(length_of(attempt), attempt.number) for attempt in alone] == [(16, 1), (32, 1), (64, 1), (16, 2), (32, 2), (64, 2)]
+
+
+def test_nothing_is_measured_again_where_nothing_ran_beside_another(request_of: Callable[..., Request]) -> None:
+    def one_by_one(attempt: Attempt) -> Outcome:
+        return measured(attempt, length_of(attempt), 10.0, host=f"host {length_of(attempt)}")
+
+    scheduler = FakeScheduler(one_by_one)
+    _, said = go(request_of(), scheduler)
+    assert len(scheduler.begun) == 4
+    assert said[-1] == "contention: no timed cell ran beside another, so that there is nothing to check"
+
+
+def test_what_ran_beside_others_for_less_than_half_its_time_does_not_count(request_of: Callable[..., Request]) -> None:
+    begins = {16: (0.0, 10.0), 32: (6.0, 9.0), 64: (13.0, 10.0), 128: (100.0, 10.0)}
+    request = request_of()
+    run_sweep(
+        request,
+        Choice(),
+        Means(lambda: FakeScheduler(lambda one: measured(one, *begins[length_of(one)])), lambda total, left: Silent()),
+    )
+    placed = cells_beside_others(request)
+    counted = {cell.params.values()["context_length"] for cell in request.expansion.cells if cell.id in placed}
+    assert counted == {32}
+
+
+def test_gpus_of_another_kind_are_not_compared_and_another_of_the_same_is_said(request_of: Callable[..., Request]) -> None:
+    def elsewhere(attempt: Attempt) -> Outcome:
+        outcome = beside(attempt)
+        if attempt.settings.alone_on is None:
+            return outcome
+        kind = "A100" if length_of(attempt) == 16 else "H200"
+        return Outcome(**{**vars(outcome), "facts": {**outcome.facts, "gpu": kind, "gpu_uuid": "GPU-9"}})
+
+    _, said = go(request_of(), FakeScheduler(elsewhere))
+    assert "2 cells again alone" in of_contention(said)
+    assert any(line.startswith("contention: 1 cell did not end well alone, or on another kind of GPU: sweep") for line in said)
+    assert "2 cells alone on another GPU than before, which may be the faster or the slower one" in said
+
+
+def test_where_nothing_ends_well_alone_there_is_no_ratio(request_of: Callable[..., Request]) -> None:
+    def crashing(attempt: Attempt) -> Outcome:
+        ended = beside(attempt)
+        return replace(ended, status=Status.CRASHED, samples=()) if attempt.settings.alone_on else ended
+
+    summary, said = go(request_of(), FakeScheduler(crashing))
+    assert summary.statuses == {Status.OK: 4}
+    assert said[-1].startswith("contention: 3 cells did not end well alone")
+
+
+def test_the_sample_is_a_twentieth_at_least_three_and_stays() -> None:
+    cells = [make_cell("train_step", {**FAST, "seed": seed}) for seed in range(200)]
+    assert [len(choose_sample(cells[:count])) for count in (0, 2, 3, 60, 61, 200)] == [0, 2, 3, 3, 4, 10]
+    assert choose_sample(cells) == choose_sample(list(cells))
+    assert choose_sample(cells) != choose_sample(cells, seed=1)
+    assert set(choose_sample(cells[:199])) - set(choose_sample(cells)) <= {cells[-1]}
+    assert choose_sample(cells) == sorted(choose_sample(cells), key=cells.index)
+
+
+def test_alone_the_compilers_cache_of_the_run_is_used(request_of: Callable[..., Request]) -> None:
+    request = request_of()
+    alone = request_alone(request, request.expansion.cells)
+    assert alone.config.env["TORCHINDUCTOR_CACHE_DIR"] == str(request.run.folder.absolute() / "cache" / "inductor")
+    own = request_of(CONFIG + "env: {TORCHINDUCTOR_CACHE_DIR: /mine}\n")
+    assert request_alone(own, []).config.env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+
+
+def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
+    attempt = make_attempt()
+    scheduler = FakeScheduler(lambda one: measured(one, 0, 1), CPU)
+    alone = OneByOne(scheduler, {attempt.cell.id: Placed("one", "", "")})
+    assert alone.places("cuda") == 1
+    assert len(list(alone.run([attempt, attempt], lambda started: None))) == 2
+    assert "CUDA_VISIBLE_DEVICES" not in scheduler.begun[0].settings.env
