@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +47,9 @@ def probe() -> dict[str, Any]:
     return {"host": socket.gethostname(), "gpus": gpus, "fingerprints": {"cuda": [{"gpu": "Test GPU"}]}}
 
 
-def supervise(attempt: Attempt, cpus: int, gpus: Mapping[str, Mapping[str, str]]) -> Iterator[supervisor.Event]:
+def supervise(attempt: Attempt, *told: Any) -> Iterator[supervisor.Event]:
     play_gpus()
-    yield from real_supervise(attempt, cpus, gpus)
+    yield from real_supervise(attempt, *told)
 
 
 def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
