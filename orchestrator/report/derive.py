@@ -277,14 +277,15 @@ def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     return attempts.groupby("cell").size().rename("attempts").reset_index()
 
 
+_NESTED = (dict, list)
+
+
 def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
     """A column of JSON objects as columns; what is itself an object stays JSON text."""
     rows = [json.loads(text) for text in column]
     frame = pd.DataFrame(rows, index=column.index, dtype=object)  # numbers keep their kind beside a null
-    for name in frame.columns:
-        nested = frame[name].map(lambda value: isinstance(value, dict | list))
-        if nested.any():
-            frame[name] = frame[name].map(lambda value: json.dumps(value) if isinstance(value, dict | list) else value)
+    for name in {name for row in rows for name, value in row.items() if isinstance(value, _NESTED)}:
+        frame[name] = frame[name].map(lambda value: json.dumps(value) if isinstance(value, _NESTED) else value)
     return frame
 
 

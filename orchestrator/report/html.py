@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+import msgspec
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -62,7 +63,7 @@ def to_html(
         lstrip_blocks=True,
     )
     environment.filters["with_code"] = _with_code
-    environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "allow_nan": False, "separators": (",", ":")}
+    environment.policies["json.dumps_function"], environment.policies["json.dumps_kwargs"] = _to_json, {}
     figures = drawing.figures()
     return environment.get_template("index.html").generate(
         manifest=results.manifest,
@@ -79,6 +80,10 @@ def to_html(
         rows_at_once=ROWS_AT_ONCE,
         vega=Markup(drawing.script()) if any(not figure.problem for figure in figures) else "",
     )
+
+
+def _to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _statuses(results: Results) -> dict[str, int]:
