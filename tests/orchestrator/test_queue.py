@@ -210,7 +210,7 @@ def test_the_display_shows_it(tmp_path: Path) -> None:
     simulation = Simulation(tmp_path, [cell(size="xl", context_length=1024)], 1)
     display = LiveDisplay(1, Cell.describe, Console(quiet=True), simulation.queue.remaining_s)
     try:
-        assert "left 1  after 0 s, about 45 s to go" in str(display._render())
+        assert "left 1  after 0 s, about 40 s to go" in str(display._render())
     finally:
         display.close()
 
