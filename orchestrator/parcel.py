@@ -69,9 +69,18 @@ def pack(measured: Attempt, asked: Attempt) -> Parcel:
 
 
 def unpack(parcel: Parcel) -> None:
-    """Into the driver's folder. Raises OSError, ValueError or tarfile.TarError."""
+    """Into the driver's folder. Raises OSError, ValueError or tarfile.TarError, the last for what would lie elsewhere."""
+    folder = parcel.attempt.path
     with tarfile.open(fileobj=io.BytesIO(parcel.content)) as tar:
-        tar.extractall(parcel.attempt.path, filter="data")
-    file = parcel.attempt.path / ATTEMPT_FILE
-    if file.exists():  # says where it is: see `Run.unrecorded`
-        file.write_text(json.dumps({**json.loads(file.read_text()), "folder": parcel.attempt.folder}, indent=1))
+        for member in tar:
+            target = folder / member.name
+            if not target.resolve().is_relative_to(folder.resolve()):
+                raise tarfile.ExtractError(f"{member.name} lies outside of {folder}")
+            if content := tar.extractfile(member) if member.isfile() else None:  # no links: they are of the other host
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with content, target.open("wb") as file:
+                    shutil.copyfileobj(content, file)
+    file_of_attempt = folder / ATTEMPT_FILE
+    if file_of_attempt.exists():  # says where it is: see `Run.unrecorded`
+        said = json.loads(file_of_attempt.read_text())
+        file_of_attempt.write_text(json.dumps({**said, "folder": parcel.attempt.folder}, indent=1))
