@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
+from ruamel.yaml import YAML
 
 from orchestrator.errors import RunError
 from orchestrator.redaction import Redaction
@@ -113,7 +113,15 @@ def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:
-        (folder / CONFIG).write_text(yaml.safe_dump(manifest["config"], sort_keys=False, allow_unicode=True), encoding="utf-8")
+        _write_config(manifest["config"], folder / CONFIG)
+
+
+def _write_config(config: Mapping[str, Any], path: Path) -> None:
+    """In the order in which it is said."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.default_flow_style = False
+    yaml.dump(dict(config), path)
 
 
 def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:

@@ -37,7 +37,6 @@ from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
 _POLL_S = 0.5
-_MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
 _HERE = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model", "tasks", "orchestrator")
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`

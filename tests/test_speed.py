@@ -109,12 +109,12 @@ def test_the_report_of_many_cells(tmp_path: Path) -> None:
     request = make_run(tmp_path / "many", 2_500)
     cells = len(request.expansion.cells)
     taken = [report(tmp_path / "many")]
-    if taken[0].processor_s > 20:
+    if taken[0].processor_s > 25:
         taken.append(report(tmp_path / "many"))
     page = (tmp_path / "many" / "report" / "index.html").read_text()
     assert page.count('json" data-cell=') == cells == 2_520
     assert page.count("<tr>") < 3_000
-    assert min(one.processor_s for one in taken) < 20
+    assert min(one.processor_s for one in taken) < 25
     assert min(one.peak_mb for one in taken) < 430
 
 

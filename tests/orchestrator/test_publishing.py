@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
 
 import orchestrator as sweep
 from orchestrator.cli import main
@@ -194,7 +194,7 @@ def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> Non
     shown = command("show", published / "full", alone.cells["cell"].iloc[0])
     assert "parameters: " in shown.output
     assert command("compare", published / "full", published / "capped").exit_code == 0
-    assert yaml.safe_load((published / "full" / "config.yaml").read_text())["grids"]
+    assert YAML(typ="safe").load((published / "full" / "config.yaml").read_text())["grids"]
     beside = open_runs([published, runs[0]])
     names = set(beside.read("attempts")["cell"].str.rpartition(":")[0])
     assert names == {"gpu/full", "gpu/capped", f"{runs[0].parent.name}/full"}
