@@ -90,15 +90,16 @@ class SerialScheduler:
 
     def __init__(self) -> None:
         self._gpus: dict[str, str] = {}
+        self._kinds: list[str] = []  # of them, once the environment is known
         self._fallen: dict[str, str] = {}  # what is said of each, by its name
 
     def environments(self) -> list[Mapping[str, Any]]:
         here = probe_here()
-        self._gpus = visible_gpus(here)
+        self._gpus, self._kinds = visible_gpus(here), [gpu["name"] for gpu in here["gpus"]]
         return [here]
 
     def places(self, device: str, kind: str | None = None) -> int:
-        return int(kind is None or any(is_kind(gpu["name"], kind) for gpu in probe_here()["gpus"]))
+        return int(kind is None or any(is_kind(name, kind) for name in self._kinds))
 
     def prepare(self, attempt: Attempt) -> None:
         """Not before the first: it would have to be waited for."""
