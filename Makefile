@@ -12,7 +12,7 @@ demo: $(VENV)/.runs
 	$(BIN)/sweep report results/demo
 
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest -q -n 2 --durations 20
+	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations 20
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .

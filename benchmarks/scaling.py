@@ -4,8 +4,9 @@
 
 Runs the same cells with `sweep run` on one GPU and on all, by turns, each time into a fresh results folder, so that compilers
 start from an empty cache too. Prints seconds of the whole command and from the first cell's start to the last one's end, the
-speed-up over one GPU, and that by the number of GPUs: 1 is perfect. Then what the neighbours change: the ratio of the medians
-of a step, among others / alone, of each cell. Memory is predicted once beforehand, untimed: answers are kept from sweep to sweep.
+speed-up over one GPU, and that by the number of GPUs: 1 is perfect. Then what the neighbours change: what a cell's seconds
+went into, and the ratio of the medians of a step, among others / alone, of each cell. Memory is predicted once beforehand,
+untimed: answers are kept from sweep to sweep.
 
 Without a GPU, `--cpu-cells N` holds N cells at a time against one. They share the cores that one has to itself: it shows that
 this works, not how a sweep scales.
@@ -29,6 +30,7 @@ from tabulate import tabulate
 
 import orchestrator
 from orchestrator.nvml import gpu_names
+from orchestrator.report.derive import TOOK
 from orchestrator.store import Run
 
 _ENDED = (0, 1)  # exit codes of a sweep that came to its end, where a cell may have failed
@@ -37,13 +39,17 @@ _WORST = 5
 
 @dataclass(frozen=True)
 class Swept:
-    """One sweep. places: how many cells at once; step_ms: median of each cell that has one; statuses: of all."""
+    """One sweep. places: how many cells at once; step_ms: median of each cell that has one; statuses: of all.
+
+    took_s: by part, what a cell took in the mean.
+    """
 
     places: int
     command_s: float
     cells_s: float
     step_ms: Mapping[str, float]
     statuses: Mapping[str, str]
+    took_s: Mapping[str, float]
 
 
 def main() -> None:
@@ -62,6 +68,7 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps([asdict(run) for run in runs]))
     print(scaling(runs))
+    print(seconds(runs))
     print(contention(runs))
 
 
@@ -99,6 +106,7 @@ def read(out: Path, places: int, command_s: float) -> Swept:
         max(ends) - min(begins),
         {cell: float(ms) for cell, ms in medians.items()},
         {cell: status for cell, status, _, _ in rows},
+        {part: float(cells[f"took_{part}_s"].mean()) for part in TOOK},
     )
 
 
@@ -121,6 +129,14 @@ def scaling(runs: Sequence[Swept]) -> str:
     ]
     header = ["at once", "command s", "speed-up", "each", "cells s", "speed-up", "each"]
     return tabulate(rows, header, "github", floatfmt=("d", ".1f", ".2f", ".2f", ".1f", ".2f", ".2f"))
+
+
+def seconds(runs: Sequence[Swept]) -> str:
+    """What a cell took in the mean, a row for one place and a row for all."""
+    places = sorted({run.places for run in runs})
+    rows = [[n, *(statistics.median(run.took_s[part] for run in runs if run.places == n) for part in TOOK)] for n in places]
+    header = ["at once", *(f"{part.replace('_', '-')} s" for part in TOOK)]
+    return tabulate(rows, header, "github", floatfmt=("d", *(".2f" for _ in TOOK)))
 
 
 def contention(runs: Sequence[Swept]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.report.columns import describe_columns
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.published.devices import find_device
 from orchestrator.report.published.tables import against as tables_against
@@ -22,7 +23,7 @@ from orchestrator.together import open_runs
 class LoadedRun:
     """What a results folder holds, read once when it is first asked for. Reading needs neither torch nor a GPU.
 
-    cells: one wide row a cell, nullable dtypes, the unit in each column's name; the same as cells.parquet.
+    cells: one wide row a cell, nullable dtypes; the same as cells.parquet. columns: what each of its columns is, and its unit.
     samples: every number as it was measured, of every attempt: instrument, mode, phase, metric, unit, step, value.
     kernels: one row a kernel, operator, phase and module, of the attempts that count; times in ns, and `ms` a step.
     allocations: what of the device's memory lived at the peak of a step, or when it ran out, of the attempts that count: role,
@@ -41,6 +42,12 @@ class LoadedRun:
     @property
     def cells(self) -> pd.DataFrame:
         return self._results.cells
+
+    @property
+    def columns(self) -> pd.DataFrame:
+        """What each column of `cells` is, and its unit: column, unit, meaning."""
+        described = describe_columns(map(str, self.cells))
+        return pd.DataFrame([(one.name, one.unit, one.meaning) for one in described], columns=["column", "unit", "meaning"])
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -67,7 +74,8 @@ class LoadedRun:
         return self._run.read("predictions")
 
     def table(self, name: str, against: str | None = None) -> pd.DataFrame:
-        """A table of the report as it is printed, null where it prints nothing; a column of plain numbers has numbers.
+        """A table of the report as it is printed, null where it prints nothing; a column of plain numbers, also of 12,313, has
+        numbers.
 
         against: a device, for the tables of what was published on it (`sweep report --against`). Raises ConfigError for a
         name that is no table and a device that is none. Empty where the run has nothing for it.
@@ -79,12 +87,13 @@ class LoadedRun:
         return pd.DataFrame()
 
     def __repr__(self) -> str:
-        return f"LoadedRun({str(self._run.folder)!r}, {len(self.cells)} cells)"
+        return f"LoadedRun({str(self._run)!r}, {len(self.cells)} cells)"
 
 
 def load(*folders: str | Path) -> LoadedRun:
-    """One run, or several side by side, of which `run` among the columns of `cells` says which. Raises RunError for no run."""
-    return LoadedRun(open_runs([Path(folder) for folder in folders]))
+    """One run, or several side by side, of which `run` among the columns of `cells` says which: folders, or addresses such as
+    s3://bucket/folder. Raises RunError for no run."""
+    return LoadedRun(open_runs(folders))
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:

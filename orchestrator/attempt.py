@@ -11,18 +11,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from orchestrator import kernel, nsys
-from orchestrator.child import PROGRAM, STARTER, Child, ParentLost, import_path
-from orchestrator.log import cut, tail
+from orchestrator.child import STARTER, Child
+from orchestrator.log import cut, tail, thin
+from orchestrator.parents import Grandparent, ParentLost
+from orchestrator.program import PROGRAM, import_path
 from tasks.harness.progress import read_phase
 from tasks.harness.records import (
     ATTEMPT_FILE,
     JOURNAL_FILE,
     LOG_FILE,
     PHASE_FILE,
+    Account,
     Attempt,
     Ending,
     Outcome,
@@ -33,6 +37,7 @@ from tasks.harness.records import (
 _TICK_S = 0.2
 _LOG_TAIL_BYTES = 4000
 _GIB = 1024**3
+_NO_THREAD = "libgomp: Thread creation failed: Resource temporarily unavailable"  # its last words, and then it exits
 
 # Freed memory is kept by the process instead of being given back and faulted in again, page by page, at each step:
 # without these a CPU step takes up to three times as long, and most of that is the kernel's work.
@@ -84,6 +89,13 @@ def prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
     STARTER.prepare(attempt, child_environment(attempt))
 
 
+def begin_grandparent(folder: Path, attempt: Attempt, environment: Mapping[str, str], mark: Mapping[str, str]) -> Grandparent:
+    """Of the processes that attempts like this one are forked from. mark: what its environment says of whose it is."""
+    attempt = _in_environment(attempt, environment)
+    params = attempt.cell.params
+    return Grandparent(folder, params.device, child_environment(attempt), params.compiled, mark)
+
+
 def _in_environment(attempt: Attempt, environment: Mapping[str, str]) -> Attempt:
     return replace(attempt, settings=replace(attempt.settings, env={**environment, **attempt.settings.env}))
 
@@ -128,7 +140,8 @@ def recover(attempt: Attempt) -> Outcome | None:
     account = read_journal(attempt.path / JOURNAL_FILE)
     if account.ending is None:
         return None
-    return nsys.with_kernels(conclude(attempt, Exit(0, account.wall_s), account.started_at))
+    ended = Exit(0, account.wall_s, log_left_out_bytes=cut(attempt.path / LOG_FILE))
+    return nsys.with_kernels(conclude(attempt, ended, account.started_at))
 
 
 def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
@@ -141,7 +154,8 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     if ending.status not in (Status.OK, Status.SKIPPED):
         evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
         evidence |= {"kernel_log": list(ended.kernel_log)} if ended.kernel_log else {}
-    facts = {**account.facts, **({"log_left_out_bytes": ended.log_left_out_bytes} if ended.log_left_out_bytes else {})}
+    facts = {**account.facts, **_seconds(account, ended)}
+    facts |= {"log_left_out_bytes": ended.log_left_out_bytes} if ended.log_left_out_bytes else {}
     return Outcome(
         attempt=attempt,
         status=ending.status,
@@ -156,6 +170,15 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
         allocations=account.allocations,
         live=account.live,
     )
+
+
+def _seconds(account: Account, ended: Exit) -> dict[str, Any]:
+    """What the attempt took, by stage, and as `process` how its process came and went. One that left no last word was in its last
+    stage until its end."""
+    if not account.stage:
+        return {}
+    rest_s, rest = ended.wall_s - sum(account.stage_s.values()), "process" if account.ending else account.stage
+    return {"stage_s": {**account.stage_s, rest: account.stage_s.get(rest, 0.0) + rest_s}}
 
 
 def lost(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
@@ -173,7 +196,7 @@ def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
             while not child.ended(_TICK_S):
                 timed_out = time.monotonic() - began > settings.timeout_s
                 over = _over_memory(child.pid, settings.host_memory_gib)
-                left_out += cut(log)
+                left_out += thin(log)
                 if timed_out or over:
                     break
             else:
@@ -215,6 +238,8 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
             message = "killed by the kernel for want of host memory"
             return Ending(Status.HOST_OOM, {"message": message, "signal": name, "oom_kills": ended.kernel_oom_kills})
         return Ending(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
+    if attempt.cell.params.caps_host and _NO_THREAD in tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES):
+        return Ending(Status.OOM, {"message": f"{_NO_THREAD}: its stack is within the cap", "exit_code": ended.code})
     return Ending(Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code})
 
 

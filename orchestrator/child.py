@@ -3,47 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any, Protocol
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import IO, Protocol
 
-from orchestrator import nsys
-from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
+from orchestrator import nsys, program
+from orchestrator.parents import ANSWER_S, ParentLost, PreparedParent, find_parent, kinship
+from tasks.harness.parent import Preparation
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 
-PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
-
-_PREPARATION_S = 300.0
 _HEARD_BYTES = 4000  # of what a parent said that did not come to be ready
-_ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
-
-
-def import_path() -> str:
-    """PYTHONPATH for a process of ours: our packages first, wherever it is started."""
-    packages = str(Path(__file__).resolve().parent.parent)
-    return os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
-
-
-@contextmanager
-def lifeline() -> Iterator[int]:
-    """A file descriptor for a process that leads a group of its own and is to end with the body, or with this process."""
-    theirs, ours = os.pipe()
-    try:
-        yield theirs
-    finally:
-        os.close(theirs)
-        os.close(ours)
-
-
-class ParentLost(Exception):
-    """The prepared parent went away and with it the word of how its child ended."""
 
 
 class Child(Protocol):
@@ -88,7 +61,7 @@ class ForkedChild:
 
     def exit_code(self) -> int:
         try:
-            return self._hear(_ANSWER_S)
+            return self._hear(ANSWER_S)
         except TimeoutError as error:
             raise ParentLost("it does not answer") from error
 
@@ -98,100 +71,37 @@ class ForkedChild:
         return self._code
 
 
-class PreparedParent:
-    """See tasks/harness/parent.py. broken: why it cannot be used, or empty."""
-
-    def __init__(self, device: str, environment: Mapping[str, str], log: int) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        end_of_lifeline, self._lifeline = os.pipe()
-        with theirs:
-            self._process = subprocess.Popen(
-                [*PROGRAM, "--serve", str(theirs.fileno()), "--device", device, "--lifeline", str(end_of_lifeline)],
-                env={**environment, **ENVIRONMENT},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[theirs.fileno(), end_of_lifeline],
-                start_new_session=True,
-            )
-        os.close(end_of_lifeline)
-        self.broken = ""
-        self._prepared: set[Preparation] = set()
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process.poll() is None
-
-    def prepare(self, preparation: Preparation) -> None:
-        """Has it import what such cells need, once."""
-        if self.broken or preparation in self._prepared:
-            return
-        self._prepared.add(preparation)
-        try:
-            self._channel.send(preparation.to_message())
-            self.broken = str(self.hear(_PREPARATION_S).get("broken", ""))
-        except (ParentLost, OSError) as error:  # a timeout is one
-            self.broken = f"it did not come to be ready: {error}"
-
-    def fork(self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> ForkedChild:
-        variables = {name: environment[name] for name in READ_LATE if name in environment}
-        attempt_file, journal_file = (str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE))
-        request = Request(attempt_file, journal_file, os.getcwd(), variables)
-        try:
-            socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
-            return ForkedChild(self.hear(_ANSWER_S)["pid"], self)
-        except OSError as error:  # a timeout is one
-            raise ParentLost(str(error)) from error
-
-    def hear(self, timeout_s: float) -> dict[str, Any]:
-        """Its next message. Raises TimeoutError or ParentLost."""
-        self._channel.settimeout(timeout_s)
-        try:
-            message = self._channel.recv(MESSAGE_BYTES)
-        except ConnectionError as error:
-            raise ParentLost(str(error)) from error
-        if not message:
-            raise ParentLost("it has ended")
-        said: dict[str, Any] = json.loads(message)
-        return said
-
-    def close(self) -> None:
-        self._channel.close()
-        os.close(self._lifeline)
-        self._process.wait()
-
-
 class Starter:
     """Starts children. Keeps the prepared parent of the last of them while the next need the same environment."""
 
     def __init__(self) -> None:
         self._parent: PreparedParent | None = None
         self._said: IO[bytes] | None = None  # by the parent
-        self._prepared_for: tuple[Any, ...] = ()
+        self._kin = ""
 
     def prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
         """Has the parent ready that the attempt will be forked from, if it will be: it takes as long as a fresh process.
 
         Nothing of the attempt's folder is used, so that this can be done before there is one.
         """
-        if not _is_forked(attempt):
+        if not is_forked(attempt):
             return
         device = attempt.cell.params.device
-        key = (device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE))
-        if self._parent is None or key != self._prepared_for or not (self._parent.is_alive or self._parent.broken):
+        kin = kinship(device, own)
+        if self._parent is None or kin != self._kin or not (self._parent.is_alive or self._parent.broken):
             self.close()
             self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
-            self._parent = PreparedParent(device, {**os.environ, **own}, self._said.fileno())
-            self._prepared_for = key
+            self._parent = find_parent(device, own, self._said.fileno())
+            self._kin = kin
         self._parent.prepare(Preparation(attempt.cell.params.compiled))
 
     def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
         """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ParentLost."""
         environment = {**os.environ, **own}
         with (attempt.path / LOG_FILE).open("ab") as log:
-            parent = self._parent if _is_forked(attempt) else None
+            parent = self._parent if is_forked(attempt) else None
             if parent is not None and not parent.broken:
-                return parent.fork(attempt, environment, log.fileno(), lifeline)
+                return ForkedChild(parent.fork(attempt, environment, log.fileno(), lifeline), parent)
             if parent is not None:
                 log.write(f"a fresh process, since the prepared parent cannot fork: {parent.broken}\n".encode() + self._heard())
                 log.flush()
@@ -215,20 +125,10 @@ STARTER = Starter()  # of this process: a supervisor measures one cell at a time
 atexit.register(STARTER.close)
 
 
-def _is_forked(attempt: Attempt) -> bool:
+def is_forked(attempt: Attempt) -> bool:
     return sys.platform.startswith("linux") and attempt.settings.start_method != "spawn" and not nsys.command(attempt)
 
 
 def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:
-    command = [*nsys.command(attempt), *PROGRAM, str(attempt.path / ATTEMPT_FILE)]
-    command += ["--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(lifeline)]
-    process = subprocess.Popen(
-        command,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=log,
-        pass_fds=[lifeline],
-        start_new_session=True,
-    )
-    return FreshChild(process)
+    words = [str(attempt.path / ATTEMPT_FILE), "--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(lifeline)]
+    return FreshChild(program.start(words, environment, log, [lifeline], before=nsys.command(attempt)))

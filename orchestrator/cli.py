@@ -5,6 +5,8 @@ What it needs is imported inside each command, so that `sweep --help` is there a
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import shlex
 import sys
@@ -15,8 +17,10 @@ from typing import Any
 
 import click
 
-from orchestrator.cli_report import compare, import_nsys, publish, report
+from orchestrator.cli_report import Percentage, compare, import_nsys, publish, report
 from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
+from orchestrator.first_process import go_on_behind_an_init
+from orchestrator.remote.address import RunPlace, Where
 
 STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
 
@@ -24,11 +28,23 @@ STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "fail
 class OneLine(click.Group):
     """Turns what the user can mend into one line on stderr and exit code 2."""
 
+    def main(self, *words: Any, **options: Any) -> Any:
+        go_on_behind_an_init()
+        return super().main(*words, **options)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except SweepError as error:
             click.echo(f"sweep: {error}", err=True)
+            ctx.exit(EXIT_USER)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be printed
+            click.echo(
+                f"sweep: its output cannot be written: {os.strerror(error.errno)}. Free some space and run again", err=True
+            )
             ctx.exit(EXIT_USER)
 
 
@@ -46,11 +62,17 @@ config_options = _with_options(
         click.argument("config", type=click.Path(path_type=Path)),
         click.option("--set", "sets", multiple=True, metavar="AXIS=A,B", help="Narrow or replace an axis."),
         click.option("--where", "wheres", multiple=True, metavar="AXIS=A,AXIS=B|C", help="Only the cells that match."),
-        click.option("--out", type=click.Path(path_type=Path), help="Results folder.  [results/NAME]"),
+        click.option("--out", type=RunPlace(), help="Results folder, or s3://bucket/folder.  [results/NAME]"),
     ]
 )
 choice_options = _with_options(
     [
+        click.option(
+            "--sample",
+            metavar="SHARE",
+            type=Percentage(),
+            help="A random part of the cells, such as 10%: the same ones each time.",
+        ),
         click.option("--retry", multiple=True, type=click.Choice(STATUSES), help="Also cells of this status."),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
@@ -99,16 +121,20 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
     from orchestrator.inspection import describe_cost, describe_memory, describe_plan
+    from orchestrator.kept import describe_kept, read_kept
     from orchestrator.report.gpus import find_card
-    from orchestrator.run import plan_request, resolve
+    from orchestrator.run import git_commit, import_paths, plan_request, resolve
 
     card = find_card(gpu) if gpu is not None else None
 
-    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
+    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
     planned = plan_request(request, _choice(chosen))
     if request.expansion.duplicates:
         click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
     for line in describe_plan(planned, request.expansion.label, describe_cost(request, planned, card), everything):
+        click.echo(line)
+    kept = read_kept(request.run, planned)
+    for line in describe_kept(kept, request.config, git_commit(), import_paths(request)):
         click.echo(line)
     if memory:
         for line in describe_memory(request, card):
@@ -131,7 +157,7 @@ def run(config: Path, **chosen: Any) -> None:
     from orchestrator.contention import run_and_check
     from orchestrator.run import resolve, run_sweep
 
-    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"])
+    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
     means = replace(
         _means(request.expansion.label, chosen),
         skip_predicted_oom=chosen["skip_predicted_oom"],
@@ -143,13 +169,14 @@ def run(config: Path, **chosen: Any) -> None:
 
 
 def limit_options(axis: str, granularity: int, up_to: int) -> Callable[[Any], Any]:
+    any_size = click.IntRange(1, 2**63 - 1)  # that a parameter may have
     return _with_options(
         [
             click.option("--gpu", metavar="NAME", help="On this GPU, such as 'RTX 5090'.  [this machine's]"),
             click.option(
-                "--granularity", type=click.IntRange(1), default=granularity, help=f"Multiples of it are tried.  [{granularity}]"
+                "--granularity", type=any_size, default=granularity, help=f"Multiples of it are tried.  [{granularity}]"
             ),
-            click.option("--up-to", type=click.IntRange(1), default=up_to, help=f"No {axis} above it.  [{up_to}]"),
+            click.option("--up-to", type=any_size, default=up_to, help=f"No {axis} above it.  [{up_to}]"),
             click.option("--confirm", is_flag=True, help="Measure what was found, and what is next to it; needs the device."),
         ]
     )
@@ -184,38 +211,38 @@ def max_batch(**chosen: Any) -> None:
 
 
 @main.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
-def status(run_folder: Path) -> None:
+@click.argument("run_folder", metavar="RUN", type=RunPlace())
+def status(run_folder: Where) -> None:
     """Count the cells of RUN by status; say what failed and why, and what would run next.
 
     Example: sweep status results/demo
     """
     from orchestrator.inspection import describe_status
+    from orchestrator.remote.run import open_run
     from orchestrator.run import resolve_again
-    from orchestrator.store import Run
 
-    for line in describe_status(resolve_again(Run(run_folder))):
+    for line in describe_status(resolve_again(open_run(run_folder))):
         click.echo(line)
 
 
 @main.command()
-@click.argument("run_folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.argument("run_folder", metavar="RUN", type=RunPlace())
 @click.argument("cell")
-def show(run_folder: Path, cell: str) -> None:
+def show(run_folder: Where, cell: str) -> None:
     """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to re-run it by hand.
 
     Example: sweep show results/demo 3f2a
     """
     from orchestrator.inspection import describe_cell
-    from orchestrator.store import Run
+    from orchestrator.remote.run import open_run
 
-    for line in describe_cell(Run(run_folder), cell):
+    for line in describe_cell(open_run(run_folder), cell):
         click.echo(line)
 
 
 @main.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Where results would go.")
-def doctor(out: Path) -> None:
+@click.option("--out", type=RunPlace(), default=Path("results"), help="Where results would go.")
+def doctor(out: Where) -> None:
     """Say what this machine can do, what is missing, and what to do about it.
 
     Example: sweep doctor
@@ -251,7 +278,9 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
 
     console, address, cpu_cells = Console(), chosen["address"], chosen["cpu_cells"]
     return Means(
-        open_scheduler=lambda: RayScheduler(address, cpu_cells) if chosen["scheduler"] == "ray" else SerialScheduler(),
+        open_scheduler=lambda example: (
+            RayScheduler(address, cpu_cells, example) if chosen["scheduler"] == "ray" else SerialScheduler()
+        ),
         open_display=lambda total, left: make_display(total, label, console, left),
         time_limit_s=_seconds(chosen["time_limit"]),
         mixed=chosen["mixed"],
@@ -280,7 +309,7 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     if found.summary.stopped or found.summary.broken or found.summary.late:
         _conclude(found.summary, request)
     if chosen["confirm"]:
-        click.echo(f"kept in {request.run.folder}")
+        click.echo(f"kept in {request.run}")
     if any(group.unmeasured for group in found.groups):
         sys.exit(EXIT_FAILURES)
 
@@ -299,12 +328,17 @@ def _seconds(text: str | None) -> float | None:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", text.strip())
     if not found:
         raise ConfigError(f"--time-limit {text}: is not a duration", "Write 90s, 9m or 2h")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+    from orchestrator.config import LONGEST_S
+
+    seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
+    if seconds > LONGEST_S:
+        raise ConfigError(f"--time-limit {text}: is longer than {LONGEST_S / 3600:,.0f} h", "Leave it out for no limit")
+    return seconds
 
 
 def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
-    folder, again = request.run.folder, shlex.join(["sweep", *sys.argv[1:]])
+    folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
         click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
     counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())

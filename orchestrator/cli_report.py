@@ -5,7 +5,9 @@ Each opens what it needs, calls the function of its name, prints. What it needs 
 
 from __future__ import annotations
 
+import math
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.errors import EXIT_FAILURES, ConfigError, SweepError
+from orchestrator.errors import EXIT_FAILURES, ConfigError
+from orchestrator.remote.address import Folder, RunPlace, Where, is_address, named, split_cell
 
 if TYPE_CHECKING:
     from orchestrator.report.table import Table
@@ -41,14 +44,48 @@ class PublishedDevice(click.ParamType[str]):
         return [*devices(), ALL]
 
 
+class Percentage(click.ParamType[float]):
+    """Written as `3%`, given as 0.03."""
+
+    name = "percentage"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value).strip())
+        if not found or float(found[1]) > 100:
+            raise ConfigError(f"--{_option(param, self.name)} {value}: is not a percentage", "Write 3% or 0.5%")
+        return float(found[1]) / 100
+
+
+class Megabytes(click.ParamType[float]):
+    """In 10⁶ bytes: finite and not negative, which click's own range takes `nan` for."""
+
+    name = "megabytes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            size = float(value)
+        except ValueError:
+            size = math.nan
+        if not 0 <= size < math.inf:
+            raise ConfigError(f"--{_option(param, self.name)} {value}: is not a size in megabytes", "Write 25 or 0.5")
+        return size
+
+
+def _option(param: click.Parameter | None, name: str) -> str:
+    """As it is typed."""
+    return ((param and param.name) or name).replace("_", "-")
+
+
 @click.command()
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
 @click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
 @click.option("--against", type=PublishedDevice(), help="Also what others published of the same cells on this device.")
-def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
+def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
     """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
+
+    Without --table, no more than the first rows of each are printed as Markdown; in the files are all of them.
 
     Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
 
@@ -56,12 +93,14 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
 
     Several runs stand in the same tables, told apart by their names; what is written is in a folder within the first.
 
+    Where it cannot be written, the tables are printed all the same, and the exit code is 2.
+
     Example: sweep report results/demo --table timings
     """
     from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.published.tables import nothing_in_common, published_tables
-    from orchestrator.report.render import lay_out
+    from orchestrator.report.render import first_rows, lay_out, to_markdown
     from orchestrator.report.tables import TABLES
     from orchestrator.together import open_runs, published_against
 
@@ -74,75 +113,78 @@ def report(run_folders: tuple[Path, ...], tables: tuple[str, ...], form: str, ce
     if form == "md" and whole and whole.words:
         click.echo(whole.words)
     for page in pages:
-        click.echo(FORMATS[form](page))
+        if form != "md":
+            click.echo(FORMATS[form](page))
+        elif tables:
+            click.echo(to_markdown(page))
+        else:
+            device = against if page.table in beside else None
+            click.echo(first_rows(page, _command_for(page.table.name, run_folders, cells, device)))
     if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
         click.echo(nothing_in_common(against), err=True)
     elif not pages:
         click.echo("nothing measured yet")
     if cells is not None:
         return
-    try:
-        run.write_report(whole.files() if whole else files_of(pages))
-    except SweepError as error:
-        click.echo(f"sweep: {error}", err=True)
-    else:
-        if whole:
-            click.echo(f"as one page: {run.folder / 'report' / whole.page}", err=True)
+    run.write_report(whole.files() if whole else files_of(pages))
+    if whole:
+        click.echo(f"as one page: {run.folder / 'report' / whole.page}", err=True)
 
 
 @click.command("import-nsys")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The run to add it to, or a new folder.  [results/FILE]")
-def import_nsys(file: Path, out: Path | None) -> None:
+@click.option("--out", type=RunPlace(), help="The run to add it to, or a new folder.  [results/FILE]")
+def import_nsys(file: Path, out: Where | None) -> None:
     """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and print their tables.
 
     Example: sweep import-nsys report1.sqlite --out results/imported
     """
     from orchestrator.imports import import_nsys
+    from orchestrator.remote.run import open_run
     from orchestrator.report.frames import choose_cells, load_results
     from orchestrator.report.render import lay_out, to_markdown
-    from orchestrator.store import Run
 
-    folder = Run(out or Path("results") / file.stem)
-    cell = import_nsys(file, folder)
-    for page in lay_out(choose_cells(load_results(folder), [cell])):
+    run = open_run(out or Path("results") / file.stem)
+    cell = import_nsys(file, run)
+    for page in lay_out(choose_cells(load_results(run), [cell])):
         click.echo(to_markdown(page))
-    click.echo(f"kept in {folder.folder} as cell {cell}")
+    click.echo(f"kept in {run} as cell {cell}")
 
 
 @click.command()
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
 @click.option("--fail-on", type=click.Choice(["slower", "faster", "ambiguous"]), multiple=True, help="Exit code 1 if a cell is.")
-@click.option("--threshold", default="0%", help="With --fail-on: only for differences beyond it, such as 3%.  [0%]")
-def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: str) -> None:
+@click.option(
+    "--threshold", default="0%", type=Percentage(), help="With --fail-on: only for differences beyond it, such as 3%.  [0%]"
+)
+def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float) -> None:
     """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
 
     Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
 
     Example: sweep compare results/demo results/other
     """
+    from orchestrator.remote.run import open_run
     from orchestrator.report.compare import compare as held_against
     from orchestrator.report.render import describe_comparison
-    from orchestrator.store import Run
 
-    least = _fraction(threshold)
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):
         raise ConfigError(f"{before} and {after}: one is a run and the other a cell", "Name two runs, or two cells as RUN:CELL")
-    report = held_against(Run(first), Run(second), (one, other) if one else None)
+    report = held_against(open_run(first), open_run(second), (one, other) if one else None)
     for line in describe_comparison(report):
         click.echo(line)
-    bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > least]
+    bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold]
     sys.exit(EXIT_FAILURES if bad else 0)
 
 
 @click.command()
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Where to; what was published there is replaced.")
-@click.option("--limit-mb", type=click.FloatRange(0), default=25, help="How large it may be, in 10⁶ bytes.  [25]")
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
+@click.option("--out", required=True, type=Folder(), help="Where to; what was published there is replaced.")
+@click.option("--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]")
 @click.option("--against", type=PublishedDevice(), default="all", help="Whose numbers stand beside its own.  [all]")
-def publish(run_folders: tuple[Path, ...], out: Path, limit_mb: float, against: str) -> None:
+def publish(run_folders: tuple[Where, ...], out: Path, limit_mb: float, against: str) -> None:
     """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
 
     Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as SVG. Names of hosts
@@ -171,14 +213,16 @@ def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[
     return names if not names or set(names) & set(published) else (*names, *published)
 
 
-def _run_and_cell(text: str) -> tuple[Path, str]:
+def _command_for(table: str, run_folders: tuple[Where, ...], cells: str | None, against: str | None) -> str:
+    """What prints that table alone, of the same cells."""
+    options = [*(["--cells", cells] if cells else []), *(["--against", against] if against else [])]
+    return shlex.join(["sweep", "report", *map(str, run_folders), *options, "--table", table])
+
+
+def _run_and_cell(text: str) -> tuple[Where, str]:
     """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`."""
+    if is_address(text):
+        return split_cell(text)
     folder, _, cell = (text, "", "") if Path(text).exists() else text.partition(":")
-    return (Path(folder) if Path(folder).exists() else Path("results") / folder), cell
-
-
-def _fraction(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
-    if not found:
-        raise ConfigError(f"--threshold {text}: is not a percentage", "Write 3% or 0.5%")
-    return float(found[1]) / 100
+    there = [path for path in (Path(named(folder, "RUN")), Path("results") / folder) if path.exists()]
+    return (there or [Path(folder)])[0], cell

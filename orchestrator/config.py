@@ -6,6 +6,7 @@ YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are err
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,11 +22,13 @@ from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from orchestrator.errors import ConfigError, nearest
+from tasks.harness.params import MOST_GIB
 from tasks.harness.registry import all_tasks
 from tasks.instruments import instrument_names
 
 MAX_NODES = 200_000  # of the document with its aliases written out: more is a bomb, not a sweep
 MAX_BYTES = 4_000_000
+LONGEST_S = 1e8  # of a time limit: some three years, where the timers of some systems end at 68
 MAX_DEPTH = 100  # of brackets: what is read goes down into each of them
 
 Place = tuple[str | int, ...]
@@ -33,7 +36,7 @@ Values = dict[str, Any]
 
 
 class Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Override(Strict):
@@ -57,9 +60,11 @@ class Grid(Strict):
 
 
 class Limits(Strict):
-    timeout_s: Annotated[float, Field(gt=0)] = Field(900.0, description="of one attempt, start-up included")
+    timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(900.0, description="of one attempt, start-up included")
     attempts: Annotated[int, Field(ge=1)] = Field(3, description="tries at a cell that fails, over all runs")
-    host_memory_gib: Annotated[float, Field(gt=0)] | None = Field(None, description="resident set at which a cell is ended")
+    host_memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = Field(
+        None, description="resident set at which a cell is ended"
+    )
 
 
 class SweepConfig(Strict):
@@ -84,8 +89,13 @@ class Source:
 
     def where(self, place: Place) -> str:
         line = _line(self.document, place)
-        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(step) for step in place))
+        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(_in_a_line(step) for step in place))
         return f"{self.name}{f':{line}' if line else ''}{f': {path}' if path else ''}"
+
+
+def _in_a_line(step: str | int) -> str:
+    """As it was written; what would break or darken the line, as Python writes it."""
+    return str(step) if str(step).isprintable() else repr(step)
 
 
 def load_config(path: Path) -> tuple[SweepConfig, Source]:
@@ -94,8 +104,13 @@ def load_config(path: Path) -> tuple[SweepConfig, Source]:
         if path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", "A sweep is a few dozen lines")
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}", _near_files(path)) from error
+    except OSError as error:
+        remedy = _near_files(path) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: byte {error.start} is not of UTF-8", "A config is text: save it as UTF-8"
+        ) from error
     return parse_config(text, str(path))
 
 
@@ -121,6 +136,8 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
     for number, instrument in enumerate(config.instruments):
         _check_known(instrument, instrument_names(), "instrument", source, ("instruments", number))
     _check_beside_nsys(config.instruments, source)
+    _check_env(config.env, source)
+    _check_results(config.results, source)
     return config
 
 
@@ -130,6 +147,29 @@ def _check_beside_nsys(instruments: Sequence[str], source: Source) -> None:
     if "nsys" in instruments and others:
         where = source.where(("instruments",))
         raise ConfigError(f"{where}: nsys cannot go with {' or '.join(others)}", "Give it a config of its own: [memory, nsys]")
+
+
+def _check_env(env: Mapping[str, str], source: Source) -> None:
+    """Else no process could be started with them."""
+    for name, value in env.items():
+        where = source.where(("env", name))
+        if not name or "=" in name or not _system_takes(name):
+            raise ConfigError(f"{where}: {name!r} cannot name an environment variable", "Write NAME: value")
+        if not _system_takes(value):
+            raise ConfigError(f"{where}: cannot be the value of an environment variable", "Write plain text, without a NUL")
+
+
+def _check_results(folder: str | None, source: Source) -> None:
+    if folder is not None and not (folder.strip() and _system_takes(folder)):
+        raise ConfigError(f"{source.where(('results',))}: {folder!r} names no folder", "Leave it out for results/<name>")
+
+
+def _system_takes(text: str) -> bool:
+    """Whether it may be in an environment or a path: without a NUL, which would end it, and such as has an encoding."""
+    try:
+        return b"\0" not in os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
 
 
 def config_error(error: ValidationError, source: Source, base: Place, allowed: Any) -> ConfigError:

@@ -8,16 +8,14 @@ whatever reads a run reads it, `sweep compare` included. It is kept and resumed 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.grid import Expansion
+from orchestrator.grid import Expansion, choose_sample
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, run_sweep
 from orchestrator.schedulers import LastingScheduler, OnStart, Scheduler
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 FOLDER = "alone"
 _SHARE = 0.05
 _FEWEST = 3
-_SEED = 0
 _MOSTLY = 0.5  # of its time, that something ran beside a cell
 
 
@@ -52,14 +49,14 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         if summary.stopped or summary.late or summary.broken:
             return summary
         placed = cells_beside_others(request)
-        sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed])
+        sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed], _SHARE, _FEWEST)
         if not sample:
             means.say("contention: no timed cell ran beside another, so that there is nothing to check")
             return summary
         means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
         left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
         alone = request_alone(request, sample)
-        how = replace(once, open_scheduler=lambda: OneByOne(once.open_scheduler(), placed), time_limit_s=left)
+        how = replace(once, open_scheduler=lambda example: OneByOne(once.open_scheduler(example), placed), time_limit_s=left)
         checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
     for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
@@ -125,19 +122,11 @@ def _beside_s(attempts: pd.DataFrame) -> pd.Series[float]:
     return beside
 
 
-def choose_sample(cells: Iterable[Cell], seed: int = _SEED) -> list[Cell]:
-    """A twentieth of them, and no fewer than three: the same ones each time, and hardly others where some have been added."""
-    known = list(cells)
-    wanted = max(_FEWEST, math.ceil(_SHARE * len(known)))
-    chosen = {cell.id for cell in sorted(known, key=lambda cell: hashlib.sha256(f"{seed} {cell.id}".encode()).digest())[:wanted]}
-    return [cell for cell in known if cell.id in chosen]
-
-
 def request_alone(request: Request, sample: Iterable[Cell]) -> Request:
     """The same of these cells, in a folder within, with what the run has compiled already."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str((request.run.folder / "cache" / "inductor").absolute())}
     config = request.config.model_copy(update={"env": {**cache, **request.config.env}})
-    return replace(request, config=config, expansion=Expansion(tuple(sample)), run=Run(request.run.folder / FOLDER))
+    return replace(request, config=config, expansion=Expansion(tuple(sample)), run=request.run.within(FOLDER))
 
 
 class OneByOne:
@@ -177,7 +166,7 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
     now, before = _gpus(alone), _gpus(beside)
     cells = frozenset(cell for cell in now.keys() & placed.keys() if now[cell].kind == before[cell].kind)
     if missing := sum(cell.id not in cells for cell in sample):
-        yield f"contention: {_cells(missing)} did not end well alone, or on another kind of GPU: sweep report {alone.folder}"
+        yield f"contention: {_cells(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
     if not cells:
         return
     report = replace(compare(alone, beside, only=cells), only_before=0, only_after=0)
@@ -190,7 +179,7 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
     )
     if elsewhere := sum(now[cell].uuid != placed[cell].uuid for cell in cells):
         yield f"{_cells(elsewhere)} alone on another GPU than before, which may be the faster or the slower one"
-    yield f"A: alone, {alone.folder}; B: beside others, {beside.folder}"
+    yield f"A: alone, {alone}; B: beside others, {beside}"
     yield from describe_comparison(report)
 
 

@@ -11,6 +11,7 @@ another GPU they are scaled by its peak, and the first cells that end correct th
 from __future__ import annotations
 
 import heapq
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -197,29 +198,35 @@ def expect(estimator: Estimator, cells: Sequence[Cell], places: Mapping[str, int
     """
     if not cells or not estimator.knows(cells):
         return None
-    by_device: dict[str, list[float]] = {}
+    by_device: dict[str, list[tuple[int, float]]] = {}
     for cell, seconds in zip(cells, estimator.each(cells), strict=True):
-        by_device.setdefault(cell.params.device, []).append(seconds)
-    walls = [
-        makespan_s(sorted(each, reverse=True) if places.get(device, 1) > 1 else each, places.get(device, 1))
-        for device, each in by_device.items()
-    ]
-    return Expectation(sum(walls), sum(by_device.get("cuda", [])), estimator.learned)
+        by_device.setdefault(cell.params.device, []).append((max(1, cell.params.gpu_count), seconds))
+    walls = []
+    for device, each in by_device.items():
+        at_once = places.get(device, 1)
+        turns = sorted(each, reverse=True) if at_once > 1 else each
+        walls.append(makespan_s([seconds for _, seconds in turns], at_once, widths=[width for width, _ in turns]))
+    gpu_s = sum(width * seconds for width, seconds in by_device.get("cuda", []))
+    return Expectation(sum(walls), gpu_s, estimator.learned)
 
 
-def makespan_s(durations: Iterable[float], at_once: int, under_way: Sequence[float] = ()) -> float:
-    """Until all have ended, each begun in its turn as soon as one of `at_once` places is free.
+def makespan_s(
+    durations: Iterable[float], at_once: int, under_way: Sequence[float] = (), widths: Iterable[int] | None = None
+) -> float:
+    """Until all have ended, each begun in its turn as soon as one of `at_once` places is free, or as many as it takes.
 
-    under_way: what is still to come of those that run already.
+    under_way: of each place that is taken, what is still to come. widths: how many places each takes; one unless it is said.
     """
     places = [*sorted(under_way, reverse=True)[:at_once], *[0.0] * (at_once - len(under_way))]
     heapq.heapify(places)
-    for duration in durations:
-        heapq.heapreplace(places, places[0] + duration)
+    for duration, width in zip(durations, itertools.repeat(1) if widths is None else widths, strict=False):
+        taken = [heapq.heappop(places) for _ in range(min(width, at_once))]
+        for _ in taken:
+            heapq.heappush(places, taken[-1] + duration)
     return max(places)
 
 
-_ALIKE = ("device", "gpu_kind", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
+_ALIKE = ("device", "gpu_kind", "gpus", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
 
 
 @cache

@@ -13,6 +13,9 @@ from typing import Any
 from orchestrator import nsys
 from orchestrator.errors import EnvironmentError, SweepError
 from orchestrator.probe import probe_here
+from orchestrator.remote.address import Where, is_address
+from orchestrator.remote.claim import claimed
+from orchestrator.remote.place import Place
 from orchestrator.schedulers import RayScheduler
 
 _GIB = 1024**3
@@ -34,8 +37,8 @@ class Finding:
         return f"{mark} {self.name:<8} {self.said}{f'. {self.remedy}' if self.remedy else ''}"
 
 
-def examine(folder: Path) -> Iterator[Finding]:
-    """One finding after another, as each is known. folder: where results would go."""
+def examine(out: Where) -> Iterator[Finding]:
+    """One finding after another, as each is known. out: where results would go."""
     try:
         probe = probe_here()
     except EnvironmentError as error:
@@ -47,7 +50,7 @@ def examine(folder: Path) -> Iterator[Finding]:
     yield _ray()
     yield _nsys()
     yield _compiler()
-    yield _disk(folder)
+    yield _place(str(out)) if is_address(out) else _disk(Path(out))
 
 
 def _torch(probe: Mapping[str, Any]) -> Finding:
@@ -101,6 +104,14 @@ def _compiler() -> Finding:
     found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     remedy = "" if found else "torch.compile on the CPU needs one: install g++"
     return Finding("C++", bool(found) or None, found or "no compiler", remedy)
+
+
+def _place(address: str) -> Finding:
+    try:
+        with claimed(Place(address)):
+            return Finding("bucket", True, f"{address} can be read and written")
+    except SweepError as error:
+        return Finding("bucket", False, error.message, error.remedy)
 
 
 def _disk(folder: Path) -> Finding:

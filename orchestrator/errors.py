@@ -6,6 +6,7 @@ SweepError
 │   └── GpusLost       no GPU is left that works
 └── RunError           the results folder
     ├── RunLocked      another driver is at work in it
+    ├── RunUnreachable it lies in a bucket, or elsewhere, that does not answer or lets nobody in
     ├── RunUnwritable  read-only, full, or not a folder
     └── RunMismatch    it holds results of other hardware or software, or of a newer version of this program
 
@@ -53,6 +54,10 @@ class RunError(SweepError):
 
 
 class RunLocked(RunError):
+    pass
+
+
+class RunUnreachable(RunError):
     pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from ruamel.yaml import YAML
 from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error, plain
 from orchestrator.errors import ConfigError, nearest
 from tasks.harness.cell import Cell, varying_axes
-from tasks.harness.params import axis_names, default_values
+from tasks.harness.params import axis_names, check_value, default_values
 from tasks.harness.registry import all_tasks, make_cell
 
 MAX_COMBINATIONS = 100_000  # of a sweep: more is a slip of the pen, or years of measuring
@@ -24,10 +25,13 @@ _SEVERAL = "Name one or several values as axis=value,value"
 
 @dataclass(frozen=True)
 class Selection:
-    """What the command line says about a config: `set` narrows or replaces axes, `where` picks cells."""
+    """What the command line says about a config: `set` narrows or replaces axes, `where` picks cells, and of those `sample`, a
+    fraction, is taken at random.
+    """
 
     set: Mapping[str, Sequence[Any]]
     where: Mapping[str, Sequence[Any]]
+    sample: float | None = None
 
 
 @dataclass(frozen=True)
@@ -49,15 +53,28 @@ class Expansion:
         return {task: varying_axes(cells) for task, cells in by_task.items()}
 
 
-def parse_selection(sets: Iterable[str], wheres: Iterable[str]) -> Selection:
+def parse_selection(sets: Iterable[str], wheres: Iterable[str], sample: float | None = None) -> Selection:
     """`--set axis=a,b` and `--where axis=a,axis=b|c`. Values read as in YAML."""
+    if sample == 0:
+        raise ConfigError("--sample 0%: is a sample of nothing", "Write 10%, or leave it out for all cells")
     conditions = [part for where in wheres for part in where.split(",")]
-    return Selection(_assignments(sets, ",", "--set"), _assignments(conditions, "|", "--where"))
+    return Selection(_assignments(sets, ",", "--set"), _assignments(conditions, "|", "--where"), sample)
+
+
+def choose_sample(cells: Iterable[Cell], share: float, fewest: int = 1, seed: int = 0) -> tuple[Cell, ...]:
+    """This fraction of them at random, in their order: the same ones each time, and hardly others where some have been added."""
+    known = tuple(cells)
+    wanted = max(fewest, math.ceil(share * len(known)))
+    drawn = sorted(known, key=lambda cell: hashlib.sha256(f"{seed} {cell.id}".encode()).digest())[:wanted]
+    chosen = {cell.id for cell in drawn}
+    return tuple(cell for cell in known if cell.id in chosen)
 
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
     """Raises ConfigError for what is no axis or no value, and for a sweep without a cell."""
     _check_axes(config, source, selection)
+    _check_clauses(config, source)
+    _check_where(config, selection)
     _check_size(config, source, selection)
     cells: dict[str, Cell] = {}
     named = 0
@@ -68,7 +85,8 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     if not named:
         remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
         raise ConfigError(f"{source.name}: the grid is empty", remedy)
-    return Expansion(tuple(cells.values()), named - len(cells))
+    chosen = choose_sample(cells.values(), selection.sample) if selection.sample else tuple(cells.values())
+    return Expansion(chosen, named - len(cells))
 
 
 def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
@@ -142,6 +160,44 @@ def _check_axes(config: SweepConfig, source: Source, selection: Selection) -> No
         for name in names:
             if name not in anywhere and (option, name) != ("--where", "task"):
                 raise ConfigError(f"{option} {name}: no task of this sweep has such an axis", nearest(name, anywhere))
+
+
+def _check_clauses(config: SweepConfig, source: Source) -> None:
+    """What a clause asks for must be a value of its axis: else it would match nothing, and say nothing."""
+    for number, grid in enumerate(config.grids):
+        base: Place = ("grids", number)
+        clauses: list[tuple[Place, Values]] = [((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)]
+        clauses += [((*base, "override", i, "when"), override.when) for i, override in enumerate(grid.override)]
+        for place, clause in clauses:
+            for name, wanted in clause.items():
+                _check_clause(grid, name, wanted, place, source)
+
+
+def _check_clause(grid: Grid, name: str, wanted: Any, place: Place, source: Source) -> None:
+    if wanted == []:
+        raise ConfigError(f"{source.where((*place, name))}: an empty list matches nothing", "Name a value, or several")
+    for value in wanted if isinstance(wanted, list) else [wanted]:
+        error = _refusal(grid, name, value)
+        if error:
+            raise config_error(error, source, place, lambda _: ()) from error
+
+
+def _check_where(config: SweepConfig, selection: Selection) -> None:
+    """Of several tasks that have the axis it is enough that one has the value."""
+    for name, wanted in selection.where.items():
+        grids = [grid for grid in config.grids if name in axis_names(_params(grid))]
+        for value in wanted if grids else ():
+            refusals = [_refusal(grid, name, value) for grid in grids]
+            if all(refusals) and refusals[0]:
+                raise config_error(refusals[0], Source("--where", None), (), lambda _: ()) from refusals[0]
+
+
+def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
+    try:
+        check_value(_params(grid), name, value)
+    except ValidationError as error:
+        return error
+    return None
 
 
 def _check_size(config: SweepConfig, source: Source, selection: Selection) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
@@ -52,9 +53,11 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     elsewhere = card is not None and gpu not in _measured_on(request)
     conditions = Conditions.of(make_settings(request, None), gpu)
     estimator = Estimator(request.expansion.cells, {} if elsewhere else plan.history, conditions)
-    expected = expect(estimator, cells, {"cuda": max(1, len(here))})
+    widest = max((cell.params.gpu_count for cell in cells), default=0)
+    expected = expect(estimator, cells, {"cuda": max(1, len(here), widest)})
     if expected:
-        return f"expected: {format_seconds(expected.wall_s)} on {_where(cells, card, here)}{',' if on_gpu else ''} {expected}"
+        where = _where(cells, card, here, widest)
+        return f"expected: {format_seconds(expected.wall_s)} on {where}{',' if on_gpu else ''} {expected}"
     if not on_gpu or not cells:
         return ""
     named = card.name if card else next(iter(here), None)
@@ -65,13 +68,15 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     )
 
 
-def _where(cells: Sequence[Cell], card: Card | None, here: Sequence[str]) -> str:
+def _where(cells: Sequence[Cell], card: Card | None, here: Sequence[str], widest: int) -> str:
     devices = {cell.params.device for cell in cells}
     if "cuda" not in devices:
         return "the CPU" if devices == {"cpu"} else "this machine"
     if card is not None:
-        return f"one {card.name}"
-    return f"this machine's {len(here)} GPU{'s' if len(here) > 1 else ''}" if here else "one GPU"
+        return f"one {card.name}" if widest <= 1 else f"{widest} × {card.name}"
+    if len(here) < widest:
+        return f"a host with {widest} GPUs" if widest > 1 else "one GPU"
+    return f"this machine's {len(here)} GPU{'s' if len(here) > 1 else ''}"
 
 
 def _measured_on(request: Request) -> set[str]:
@@ -145,6 +150,11 @@ def describe_status(request: Request) -> Iterator[str]:
     plan = plan_request(request, Choice())
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
+    asked = {decision.cell.id for decision in plan.decisions}
+    others = Counter(str(past.status) for cell, past in plan.history.items() if cell not in asked)
+    if others:
+        said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
+        yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
     to_run = plan.to_run
     yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells"
@@ -165,6 +175,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     for row in rows:
         yield from _attempt(row)
     yield from _samples(run, cell, int(last["attempt"]))
+    run.bring_artifacts(cell)
     left = read_artifacts(run, cell, int(last["attempt"]))
     if left.log:
         yield f"log: {run.attempt_folder(cell, int(last['attempt'])) / LOG_FILE}"
@@ -209,5 +220,5 @@ def _find(cells: Any, prefix: str, run: Run) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise RunError(f"{run.folder}: {prefix} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
-    raise RunError(f"{run.folder}: has no cell {prefix}", nearest(prefix, list(cells)[:_SHOWN]))
+        raise RunError(f"{run}: {prefix} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
+    raise RunError(f"{run}: has no cell {prefix}", nearest(prefix, list(cells)[:_SHOWN]))

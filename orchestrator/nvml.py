@@ -15,15 +15,25 @@ _WORD_BITS = 64  # of the masks that it fills
 
 def gpu_names() -> Sequence[str]:
     """The GPUs that CUDA would see here, by the names that their driver gives; none where there is no driver."""
+    return _of_each("nvmlDeviceGetName")
+
+
+def gpu_uuids() -> Sequence[str]:
+    """Of as many GPUs as CUDA would see here, not always of the same."""
+    return _of_each("nvmlDeviceGetUUID")
+
+
+def _of_each(question: str) -> Sequence[str]:
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+        ask = getattr(pynvml, question)
+        answers = [ask(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError:
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return names if visible is None else names[: len([name for name in visible.split(",") if name.strip()])]
+    return answers if visible is None else answers[: len([name for name in visible.split(",") if name.strip()])]
 
 
 def near_cores(uuid: str) -> frozenset[int] | None:

@@ -96,9 +96,7 @@ def _status(word: str, run: Run) -> Status:
     try:
         return Status(word)
     except ValueError as error:
-        raise RunError(
-            f"{run.folder}/attempts: {word!r} is no status", "Move away the part that is of another program"
-        ) from error
+        raise RunError(f"{run}/attempts: {word!r} is no status", "Move away the part that is of another program") from error
 
 
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:

@@ -14,12 +14,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-from orchestrator.child import PROGRAM, import_path, lifeline
+from orchestrator.caches import cache_folder
+from orchestrator.program import PROGRAM, import_path, lifeline
 from orchestrator.report.gpus import Card
 from tasks.harness.cell import Cell
 from tasks.prediction.allocator import cublas_workspace_bytes
@@ -98,13 +100,15 @@ def _torch_version() -> str:
 
 
 def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer-sweep" / "predictions"
+    return cache_folder("predictions")
 
 
 def _recall(key: str, request: Request) -> Prediction | None:
-    """What was predicted before, if it says what is asked now."""
+    """What was predicted before, if it says what is asked now: of another cap often enough by the peaks alone."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = Prediction.from_json((_cache_folder() / f"{key}.json").read_text())
+        plain = {cap: verdict for cap in request.caps_bytes if (verdict := found.plain_verdict(cap))}
+        found = replace(found, verdicts={**plain, **found.verdicts})
         return found if set(request.caps_bytes) <= set(found.verdicts) else None
     return None
 

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.child import PROGRAM, import_path, lifeline
 from orchestrator.errors import EnvironmentError
+from orchestrator.program import PROGRAM, import_path, lifeline
 
 _TIMEOUT_S = 120
 

@@ -26,6 +26,7 @@ from ruamel.yaml import YAML
 
 from orchestrator.errors import RunError
 from orchestrator.redaction import Redaction
+from orchestrator.remote.address import Where
 from orchestrator.report.frames import load_results
 from orchestrator.report.published.tables import published_tables
 from orchestrator.reporting import make_report
@@ -52,7 +53,7 @@ class Published:
         return sum(self.sizes.values())
 
 
-def publish(folders: Sequence[Path], out: Path, most_bytes: int, against: str | None) -> Published:
+def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str | None) -> Published:
     """Runs, in one folder that stays within a size; what was published there before is replaced.
 
     against: whose numbers stand beside theirs in the report. Raises RunError where a folder holds no run, where `out` holds

@@ -8,6 +8,7 @@ spared by a small cell that runs out which a large one that runs out does not sp
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,13 +150,18 @@ class Queue:
             self._sort()
 
     def _sort(self) -> None:
-        """Every cell once before any again, and of those the longest first where several are measured at once."""
+        """Every cell once before any again, and of those the longest first where several are measured at once. Before them come
+        those that take several GPUs: what is free beside those the others fill."""
         if self.infers or max(self._places.values(), default=1) == 1:
             return
         self._unsorted = 0
         seconds = {cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}}
-        order = sorted(self._waiting, key=lambda turn: (turn.cell.params.device != "cuda", turn.round, -seconds[turn.cell]))
-        self._waiting = order  # at once: a display that counts what waits has a thread of its own
+
+        def precedence(turn: Turn) -> tuple[bool, int, int, float]:
+            params = turn.cell.params
+            return params.device != "cuda", turn.round, -params.gpu_count, -seconds[turn.cell]
+
+        self._waiting = sorted(self._waiting, key=precedence)  # at once: a display that counts what waits has a thread of its own
 
     def _take(self) -> Cell:
         """The next in turn. One that compiles what another is just compiling waits for that, and one for whose kind of GPU there
@@ -163,20 +169,22 @@ class Queue:
         device = self._waiting[0].cell.params.device
         compiling = {shared_graph(begun.cell) for begun in self._running.values()} - {None}
         unfilled = {graph for graph in compiling if not self._estimator.is_filled(graph)}
-        full = self._full_kinds()
+        free = self._free_of_kinds()
         second_best: int | None = None
         for place, turn in enumerate(self._waiting):
-            if turn.cell.params.device != device or turn.cell.params.gpu_kind in full:
+            if turn.cell.params.device != device or turn.cell.params.gpu_count > free.get(turn.cell.params.gpu_kind, math.inf):
                 continue
             if shared_graph(turn.cell) not in unfilled:
                 return self._waiting.pop(place).cell
             second_best = place if second_best is None else second_best
         return self._waiting.pop(second_best or 0).cell
 
-    def _full_kinds(self) -> set[str]:
-        """Of GPU, that have as many cells running as there is room for."""
-        running = Counter(begun.cell.params.gpu_kind for begun in self._running.values())
-        return {kind for kind, places in self._kinds.items() if running[kind] >= places}
+    def _free_of_kinds(self) -> Mapping[str | None, int]:
+        """How many GPUs of each kind that cells ask for have none of those."""
+        taken: Counter[str | None] = Counter()
+        for begun in self._running.values():
+            taken[begun.cell.params.gpu_kind] += begun.cell.params.gpu_count
+        return {kind: places - taken[kind] for kind, places in self._kinds.items()}
 
     def _infer(self, cell: Cell, witness: Cell, inferring: Inferring) -> None:
         attempt = self._number(cell)
@@ -205,14 +213,20 @@ class Queue:
         now, running, waiting = time.monotonic(), list(self._running.values()), [turn.cell for turn in list(self._waiting)]
         if not self._estimator.knows([*waiting, *(begun.cell for begun in running)]):
             return None
-        under_way = [max(0.0, self._estimator.seconds(begun.cell) - (now - begun.at)) for begun in running]
-        at_once = max(len(running), *self._places.values(), 1)
-        return makespan_s(self._estimator.each(waiting), at_once, under_way)
+        left = [(begun.cell, max(0.0, self._estimator.seconds(begun.cell) - (now - begun.at))) for begun in running]
+        under_way = [seconds for cell, seconds in left for _ in range(_width(cell))]
+        at_once = max(len(under_way), *self._places.values(), 1)
+        return makespan_s(self._estimator.each(waiting), at_once, under_way, [_width(cell) for cell in waiting])
 
     def _would_end_in_time(self, cell: Cell) -> bool:
         if self._deadline is None:
             return True
         return time.monotonic() + (self._estimator.at_most(cell) or 0.0) < self._deadline
+
+
+def _width(cell: Cell) -> int:
+    """How many places it takes."""
+    return max(1, cell.params.gpu_count)
 
 
 def _turns(cells: Sequence[Cell]) -> list[Turn]:

@@ -40,7 +40,7 @@ class Redaction:
         facts = [json.loads(text) for text in attempts.sort_values("started_at", kind="stable")["facts"]]
         self._names: dict[str, dict[str, str]] = {}
         for fact, word in _IDS.items():
-            seen = dict.fromkeys(str(one[fact]) for one in facts if one.get(fact))
+            seen = dict.fromkeys(str(name) for one in facts for name in (one.get(fact), *one.get(f"{fact}s", ())) if name)
             self._names[fact] = {name: f"{word} {place}" for place, name in enumerate(seen, 1)}
         self._counts: Counter[str] = Counter({"process ids": sum(name in one for one in facts for name in _DROPPED)})
         self._called = {name: alias for names in self._names.values() for name, alias in names.items()}

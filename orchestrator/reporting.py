@@ -53,6 +53,7 @@ class Report:
             yield "answers.md", self.words
         yield from figure_files(self.drawing.figures(), pictures).items()
         self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
+        self.run.bring_artifacts()
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
         yield self.page, to_html(self.results, self.found, self.pages, self.drawing, details)
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,16 +22,20 @@ from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
 from orchestrator.errors import EnvironmentError, GpusLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
+from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
 from orchestrator.plan import Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
 from orchestrator.queue import Inferring, Queue
+from orchestrator.remote.address import Where
+from orchestrator.remote.run import open_run
 from orchestrator.report.gpus import Card, is_kind, seen_card
 from orchestrator.schedulers import Scheduler
+from orchestrator.several import leave_out_wider
 from orchestrator.store import Run, RunWriter
 from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
-from tasks.harness.records import Outcome, Settings, StartMethod, Status
+from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
 from tasks.prediction.records import Prediction, why_not
 
@@ -84,22 +88,23 @@ class Summary:
         return self.statuses[Status.OOM_INFERRED] - self.verified
 
 
-def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Path | None) -> Request:
-    """Raises ConfigError."""
+def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Where | None, sample: float | None = None) -> Request:
+    """out: a folder, or the address of one elsewhere. Raises ConfigError, or RunUnreachable."""
     config, source = load_config(path)
-    selection = parse_selection(sets, wheres)
-    folder = out or Path(config.results or Path("results") / config.name)
-    return Request(config, selection, expand(config, source, selection), source, Run(folder), path)
+    selection = parse_selection(sets, wheres, sample)
+    expansion = expand(config, source, selection)
+    run = open_run(out or config.results or Path("results") / config.name)
+    return Request(config, selection, expansion, source, run, path)
 
 
 def resolve_again(run: Run) -> Request:
     """The request that a run folder was last written for. Raises RunError where no sweep ran in it."""
     manifest = run.require().read_manifest()
     if "config" not in manifest:
-        raise RunError(f"{run.folder}: holds imported traces alone", f"See `sweep report {run.folder}`")
-    source = Source(f"{run.folder}/run.json", manifest["config"])
+        raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {run}`")
+    source = Source(f"{run}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
-    selection = Selection(manifest["selection"]["set"], manifest["selection"]["where"])
+    selection = Selection(**manifest["selection"])
     return Request(config, selection, expand(config, source, selection), source, run, Path(manifest["config_path"]))
 
 
@@ -107,7 +112,7 @@ def last_command(run: Run) -> str:
     """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another."""
     manifest = run.read_manifest()
     swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
-    return shlex.join(["sweep", *(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run.folder)])])
+    return shlex.join(["sweep", *(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run)])])
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:
@@ -118,12 +123,13 @@ def plan_request(request: Request, choice: Choice) -> Plan:
 class Means:
     """How a run goes about it.
 
+    open_scheduler: for attempts like the one it is given.
     mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
     skip_predicted_oom: whether cells are left out that are predicted to run out of memory. verify_inferred: how many
     inferred out-of-memories are measured all the same. say: tells the user what happens before the first cell begins.
     """
 
-    open_scheduler: Callable[[], Scheduler]
+    open_scheduler: Callable[[Attempt], Scheduler]
     open_display: Callable[[int, Callable[[], float | None]], Display]
     time_limit_s: float | None = None
     mixed: bool = False
@@ -142,8 +148,14 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         summary.recovered = _recover(writer, commit)
         plan = plan_request(request, choice)
 
+        kept = read_kept(request.run, plan)
+        if not means.mixed and plan.to_run:
+            require_same_env(request.run, kept, request.config)
+        for line in describe_kept(kept, request.config, commit, import_paths(request)):
+            means.say(line)
+
         def keep(outcome: Outcome) -> None:
-            writer.append(outcome, commit)
+            writer.append(replace(outcome, facts={**outcome.facts, **how_asked(request.config)}), commit)
             summary.statuses[outcome.status] += 1
 
         settings = make_settings(request, means.start_method)
@@ -201,7 +213,7 @@ def _measure(
     commit: str | None,
     arm: Callable[[], None],
 ) -> None:
-    scheduler = means.open_scheduler()
+    scheduler = means.open_scheduler(queue.example())
     arm()  # Ray takes SIGTERM for itself when it starts
     try:
         environments = scheduler.environments()
@@ -209,6 +221,7 @@ def _measure(
             means.say(line)
         fingerprints = _check_environment(request, environments, queue, means.mixed)
         kinds = _check_kinds(queue, environments, scheduler, means)
+        leave_out_wider(queue, environments, means.say)
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints, queue)
         writer.write_manifest(_manifest(request, fingerprints, commit))
@@ -304,7 +317,7 @@ def _check_environment(
         others = [mark for mark in unknown if _but_gpu(mark) not in same_but_gpu]
         if before and others and not mixed:
             raise RunMismatch(
-                f"{request.run.folder}: holds results of {_difference(before[-1], others[0])}",
+                f"{request.run}: holds results of {_difference(before[-1], others[0])}",
                 "Name another folder with --out, or add --mixed to keep both in one",
             )
         known[device] = [*before, *unknown]
@@ -359,7 +372,7 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
     sweep = {
         "config_path": str(request.config_path),
         "config": request.config.model_dump(mode="json"),
-        "selection": {"set": dict(request.selection.set), "where": dict(request.selection.where)},
+        "selection": asdict(request.selection),
     }
     if request.searching and "config" in before:
         sweep = {name: before[name] for name in sweep}

@@ -6,6 +6,7 @@ of this machine or of a cluster. Both go through `attempt.execute`. The only fil
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
@@ -22,17 +23,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from orchestrator.attempt import lost
-from orchestrator.child import STARTER, import_path
-from orchestrator.errors import EnvironmentError, GpusLost
+from orchestrator.child import STARTER
+from orchestrator.errors import EnvironmentError
 from orchestrator.nvml import gpu_names
 from orchestrator.parcel import Parcel, leave_mark, unpack
+from orchestrator.parents import Grandparent
 from orchestrator.probe import probe_here
+from orchestrator.program import import_path
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
-from orchestrator.supervisor import Event, Fallen, Started, cores_here, measure, only_on, prepare_place, supervise
+from orchestrator.several import gpus_of, require_gpus
+from orchestrator.supervisor import Event, Fallen, Started, begin_early, cores_here, measure, only_on, prepare_place, supervise
 from tasks.harness.records import Attempt, Outcome
 
 _BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
@@ -41,11 +43,12 @@ _HERE = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model", "tasks", "orchestrator")
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
-_LONGEST_BASE = 24  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
+_LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
 _SESSION_PREFIX = "sweep-ray-"
+_LOCK = "lock"
 
 # Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
 # kills innocent neighbours, metrics and usage reports) or opens a port to the network.
@@ -86,7 +89,7 @@ class Scheduler(Protocol):
 
 
 class SerialScheduler:
-    """One attempt at a time, as a child of this process, on the first GPU that has not fallen off."""
+    """One attempt at a time, as a child of this process, on the first GPU that has not fallen off, or as many as it takes."""
 
     def __init__(self) -> None:
         self._gpus: dict[str, str] = {}
@@ -106,12 +109,14 @@ class SerialScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
-            _require_gpu(attempt, max(1, len(self._gpus)), self._fallen.values())
+            working, wanted = [name for name in self._gpus if name not in self._fallen], attempt.cell.params.gpu_count
+            require_gpus(attempt, len(working), self._fallen.values())
             on_start(Started(attempt, "here", "", time.monotonic()))
-            gpu = next((name for name in self._gpus if name not in self._fallen), "")
-            event = measure(only_on(gpu, attempt) if self._fallen else attempt, cores_here(), None, gpu, self._gpus)
+            gpu = ",".join(working[:wanted])
+            chosen = only_on(gpu, attempt) if self._fallen or wanted > 1 else attempt
+            event = measure(chosen, cores_here(), None, gpu, self._gpus)
             if isinstance(event, Fallen):
-                self._fallen[gpu] = event.gpu
+                self._fallen[event.name] = event.gpu
             yield event.outcome if isinstance(event, Fallen) else event
 
     def close(self) -> None:
@@ -119,25 +124,38 @@ class SerialScheduler:
 
 
 class RayScheduler:
-    """A Ray task for each attempt, with a GPU of its own, or its share of the cores where the cell runs on the CPU.
+    """A Ray task for each attempt, with a GPU of its own, or several, or its share of the cores where the cell runs on the CPU.
 
     address: of a cluster that is running, or None for a private one on this machine, gone with this process.
-    cpu_cells: how many CPU cells may run at once.
+    cpu_cells: how many CPU cells may run at once. example: an attempt like those to come, for which this machine prepares while
+    Ray starts.
     """
 
-    def __init__(self, address: str | None = None, cpu_cells: int = 1) -> None:
+    def __init__(self, address: str | None = None, cpu_cells: int = 1, example: Attempt | None = None) -> None:
         self._cpu_cells = cpu_cells
         self._types: set[str] = set()  # of GPU, of all nodes that there have been
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
-        self._fallen: dict[Any, str] = {}  # by the task that holds it until the end, so that no other cell comes to it
-        self._session = None if address else _session_folder()
+        self._fallen: dict[Any, tuple[str, Fallen]] = {}  # with its host, by the task that holds it so that no other cell has it
+        self._session: str | None = None
+        self._lock: int | None = None  # on the session's folder
+        if not address:
+            self._session, self._lock = _session_folder()
         self._reaper = _start_reaper(self._session) if self._session else None
         self._preparing: list[Any] = []
         self._local: Mapping[str, Any] | None = None
-        if address:
-            self._ray = _connect(address, self._session, 0)
+        self._grandparent: Grandparent | None = None
+        if self._session is None:
+            self._ray = _connect(address)
         else:
-            self._ray, self._local = _start_here(self._session)
+            marked = {MARK: self._session}
+            if example is not None:
+                self._grandparent = begin_early(example, Path(self._session), cpu_cells, marked)
+            marked |= self._grandparent.variables if self._grandparent else {}
+            try:
+                self._ray, self._local = _start_here(self._session, marked)
+            except BaseException:
+                self._end_helpers()
+                raise
 
     def environments(self) -> list[Mapping[str, Any]]:
         environments = [self._local] if self._local is not None else self._probe_nodes()
@@ -172,10 +190,11 @@ class RayScheduler:
             return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(_gpu_type(node), kind)))
         if device != "cuda":
             return self._cpu_cells
-        return max(1, self._all_gpus() - len(self._fallen))
+        return max(1, self._all_gpus() - self._held())
 
     def prepare(self, attempt: Attempt) -> None:
-        places = self.places(attempt.cell.params.device, attempt.cell.params.gpu_kind)
+        params = attempt.cell.params
+        places = self.places(params.device, params.gpu_kind) // max(1, params.gpu_count)
         self._preparing = [self._on_a_place(prepare_place, attempt) for _ in range(places)]
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
@@ -198,8 +217,7 @@ class RayScheduler:
                     elif isinstance(event, Parcel):
                         _take_in(event)
                     elif isinstance(event, Fallen):
-                        del running[stream]
-                        self._fallen[stream] = event.gpu
+                        self._fallen[stream] = running.pop(stream).host, event
                         yield event.outcome
                     elif event is not None:
                         del running[stream]
@@ -215,15 +233,22 @@ class RayScheduler:
     def close(self) -> None:
         self._end(self._fallen)
         self._ray.shutdown()
+        self._end_helpers()
+
+    def _end_helpers(self) -> None:
+        if self._grandparent:
+            self._grandparent.close()
         if self._reaper:
             self._reaper.communicate()  # ends its lifeline
+        if self._lock is not None:
+            os.close(self._lock)
 
     def _submit(self, attempt: Attempt) -> Any:
         return self._on_a_place(supervise, attempt, None if self._local else _marked(attempt), num_returns="streaming")
 
     def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any) -> Any:
-        gpus = 1 if attempt.cell.params.device == "cuda" else 0
-        cpus = self._cores_per_gpu() if gpus else self._cores_per_cpu_cell()
+        gpus = attempt.cell.params.gpu_count
+        cpus = self._cores_for(gpus) if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
         one = {"num_cpus": cpus, "num_gpus": gpus, **self._of_kind(attempt.cell.params.gpu_kind)}
@@ -232,14 +257,17 @@ class RayScheduler:
         return decorate(task).remote(attempt, cpus, self._gpus, *more)
 
     def _whole_host(self, host: str | None) -> dict[str, Any]:
-        """All that a node of this host has and that still works; nothing where there is none, or none any more."""
-        for node in self._alive() if host else ():
-            if node["NodeManagerHostname"] == host:
-                has = node["Resources"]
-                here = {"ray.io/node-id": node["NodeID"]}
-                gpus = max(0, has.get("GPU", 0) - len(self._fallen))
-                return {"num_cpus": has.get("CPU", 0), "num_gpus": gpus, "label_selector": here}
-        return {}
+        """All that a node of this host has and that still works; nothing where there is none, or none any more.
+
+        Where Ray has several nodes on it, that of its GPUs.
+        """
+        nodes = [node for node in self._alive() if node["NodeManagerHostname"] == host]
+        if not nodes:
+            return {}
+        node = max(nodes, key=lambda node: float(node["Resources"].get("GPU", 0)))
+        gpus = max(0, node["Resources"].get("GPU", 0) - self._held())
+        here = {"ray.io/node-id": node["NodeID"]}
+        return {"num_cpus": node["Resources"].get("CPU", 0), "num_gpus": gpus, "label_selector": here}
 
     def _of_kind(self, kind: str | None) -> dict[str, Any]:
         """What holds a cell to nodes with such GPUs, those included that will join."""
@@ -249,15 +277,21 @@ class RayScheduler:
         wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
         return {"label_selector": {_GPU_TYPE: f"in({','.join(wanted)})"}}
 
-    def _cores_per_gpu(self) -> int:
-        """What every node with GPUs can give to each of them: Ray would wait for ever for what none has."""
-        return max(1, min((int(n["CPU"] // n["GPU"]) for n in self._nodes() if n["GPU"] >= 1), default=1))
+    def _cores_for(self, gpus: int) -> int:
+        """What every node with so many GPUs can give to them: Ray would wait for ever for what none has."""
+        return max(1, min((int(n["CPU"] * gpus // n["GPU"]) for n in self._nodes() if n["GPU"] >= gpus), default=1))
 
     def _cores_per_cpu_cell(self) -> int:
         return max(1, min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1) // self._cpu_cells)
 
     def _require_gpu(self, attempt: Attempt) -> None:
-        _require_gpu(attempt, max(1, self._all_gpus()), self._fallen.values())
+        fallen = self._fallen.values()
+        working = [node["Resources"].get("GPU", 0) - self._held(node["NodeManagerHostname"]) for node in self._alive()]
+        require_gpus(attempt, int(max(working, default=0)), [event.gpu for _, event in fallen])
+
+    def _held(self, host: str | None = None) -> int:
+        """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
+        return gpus_of(event.outcome.attempt for own, event in self._fallen.values() if host in (None, own))
 
     def _all_gpus(self) -> int:
         return int(self._ray.cluster_resources().get("GPU", 0))
@@ -269,9 +303,14 @@ class RayScheduler:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
-        """Ray would queue what exceeds its resources; the count here decides how far ahead we look."""
-        devices = {started.attempt.cell.params.device for started in running.values()}
-        return len(running) < (self.places("cuda") if devices == {"cuda"} else self._cpu_cells if devices else 1)
+        """Ray would queue what exceeds its resources; the count here decides how far ahead we look. One that still waits for
+        several GPUs has what becomes free: no other is begun."""
+        begun = [started.attempt for started in running.values()]
+        devices = {attempt.cell.params.device for attempt in begun}
+        if devices != {"cuda"}:
+            return len(begun) < (self._cpu_cells if devices else 1)
+        waits = any(gpus_of([started.attempt]) > 1 and not started.host for started in running.values())
+        return not waits and gpus_of(begun) < self.places("cuda")
 
     def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Event | None:
         if not is_ready:
@@ -297,12 +336,12 @@ class RayScheduler:
 class LastingScheduler:
     """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
 
-    def __init__(self, open_scheduler: Callable[[], Scheduler]) -> None:
+    def __init__(self, open_scheduler: Callable[[Attempt], Scheduler]) -> None:
         self._open = open_scheduler
         self._scheduler: Scheduler | None = None
 
-    def opened(self) -> LastingScheduler:
-        self._scheduler = self._scheduler or self._open()
+    def opened(self, example: Attempt) -> LastingScheduler:
+        self._scheduler = self._scheduler or self._open(example)
         return self
 
     def environments(self) -> list[Mapping[str, Any]]:
@@ -324,14 +363,6 @@ class LastingScheduler:
     def end(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
-
-
-def _require_gpu(attempt: Attempt, places: int, fallen: Iterable[str]) -> None:
-    """Raises GpusLost where the attempt is for a GPU and all have fallen off."""
-    names = list(fallen)
-    if attempt.cell.params.device == "cuda" and len(names) >= places:
-        remedy = "Reset the GPU or restart its host, and run again: what is finished is kept, and not measured twice"
-        raise GpusLost(f"no GPU is left that works: {'; '.join(names)}", remedy)
 
 
 def _marked(attempt: Attempt) -> str | None:
@@ -359,12 +390,15 @@ def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
     return {name: gpu["uuid"] for name, gpu in zip(names, gpus, strict=False)}
 
 
-def _start_here(session: str | None) -> tuple[Any, Mapping[str, Any]]:
-    """Ray on this host, and what the host is: both at once, since each takes seconds. Raises EnvironmentError."""
+def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, Mapping[str, Any]]:
+    """Ray on this host, with these variables, and what the host is: both at once, since each takes seconds.
+
+    Raises EnvironmentError.
+    """
     with ThreadPoolExecutor(1) as beside:
         probing = beside.submit(probe_here)
-        count = len(gpu_names()) or len(probing.result()["gpus"])
-        ray = _connect(None, session, count)
+        count = len(gpu_names())
+        ray = _connect(None, session, count, variables)
         try:
             here = probing.result()
         except EnvironmentError:
@@ -372,12 +406,12 @@ def _start_here(session: str | None) -> tuple[Any, Mapping[str, Any]]:
             raise
     if len(here["gpus"]) == count:
         return ray, here
-    ray.shutdown()  # the driver counts GPUs that torch cannot use
-    return _connect(None, session, len(here["gpus"])), here
+    ray.shutdown()  # NVIDIA's driver counts GPUs that torch cannot use, and not those of others
+    return _connect(None, session, len(here["gpus"]), variables), here
 
 
-def _connect(address: str | None, session: str | None, gpus: int) -> Any:
-    """Ray, started or joined. Raises EnvironmentError."""
+def _connect(address: str | None, session: str | None = None, gpus: int = 0, variables: Mapping[str, str] | None = None) -> Any:
+    """Ray, started with these variables, or joined. Raises EnvironmentError."""
     _require_listener(address)
     os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
     import ray
@@ -389,18 +423,19 @@ def _connect(address: str | None, session: str | None, gpus: int) -> Any:
         "object_store_memory": _OBJECT_STORE_BYTES,
         "include_dashboard": False,
         "_node_ip_address": "127.0.0.1",
-        "_temp_dir": session,
+        "_temp_dir": session and f"{session}/r",  # one of its own: Ray opens it to everybody
     }
-    if session:
-        os.environ[MARK] = session
+    variables = variables or {}
+    os.environ.update(variables)
     try:
         with _shipped() if address else nullcontext(local) as how:
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # Ray raises that itself where its processes do not come up in time
         remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
     finally:
-        os.environ.pop(MARK, None)
+        for name in variables:
+            os.environ.pop(name, None)
     return ray
 
 
@@ -438,12 +473,18 @@ def _require_listener(address: str | None) -> None:
         raise EnvironmentError(f"nothing answers at {address}: {error}", _IS_IT_RUNNING) from error
 
 
-def _session_folder() -> str:
-    """A short path of our own for Ray's files; those of drivers that died are cleared away."""
+def _session_folder() -> tuple[str, int]:
+    """A short path of our own for Ray's files, that nobody else can enter, and the lock on it, held as long as it is ours.
+
+    Those of drivers that died are cleared away: by their locks, since a container numbers its processes by itself.
+    """
     usual = tempfile.gettempdir()
     base = Path(usual if len(usual) <= _LONGEST_BASE else "/tmp")
-    for left in base.glob(f"{_SESSION_PREFIX}*"):
-        owner = left.name.removeprefix(_SESSION_PREFIX)
-        if owner.isdigit() and not psutil.pid_exists(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-    return str(base / f"{_SESSION_PREFIX}{os.getpid()}")
+    for left in base.glob(f"{_SESSION_PREFIX}*/{_LOCK}"):
+        with suppress(OSError), left.open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left.parent, ignore_errors=True)
+    session = tempfile.mkdtemp(prefix=_SESSION_PREFIX, dir=base)
+    lock_file = os.open(Path(session) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock_file, fcntl.LOCK_EX)
+    return session, lock_file

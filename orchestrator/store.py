@@ -1,4 +1,4 @@
-"""A run's folder: what is in it, how it is written so that nothing is lost, how it is read. Alone in importing pyarrow.
+"""A run's folder: what is in it, how it is written so that nothing is lost, how it is read.
 
     run.json        the config, the fingerprint, who ran what when: rewritten by rename
     attempts/       one Parquet part an attempt, written last: its presence is completion
@@ -16,7 +16,8 @@
 Runs that were published (publishing) lie side by side in a folder with a list of their files, and are read only.
 
 Only the driver that holds the lock writes. Parts are merged, a batch at a time, into larger ones; a merged part names
-the parts it replaces, so that a crash between the two writes leaves nothing counted twice.
+the parts it replaces, so that a crash between the two writes leaves nothing counted twice. A run may also lie elsewhere, with its
+working copy here (remote). This and remote/place.py are alone in importing pyarrow.
 """
 
 from __future__ import annotations
@@ -169,9 +170,20 @@ class Run:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    def __str__(self) -> str:
+        """As the command line names it."""
+        return str(self.folder)
+
     @property
     def exists(self) -> bool:
         return (self.folder / "run.json").exists()
+
+    def within(self, name: str) -> Run:
+        """A run of its own in the folder of this one."""
+        return Run(self.folder / name)
+
+    def bring_artifacts(self, cell: str = "") -> None:
+        """Has here what people read of attempts, of one cell or of all: of a folder of this host it is. Raises RunUnreachable."""
 
     def require(self) -> Run:
         """Raises RunError where there is no run."""
@@ -179,7 +191,7 @@ class Run:
             within = ", ".join(sorted(str(path.parent) for path in self.folder.glob("*/run.json")))
             raise RunError(f"{self.folder}: holds several runs that were published", f"Name one of them: {within}")
         if not self.exists:
-            raise RunError(f"{self.folder}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
+            raise RunError(f"{self}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
         return self
 
     def read_manifest(self) -> dict[str, Any]:
@@ -189,10 +201,10 @@ class Run:
         try:
             manifest: dict[str, Any] = json.loads((self.folder / "run.json").read_text())
         except ValueError as error:
-            raise RunError(f"{self.folder}/run.json: is not JSON: {error}", "Restore it, or name another --out") from error
+            raise RunError(f"{self}/run.json: is not JSON: {error}", "Restore it, or name another --out") from error
         if manifest.get("schema_version", 0) > SCHEMA_VERSION:
             version = manifest["schema_version"]
-            raise RunMismatch(f"{self.folder}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
+            raise RunMismatch(f"{self}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
         return manifest
 
     def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
@@ -282,7 +294,7 @@ class Run:
             except OSError as error:
                 lock.seek(0)
                 raise RunLocked(
-                    f"{self.folder}: another driver is at work in it: {lock.read().strip() or 'unknown'}",
+                    f"{self}: another driver is at work in it: {lock.read().strip() or 'unknown'}",
                     "Wait for it, stop it, or name another folder with --out",
                 ) from error
             with writing(self.folder):
@@ -338,11 +350,15 @@ class RunWriter(Run):
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
         with writing(self.folder):
             for table in _SCHEMAS:
-                for name in _replaced_parts(self.folder / table):  # left by a kill in the middle of this
+                for name in replaced_parts(self.folder / table):  # left by a kill in the middle of this
                     (self.folder / table / name).unlink(missing_ok=True)
-                small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not p.name.startswith(_MERGED)]
+                small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not is_merged(p) and self.may_merge(p)]
                 for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
                     _merge(small[start : start + MERGE_BATCH])
+
+    def may_merge(self, part: Path) -> bool:
+        """Whether a small part may go into a larger one already."""
+        return True
 
     def write_cells(self, cells: pd.DataFrame) -> None:
         with writing(self.folder):
@@ -413,7 +429,7 @@ def _read_parts(
     """
     for _ in range(_READ_TRIES):
         try:
-            replaced = _replaced_parts(folder)
+            replaced = replaced_parts(folder)
             parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
             starts = range(0, len(parts), at_once)
             return [made_of([_read_part(path, schema, columns) for path in parts[start : start + at_once]]) for start in starts]
@@ -434,13 +450,17 @@ def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.T
         return read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
 
 
-def _replaced_parts(folder: Path) -> set[str]:
+def replaced_parts(folder: Path) -> set[str]:
     """The names of the parts whose rows are in a merged one."""
     replaced: set[str] = set()
     for path in folder.glob(f"{_MERGED}*.parquet"):
         with _reading(path):
             replaced |= set(json.loads((pq.read_schema(path).metadata or {}).get(_REPLACES, b"[]")))
     return replaced
+
+
+def is_merged(part: Path) -> bool:
+    return part.name.startswith(_MERGED)
 
 
 def _merge(parts: list[Path]) -> None:
@@ -483,7 +503,15 @@ def _reading(part: Path) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError) as error:
         reason = str(error).splitlines()[0]
-        raise RunError(f"{part}: cannot be read: {reason}", "Copy it again, or move it away to measure its cells anew") from error
+        raise RunError(f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_to_measure_anew(part)}") from error
+
+
+def _to_measure_anew(part: Path) -> str:
+    """A cell is done where there is a row of its attempt, whatever is left of what it measured."""
+    row = part.parent.with_name("attempts") / part.name
+    if part == row:
+        return "to measure its cells anew"
+    return f"with {row} to measure its cell anew" if row.exists() else "and measure again what it held with --retry ok"
 
 
 @contextmanager

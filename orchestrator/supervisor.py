@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import psutil
 
-from orchestrator.attempt import execute, lost, prepare
+from orchestrator.attempt import begin_grandparent, execute, lost, prepare
+from orchestrator.child import is_forked
 from orchestrator.cores import cores_for
-from orchestrator.nvml import Watch
+from orchestrator.nvml import Watch, gpu_uuids
 from orchestrator.parcel import Parcel, elsewhere, pack, sees_mark
+from orchestrator.parents import Grandparent
 from orchestrator.plan import RETRIED
+from orchestrator.several import names_in
 from tasks.harness.records import Attempt, Outcome, Status
 
 _MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
@@ -34,10 +40,11 @@ class Started:
 
 @dataclass(frozen=True)
 class Fallen:
-    """The GPU has fallen off under an attempt. gpu: which, and what is wrong with it."""
+    """A GPU has fallen off under an attempt. gpu: which, and what is wrong with it; name: as in CUDA_VISIBLE_DEVICES."""
 
     outcome: Outcome
     gpu: str
+    name: str
 
 
 Event = Started | Parcel | Outcome | Fallen  # what a supervisor tells the driver, in this order
@@ -56,13 +63,31 @@ def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) 
         yield pack(local, attempt)
     yield _as_of(event, attempt)
     if isinstance(event, Fallen):
-        threading.Event().wait()  # for the driver's end: Ray takes this GPU for one that is at work
+        threading.Event().wait()  # for the driver's end: Ray takes it, and what else the cell had, for GPUs that are at work
 
 
 def prepare_place(attempt: Attempt, cpus: int, gpus: Gpus) -> None:
     """In the process in which the next attempts are likely to be supervised."""
     gpu, here = _gpu_of(attempt), gpus.get(socket.gethostname(), {})
     prepare(*_placed(attempt, cpus, _cores_of(gpu, here)))
+
+
+def begin_early(attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[str, str]) -> Grandparent | None:
+    """Has a process import on this host what attempts like this one need, before it is known where they will be measured.
+
+    It is for places as they are expected to be: one that turns out otherwise does without. None where a fresh process is wanted.
+    """
+    if not is_forked(attempt):
+        return None
+    params, gpus = attempt.cell.params, dict(zip(map(str, itertools.count()), gpu_uuids(), strict=False))
+    if params.device == "cuda" and not gpus:
+        return None
+    names = list(gpus)[: params.gpu_count]
+    cpus = cores_here() * len(names) // len(gpus) if names else cores_here() // cpu_cells
+    attempt, variables = _placed(attempt, max(1, cpus), _cores_of(",".join(names), gpus))
+    with suppress(OSError):  # each place can do without
+        return begin_grandparent(folder, attempt, variables, mark)
+    return None
 
 
 def _as_of(event: Outcome | Fallen, attempt: Attempt) -> Outcome | Fallen:
@@ -77,27 +102,34 @@ def _gpu_of(attempt: Attempt) -> str:
 
 
 def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
-    return cores_for(gpu, gpus) if gpu else None
+    """Of all GPUs that a cell has; None for all that there are."""
+    shares = [cores_for(name, gpus) for name in names_in(gpu)]
+    return tuple(sorted({core for share in shares for core in share or ()})) if shares and all(shares) else None
 
 
 def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]) -> Outcome | Fallen:
-    """gpu: the one that the cell comes to, if it is for one. Asks after it where the cell ends badly."""
-    if attempt.cell.params.device != "cuda" or gpu not in gpus:
-        return execute_or_lose(attempt, count, cores)
-    watch = Watch(gpus[gpu])
+    """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly."""
+    names = [name for name in names_in(gpu) if name in gpus] if attempt.cell.params.device == "cuda" else []
+    watches = {name: Watch(gpus[name]) for name in names}
     outcome = execute_or_lose(attempt, count, cores)
+    if len(names) > 1:
+        outcome = replace(outcome, facts={**outcome.facts, "gpu_uuids": [gpus[name] for name in names]})
     last_word = str(outcome.evidence.get("message", ""))
-    fault = watch.fault(last_word) if outcome.status in RETRIED else None
-    if fault is None:
-        return outcome
-    name = f"GPU {gpu} ({gpus[gpu]}) of {socket.gethostname()}: {fault}"
+    for name, watch in watches.items() if outcome.status in RETRIED else ():
+        if (fault := watch.fault(last_word)) is not None:
+            return _fallen(outcome, last_word, name, gpus[name], fault)
+    return outcome
+
+
+def _fallen(outcome: Outcome, last_word: str, name: str, uuid: str, fault: str) -> Fallen:
+    gpu = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
     said = {"cell_ended_as": str(outcome.status), "cell_said": last_word}
-    evidence = {**outcome.evidence, **said, "message": f"its GPU went away: {name}", "nvml": fault, "gpu_uuid": gpus[gpu]}
-    return Fallen(replace(outcome, status=Status.LOST, evidence=evidence), name)
+    evidence = {**outcome.evidence, **said, "message": f"its GPU went away: {gpu}", "nvml": fault, "gpu_uuid": uuid}
+    return Fallen(replace(outcome, status=Status.LOST, evidence=evidence), gpu, name)
 
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
-    """The attempt at a place where it sees no other GPU."""
+    """The attempt at a place where it sees no other GPU than this, or these."""
     return replace(attempt, settings=replace(attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}))
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import RunError, RunMismatch
+from orchestrator.remote.address import Where, is_address
+from orchestrator.remote.run import open_run
 from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run
 
 if TYPE_CHECKING:
@@ -70,6 +72,11 @@ class Together(Run):
         name, _, own = cell.rpartition(_MARK)
         return self._runs[name].attempt_folder(own, number)
 
+    def bring_artifacts(self, cell: str = "") -> None:
+        name, _, own = cell.rpartition(_MARK)
+        for run in [self._runs[name]] if name else self._runs.values():
+            run.bring_artifacts(own)
+
 
 class Publication(Together):
     """The runs that a folder was published of. The report is within that folder, and says what it was published with.
@@ -91,10 +98,10 @@ class Publication(Together):
         return {**super().read_manifest(), "left_out": self.contents.get("left_out", [])}
 
 
-def open_runs(folders: Sequence[Path]) -> Run:
+def open_runs(folders: Sequence[Where]) -> Run:
     """One, or several as one. Raises RunError for a folder that holds no run, and for one that is named twice."""
     if len(folders) == 1 and is_publication(folders[0]):
-        return Publication(folders[0])
+        return Publication(Path(folders[0]))
     runs = named_runs(folders)
     first, *others = runs
     if not others:
@@ -102,10 +109,10 @@ def open_runs(folders: Sequence[Path]) -> Run:
     return Together(runs, runs[first].folder / "-".join(["with", *others]).replace("/", "-"))
 
 
-def named_runs(folders: Sequence[Path]) -> dict[str, Run]:
+def named_runs(folders: Sequence[Where]) -> dict[str, Run]:
     """Each by a name of its own, the runs of a publication one by one. Raises RunError as `open_runs` does."""
-    within = [Publication(folder).folders if is_publication(folder) else [folder] for folder in folders]
-    runs = [Run(folder).require() for found in within for folder in found]
+    within = [Publication(Path(folder)).folders if is_publication(folder) else [folder] for folder in folders]
+    runs = [open_run(folder).require() for found in within for folder in found]
     return dict(zip(_names([run.folder for run in runs]), runs, strict=True))
 
 
@@ -114,8 +121,8 @@ def published_against(run: Run) -> str | None:
     return run.against if isinstance(run, Publication) else None
 
 
-def is_publication(folder: Path) -> bool:
-    return (folder / PUBLICATION_FILE).exists()
+def is_publication(folder: Where) -> bool:
+    return not is_address(folder) and (Path(folder) / PUBLICATION_FILE).exists()
 
 
 def digest(file: Path) -> str:

@@ -38,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from tasks.harness.parent import serve
 
         serve(socket.socket(fileno=options.serve), options.device, partial(measure, start_method="fork"))
+    elif options.beget is not None:
+        from tasks.harness.parent import Preparation, beget
+
+        preparation = Preparation(options.compiled)
+        beget(socket.socket(fileno=options.beget), options.device, preparation, partial(measure, start_method="fork"))
     else:
         measure(options.attempt, options.journal, start_method="spawn")
 
@@ -59,10 +64,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--journal", help="append the journal to this file instead of printing it")
     parser.add_argument("--lifeline", type=int, help="file descriptor whose end-of-file ends this process")
     parser.add_argument("--serve", type=int, help="file descriptor of a socket on which to be asked for forked children")
-    parser.add_argument("--device", help="with --serve: what the children will compute on")
+    parser.add_argument("--beget", type=int, help="file descriptor of a socket at which to be asked for those that serve")
+    parser.add_argument("--device", help="with --serve and --beget: what the children will compute on")
+    parser.add_argument("--compiled", action="store_true", help="with --beget: whether the first of them will compile")
     parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
     options = parser.parse_args(arguments)
-    if not options.probe and options.serve is None and options.attempt is None:
+    if not options.probe and options.serve is None and options.beget is None and options.attempt is None:
         parser.error("name an attempt.json")
     return options
 
@@ -146,7 +153,7 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
 
 
 def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) -> Ending:
-    from tasks.harness.device import Skip, asked_bytes, backend_refused, device_refused, host_refused
+    from tasks.harness.device import Skip, asked_bytes, backend_refused, device_refused, host_refused, thread_refused
 
     if isinstance(error, Skip) or backend_refused(error):
         return Ending(Status.SKIPPED, {"reason": str(error)})
@@ -156,9 +163,9 @@ def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) 
         "traceback": "".join(traceback.format_exception(error)),
         **known,
     }
-    if not (device_refused(error) or host_refused(error)):
+    capped = attempt.cell.params.caps_host
+    if not (device_refused(error) or host_refused(error) or (capped and thread_refused(error))):
         return Ending(Status.FAILED, evidence)
-    capped = attempt.cell.params.memory_limit_gib is not None and attempt.cell.params.device == "cpu"
     status = Status.OOM if device_refused(error) or capped else Status.HOST_OOM
     return Ending(status, {**evidence, "asked_bytes": asked_bytes(error), **_memory_at_death(attempt)})
 

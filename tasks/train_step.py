@@ -5,6 +5,7 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -14,6 +15,7 @@ from model.accounting import attention_matmul_flops, backward_flops, forward_flo
 from model.config import SIZES, VOCAB_SIZE, Dimensions
 from tasks.harness.params import AttendingParams, PositiveInt
 from tasks.harness.registry import Task
+from tasks.harness.source import source_digest
 
 if TYPE_CHECKING:
     import torch
@@ -256,6 +258,7 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
     dims = params.dimensions
     return {
         **precision_facts(params),
+        "model_source": source_digest(params.model, sys.path) if params.model else None,
         "parameter_dtype": dtype_name(next(model.parameters()).dtype),
         "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
         "attention_asked": params.attention if dims else None,

@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tasks.harness.cell import Cell
+from tasks.harness.device import settle_vector_math
 from tasks.harness.records import Attempt, KernelRow, Outcome, Sample, Settings, Status
 from tasks.harness.registry import make_cell
 
@@ -42,6 +43,12 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _vector_math() -> None:
+    """Tests of the model compute without a device that is opened first."""
+    settle_vector_math()
 
 
 @pytest.fixture
@@ -124,8 +131,15 @@ def sweep_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SerialScheduler, "close", lambda scheduler: None)
-    monkeypatch.setattr("orchestrator.schedulers.probe_here", _known_here)
-    return lambda *words: CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
+    for module in ("schedulers", "doctor"):
+        monkeypatch.setattr(f"orchestrator.{module}.probe_here", _known_here)
+
+    def call(*words: object) -> Result:
+        arguments = [str(word) for word in words]
+        monkeypatch.setattr(sys, "argv", ["sweep", *arguments])  # which a run remembers
+        return CliRunner().invoke(main, arguments, prog_name="sweep")
+
+    return call
 
 
 @cache

@@ -30,6 +30,7 @@ def play(folder: Path) -> None:
     os.environ[FOLDER] = str(folder)
     schedulers.probe_here = probe  # type: ignore[assignment]
     schedulers.supervise = supervise
+    schedulers.prepare_place = prepare_nothing
     play_gpus()
 
 
@@ -45,6 +46,9 @@ def play_gpus() -> None:
 def probe() -> dict[str, Any]:
     gpus = [{"name": "Test GPU", "memory_bytes": 80 * 1024**3, "uuid": uuid} for uuid in GPUS.values()]
     return {"host": socket.gethostname(), "gpus": gpus, "fingerprints": {"cuda": [{"gpu": "Test GPU"}]}}
+
+
+def prepare_nothing(*told: Any) -> None: ...
 
 
 def supervise(attempt: Attempt, *told: Any) -> Iterator[supervisor.Event]:

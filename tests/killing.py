@@ -20,10 +20,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import pandas as pd
 import psutil
@@ -31,6 +32,7 @@ import psutil
 from tasks.harness.records import JOURNAL_FILE, Status, read_journal
 from tests.conftest import ROOT, sweep_command
 
+T = TypeVar("T")
 Attempts = frozenset[tuple[str, int]]
 MOMENTS = ("starting", "measuring", "ending")
 
@@ -71,13 +73,18 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def leftovers(folder: Path) -> list[str]:
-    """Their command lines."""
-    words = []
+def asked_of_each(folder: Path, ask: Callable[[psutil.Process], T]) -> list[T]:
+    """Of its processes; those that end meanwhile are left out."""
+    answers = []
     for process in processes_of(folder):
         with suppress(psutil.Error):
-            words.append(" ".join(process.cmdline())[:200])
-    return words
+            answers.append(ask(process))
+    return answers
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Their command lines."""
+    return asked_of_each(folder, lambda process: " ".join(process.cmdline())[:200])
 
 
 def left_after(folder: Path, within_s: float, word: str = "") -> list[str]:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -86,6 +87,9 @@ class Model(nn.Module):
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         print(f"compiles into {cache_dir()}", flush=True)
+
+    def tell_its_ancestors(self) -> None:
+        print("ancestors:", *(process.pid for process in psutil.Process().parents()), flush=True)
 
     def tell_its_score(self) -> None:
         print("goes at", Path("/proc/self/oom_score_adj").read_text(), flush=True)

@@ -12,14 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
 from orchestrator import nvml, schedulers
-from orchestrator.attempt import execute
+from orchestrator.attempt import begin_grandparent, execute
 from orchestrator.child import STARTER
+from orchestrator.parents import GRANDPARENT
 from orchestrator.store import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.progress import Progress
@@ -79,9 +81,9 @@ def test_as_many_steps_as_it_takes(make_attempt: MakeAttempt, half_width: float)
     outcome = execute(make_attempt(device="cuda", **own))
     assert outcome.status is Status.OK, outcome.evidence
     steps = {mode: len(measured(outcome, "duration", mode, "step")) for mode in ("warmup", "synced", "check", "pipelined")}
-    assert steps["warmup"] == outcome.facts["timing_warmup_steps"] >= 2
+    assert steps["warmup"] == outcome.facts["timing_warmup_steps"] >= 1
     assert steps["synced"] >= 6
-    assert steps["check"] == 2
+    assert steps["check"] in (1, 2)  # by how long the first step took
     assert steps["pipelined"] == (0 if half_width > 0.01 else steps["synced"])
     assert outcome.facts["timing_pipelined"] == ("as synced" if half_width > 0.01 else "measured")
     assert measured(outcome, "peak_allocated_bytes", "steady")
@@ -241,6 +243,24 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
     assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
     peaks = [measured(one, "peak_allocated_bytes", "steady") for one in (good, again)]
     assert peaks[0] == peaks[1]
+
+
+def test_what_a_grandparent_has_forked_computes_here(
+    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has imported torch and tried a child before any place asked: none of that touches what is forked from it later."""
+    STARTER.close()
+    attempts = [make_attempt(number, device="cuda", seed=number) for number in (1, 2)]
+    grandparent = begin_grandparent(tmp_path, attempts[0], {}, {})
+    try:
+        monkeypatch.setenv(GRANDPARENT, grandparent.variables[GRANDPARENT])
+        outcomes = [execute(attempt) for attempt in attempts]
+        assert STARTER._parent is not None
+        assert psutil.Process(STARTER._parent.pid).ppid() == grandparent.pid
+        assert [(one.status, one.facts["start_method"]) for one in outcomes] == [(Status.OK, "fork")] * 2
+    finally:
+        STARTER.close()
+        grandparent.close()
 
 
 STICKY = """

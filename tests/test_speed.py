@@ -109,7 +109,7 @@ def test_the_report_of_many_cells(tmp_path: Path) -> None:
     request = make_run(tmp_path / "many", 2_500)
     cells = len(request.expansion.cells)
     taken = [report(tmp_path / "many")]
-    if taken[0].processor_s > 25:
+    if taken[0].processor_s > 25 or taken[0].peak_mb > 430:
         taken.append(report(tmp_path / "many"))
     page = (tmp_path / "many" / "report" / "index.html").read_text()
     assert page.count('json" data-cell=') == cells == 2_520

@@ -55,12 +55,12 @@ def backward_over_forward(results: Results) -> Iterator[str]:
 
 
 def variability_by_warm_up(results: Results) -> Iterator[str]:
-    cells = _measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd", "warmup_steps")
-    if cells.empty or cells["warmup_steps"].nunique() < 2:
-        return
+    """Of the same cells with each number of steps: those of a large run and of a short test of it differ in all else too."""
+    cells = _alike_but_in(_measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd"), "warmup_steps", results)
     for told, group in _told_apart(cells, ["warmup_steps"]):
         relative = group["step_synced_ms_sd"] / group["step_synced_ms_mean"]
-        yield f"{told}: a step varies by {relative.median():.1%} (std/mean, median of {len(group)} cells)"
+        which = f"median of the same {len(group)} cells" if len(group) > 1 else "one cell"
+        yield f"{told}: a step varies by {relative.median():.1%} (std/mean, {which})"
 
 
 def where_narrow_precision_pays(results: Results) -> Iterator[str]:
@@ -198,6 +198,20 @@ def _pairs(cells: pd.DataFrame, results: Results, axis: str, base: str, other: s
     )
     bases, others = (hashable[hashable[axis] == value] for value in (base, other))
     return others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base")) if keys else others.iloc[:0]
+
+
+def _alike_but_in(cells: pd.DataFrame, axis: str, results: Results) -> pd.DataFrame:
+    """The cells that differ in nothing but one axis and are there with each of its values, if it has several.
+
+    A value that no cell shares with such a counterpart is none of them.
+    """
+    if axis not in cells or cells[axis].nunique() < 2:
+        return cells.iloc[:0]
+    others = [name for name in _axes(cells, results) if name != axis]
+    keys = [cells[name].astype("string").fillna(_NONE) for name in others] or [pd.Series("", cells.index)]
+    values_of_each = cells.groupby(keys)[axis].transform("nunique")
+    compared = cells.loc[values_of_each > 1, axis].nunique()
+    return cells[(values_of_each == compared) & (values_of_each > 1)]
 
 
 def _groups(cells: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:

@@ -19,7 +19,7 @@ import pandas as pd
 from orchestrator.errors import RunError, nearest
 from orchestrator.report.derive import step_attempts
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.layouts import axis_texts, key_axes, sort_cells
+from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.statistics import summarise
 
 if TYPE_CHECKING:
@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
 ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
+WAITS = "it waits for its host"
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
 _CLOCKS_DIFFER = 0.01
+_TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
 
 
@@ -46,13 +48,14 @@ class Side:
     """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of such a median.
 
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
-    clock_mhz: of the GPU after the timing, null where it is not known.
+    clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
     """
 
     medians_ms: tuple[float, ...]
     low_ms: float
     high_ms: float
     clock_mhz: float | None = None
+    waits: bool = False
 
     @property
     def ms(self) -> float:
@@ -115,7 +118,8 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """comparisons: of the cells that both measured. noise: of all cells. only_before, only_after: how many just one measured."""
+    """comparisons: of the cells that both measured. noise: of all cells. differences: of two named cells their parameters, of all
+    how they were measured. only_before, only_after: how many just one measured, where all were to be compared."""
 
     comparisons: tuple[Comparison, ...]
     noise: Noise
@@ -135,23 +139,23 @@ def compare(before: Run, after: Run, cells: tuple[str, str] | None = None, only:
     only: none but these, by their ids. Raises RunError where there is nothing to compare.
     """
     first, second = load_results(before.require()), load_results(after.require())
-    sides, labels = (sides_of(before, first), sides_of(after, second)), _labels(first)
-    if cells is None:
-        both = sides[0].keys() & sides[1].keys() & (labels.keys() if only is None else only)
-        pairs = [(cell, cell) for cell in labels if cell in both]
-    else:
-        pairs = [(_find(cells[0], sides[0], before), _find(cells[1], sides[1], after))]
+    sides = sides_of(before, first), sides_of(after, second)
+    named = (_find(cells[0], sides[0], before), _find(cells[1], sides[1], after)) if cells else None
+    apart = _parameters_apart(first, second, *named) if named else {}
+    labels = _labels(first, apart)
+    both = sides[0].keys() & sides[1].keys() & (labels.keys() if only is None else only)
+    pairs = [named] if named else [(cell, cell) for cell in labels if cell in both]
     if not pairs:
-        raise RunError(f"{before.folder} and {after.folder}: have no measured cell in common", "Name cells as RUN:CELL")
+        raise RunError(f"{before} and {after}: have no measured cell in common", "Name cells as RUN:CELL")
     everything = [side.medians_ms for own in sides for side in own.values()]
     held = [(sides[0][a], sides[1][b]) for a, b in pairs]
     noise, noises = noise_of(everything), noises_of(held, everything)
     return Report(
         tuple(judge(labels[a], *two, own) for (a, _), two, own in zip(pairs, held, noises, strict=True)),
         noise,
-        _differences(first.cells, second.cells, pairs),
-        len(sides[0]) - len(pairs),
-        len(sides[1]) - len(pairs),
+        {**apart, **_differences(first.cells, second.cells, pairs)},
+        0 if named else len(sides[0]) - len(pairs),
+        0 if named else len(sides[1]) - len(pairs),
     )
 
 
@@ -169,7 +173,7 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
-    return so(verdict)
+    return so(verdict, WAITS if before.waits or after.waits else "")
 
 
 def noises_of(pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]) -> list[Noise]:
@@ -223,16 +227,20 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     if steps.empty:
         return {}
     summary = summarise(steps, ["cell", "attempt"])
-    clocks = _clocks(results.cells)
+    clocks, waiting = _clocks(results.cells), _waiting(results.cells)
     return {
-        str(cell): Side(tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median(), clocks.get(str(cell)))
-        for cell, own in summary.groupby(level="cell")
+        cell: Side(tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median(), clocks.get(cell), cell in waiting)
+        for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
 
 
 def _clocks(cells: pd.DataFrame) -> dict[str, float]:
     known = cells[cells["sm_clock_after"].notna()] if "sm_clock_after" in cells else cells.iloc[:0]
     return {str(cell): float(clock) for cell, clock in zip(known["cell"], known.get("sm_clock_after", ()), strict=True)}
+
+
+def _waiting(cells: pd.DataFrame) -> set[str]:
+    return set(cells.loc[cells["waits_for_host"].fillna(False), "cell"]) if "waits_for_host" in cells else set()
 
 
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
@@ -251,13 +259,23 @@ def _in_cycles(side: Side) -> Side:
     return Side(tuple(ms * clock for ms in side.medians_ms), side.low_ms * clock, side.high_ms * clock)
 
 
-def _labels(results: Results) -> dict[str, str]:
-    """By cell, in the order in which tables show them."""
-    axes = key_axes(results)
-    return {
-        str(row["cell"]): " ".join([str(row["task"]), *(f"{a}={t}" for a, t in zip(axes, axis_texts(row, axes), strict=True))])
-        for row in sort_cells(results.cells, axes).to_dict("records")
-    }
+def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """By cell, in the order in which tables show them. apart: what is on either side, instead of what the cell has."""
+    axes, sides = key_axes(results), {name: " → ".join(values) for name, values in apart.items()}
+    labels = {}
+    for row in sort_cells(results.cells, axes).to_dict("records"):
+        texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | sides
+        task = texts.pop(_TASK, str(row[_TASK]))
+        labels[str(row["cell"])] = " ".join([task, *(f"{axis}={text}" for axis, text in texts.items())])
+    return labels
+
+
+def _parameters_apart(before: Results, after: Results, one: str, other: str) -> dict[str, tuple[str, str]]:
+    """Of each parameter in which two cells differ, or of their task, what either has."""
+    mine, theirs = (results.cells.set_index("cell").loc[cell].to_dict() for results, cell in ((before, one), (after, other)))
+    names = dict.fromkeys([_TASK, *before.axes, *after.axes])
+    found = {name: (axis_text(mine.get(name)), axis_text(theirs.get(name))) for name in names}
+    return {name: values for name, values in found.items() if values[0] != values[1]}
 
 
 def _differences(before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
@@ -276,5 +294,5 @@ def _find(prefix: str, sides: Mapping[str, Side], run: Run) -> str:
     found = [cell for cell in sides if cell.startswith(prefix)]
     if len(found) != 1:
         count = "no" if not found else str(len(found))
-        raise RunError(f"{run.folder}: {count} measured cells begin with {prefix!r}", nearest(prefix, sides))
+        raise RunError(f"{run}: {count} measured cells begin with {prefix!r}", nearest(prefix, sides))
     return found[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from orchestrator.store import Run, give_back_memory
 if TYPE_CHECKING:
     from orchestrator.artifacts import Artifacts
 
-Series = tuple[int, str]  # its place among the names of all series, and its values
+Series = tuple[int, list[float]]  # its place among the names of all series, and its values
 _OF_AN_ATTEMPT = ("number", "status", "where", "started", "wall_s", "evidence")
 _NAMES = ["instrument", "mode", "phase", "metric", "unit"]
-_SHORT = "{:.6g}".format  # full precision is in the parts
+_DIGITS = 6  # that are shown of a number; full precision is in the parts
 
 
 @dataclass(frozen=True)
@@ -105,14 +104,22 @@ class _Samples:
         self._range = dict(zip(cells, pairwise(ends.tolist()), strict=True))
 
     def of(self, cell: str) -> list[Series]:
-        """The values of each series in the order of their steps, as a line of texts; nothing where nothing could be read."""
+        """The values of each series in the order of their steps; not a number where nothing could be read."""
         first, last = self._range.get(cell, (0, 0))
         begins = self._begins[first : last + 1]
-        values = self._values[begins[0] : begins[-1]].tolist()
-        texts = [_SHORT(value) if math.isfinite(value) else "" for value in values]
+        values = _shortened(self._values[begins[0] : begins[-1]]).tolist()
         parts = pairwise((begins - begins[0]).tolist())
         places = self._places[first:last].tolist()
-        return [(place, ",".join(texts[begin:end])) for place, (begin, end) in zip(places, parts, strict=True)]
+        return [(place, values[begin:end]) for place, (begin, end) in zip(places, parts, strict=True)]
+
+
+def _shortened(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Each to its first digits, so that its shortest text is short; larger numbers to whole ones."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        digits = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
+        scale = 10.0 ** np.clip(digits, 0, 300)
+        short = np.round(values * scale) / scale
+    return np.where(np.isfinite(short), short, values)
 
 
 def _places(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:

@@ -173,8 +173,9 @@ def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
     Counts, times, means, extremes and standard deviations are exact; a median of several rows is the median of their
     medians, each as often as it has instances, and `exact_median` is false.
     """
-    names = kernels.groupby("name")["ms"].sum().sort_values(ascending=False, kind="stable").index[:count]
-    return [_merge(str(name), kernels[kernels["name"] == name]) for name in names]
+    by_name = kernels.groupby("name", observed=True)
+    names = by_name["ms"].sum().sort_values(ascending=False, kind="stable").index[:count]
+    return [_merge(str(name), by_name.get_group(name)) for name in names]
 
 
 def _merge(name: str, rows: pd.DataFrame) -> dict[str, object]:

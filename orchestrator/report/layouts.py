@@ -49,11 +49,15 @@ class Layout(Protocol):
 
 def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
+    shown = [axis for axis in ALWAYS_SHOWN if axis in results.axes and results.cells[axis].notna().any()]
+    return [axis for axis in dict.fromkeys([*shown, *varying_axes(results)]) if axis not in without]
+
+
+def varying_axes(results: Results) -> list[str]:
+    """Those in which cells of the same task differ."""
     cells = results.cells
     tasks = cells["task"] if "task" in cells and cells["task"].nunique() > 1 else None
-    varying = [axis for axis in results.axes if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)]
-    shown = [axis for axis in ALWAYS_SHOWN if axis in results.axes and cells[axis].notna().any()]
-    return [axis for axis in dict.fromkeys([*shown, *varying]) if axis not in without]
+    return [axis for axis in results.axes if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)]
 
 
 def _varies_within_a_task(values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None) -> bool:
@@ -82,11 +86,11 @@ def sort_cells(cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
 
 
 def axis_texts(row: Row, axes: list[str]) -> list[str]:
-    return [_axis_text(row[axis]) for axis in axes]
+    return [axis_text(row[axis]) for axis in axes]
 
 
 @lru_cache(maxsize=4096, typed=True)
-def _axis_text(value: Any) -> str:
+def axis_text(value: Any) -> str:
     """The same text for the same value, which stands in many rows of many tables."""
     return NOTHING if is_null(value) else str(value)
 

@@ -5,7 +5,7 @@ A chart shows medians over what it does not tell apart, such as seeds. One with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -15,9 +15,9 @@ import pandas as pd
 from orchestrator.report.allocation_layouts import ROLES
 from orchestrator.report.frames import Results
 from orchestrator.report.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
-from orchestrator.report.layouts import axis_texts, each, key_axes, ordered_values, sort_cells
+from orchestrator.report.layouts import each, key_axes, ordered_values, sort_cells, varying_axes
 from orchestrator.report.selections import Selection
-from orchestrator.report.values import GIB
+from orchestrator.report.values import GIB, is_null
 
 Chart = alt.Chart | alt.FacetChart
 
@@ -62,7 +62,8 @@ class Lines:
         points = points[_lengths_of_series(points, [*axes, _MEASURE], self.along) > 1]
         if points.empty:
             return None
-        told_apart = [*axes[:1], *([_MEASURE] if points[_MEASURE].nunique() > 1 else []), *axes[1:]]
+        axes = _telling(points, axes)
+        told_apart = [*axes[:1], *_telling(points, [_MEASURE]), *axes[1:]]
         colour, dash, rest = told_apart[:1], told_apart[1:2], told_apart[2:]
         points, panels = _in_panels(points, rest)
         legend = alt.selection_point(fields=colour, bind="legend")
@@ -164,12 +165,11 @@ class KernelClasses:
         inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
         if inside.empty:
             return None
-        axes = key_axes(results)
-        labels = {row["cell"]: " · ".join(axis_texts(row, axes)) for row in each(results.cells)}
-        totals = inside.groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"].sum()
+        panels = _panels_of_cells(results, inside["cell"])
+        totals = inside[inside["cell"].isin(panels.titles)].groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"].sum()
         bars = pd.DataFrame(
             {
-                _PANEL: totals["cell"].map(labels),
+                _PANEL: totals["cell"].map(panels.titles),
                 "phase": totals["phase"].replace("", OUTSIDE_PHASES),
                 "class": totals["kernel_class"],
                 _VALUE: totals["ms"],
@@ -177,7 +177,6 @@ class KernelClasses:
         )
         if len(bars) < 2:
             return None
-        bars, panels = _first_panels(bars, list(labels.values()))
         order = [*_PHASES, OUTSIDE_PHASES]
         drawn = alt.Chart(bars).mark_bar().encode(
             x=alt.X("phase", type="nominal", sort=order, axis=alt.Axis(labelAngle=0)),
@@ -185,7 +184,7 @@ class KernelClasses:
             color=alt.Color("class", type="nominal"),
             tooltip=_tooltip([_PANEL, "phase", "class"], "ms a step"),
         )  # fmt: skip
-        return _facetted(drawn, panels)
+        return panels.facetted(drawn)
 
 
 @dataclass(frozen=True)
@@ -196,9 +195,8 @@ class LiveMemory:
         live = results.live()
         if live.empty:
             return None
-        axes = key_axes(results)
-        labels = {row["cell"]: " · ".join(axis_texts(row, axes)) for row in each(sort_cells(results.cells, axes))}
-        moments, panels = _first_panels(_moments(live, labels), list(labels.values()))
+        panels = _panels_of_cells(results, live["cell"])
+        moments = _moments(live[live["cell"].isin(panels.titles)], panels.titles)
         order: list[Any] = [role for role in ROLES if role in moments]
         begins = moments[moments["phase"] != ""].groupby([_PANEL, "phase"])[_AT_MS].min().rename(_BEGIN_MS).reset_index()
         areas = alt.Chart().transform_filter(f"isValid(datum.{_AT_MS})").transform_fold(order, as_=["role", _VALUE])
@@ -212,7 +210,41 @@ class LiveMemory:
         marks = alt.Chart().transform_filter(f"isValid(datum.{_BEGIN_MS})").encode(x=alt.X(_BEGIN_MS, type="quantitative"))
         names = marks.mark_text(align="left", baseline="top", dx=3, fontSize=9)
         layers = (areas, marks.mark_rule(strokeDash=[4, 3]), names.encode(text=alt.Text("phase", type="nominal"), y=alt.value(2)))
-        return _facetted(alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)), panels)
+        return panels.facetted(alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)))
+
+
+@dataclass(frozen=True)
+class CellPanels:
+    """A panel a cell. titles: by cell, of those that are drawn, in the order of tables. how_many: empty where these are all."""
+
+    titles: Mapping[str, str]
+    how_many: str
+
+    def facetted(self, chart: Any) -> Chart:
+        whole = _facetted(chart, list(self.titles.values()))
+        return whole.properties(title=self.how_many) if self.how_many else whole
+
+
+def _panels_of_cells(results: Results, known: pd.Series[str]) -> CellPanels:
+    """Of the first of the known cells, each titled by what tells it from the others that are drawn.
+
+    More than MOST_PANELS nobody reads: the tables hold the rest.
+    """
+    of_these = replace(results, cells=results.cells[results.cells["cell"].isin(known.unique())])
+    axes = key_axes(of_these)
+    cells = sort_cells(of_these.cells, axes)
+    drawn = cells[:MOST_PANELS]
+    varying = varying_axes(replace(results, cells=drawn))
+    telling = [*_telling(drawn, ["task"]), *(axis for axis in axes if axis in varying)]
+    left_out = len(cells) > len(drawn)
+    return CellPanels(
+        dict(zip(drawn["cell"], _titles(drawn, telling), strict=True)),
+        f"{len(drawn)} of {len(cells)} cells: the tables have the others" if left_out else "",
+    )
+
+
+def _titles(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    return [" · ".join(_named(axis, row[axis]) for axis in axes if not is_null(row[axis])) for row in each(rows)]
 
 
 def _moments(live: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
@@ -268,7 +300,11 @@ def _across(axes: list[str]) -> tuple[str, list[str]]:
 
 
 def _in_panels(points: pd.DataFrame, axes: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """With the text of its panel in each row, and those texts in order. Without axes there are no panels."""
+    """With the text of its panel in each row, and those texts in order; without axes that vary there are none.
+
+    Where they are too many, the ones that show most. A panel is named by what tells it from the other ones.
+    """
+    axes = _telling(points, axes)
     if not axes:
         return points, []
     orders = [ordered_values(axis, points[axis]) for axis in axes]
@@ -276,8 +312,11 @@ def _in_panels(points: pd.DataFrame, axes: list[str]) -> tuple[pd.DataFrame, lis
         points[axis].map({value: place for place, value in enumerate(order)}) for axis, order in zip(axes, orders, strict=True)
     ]
     ordered = points.loc[pd.concat(ranks, axis=1, keys=axes).sort_values(axes, kind="stable").index]
-    texts = pd.Series([" · ".join(_named(axis, row[axis]) for axis in axes) for row in each(ordered)], index=ordered.index)
-    return _first_panels(ordered.assign(**{_PANEL: texts}), list(texts))
+    number = ordered.groupby(axes, dropna=False, sort=False).ngroup()
+    fullest = number.value_counts().sort_index().sort_values(ascending=False, kind="stable").index[:MOST_PANELS]
+    shown = ordered[number.isin(fullest)]
+    texts = _titles(shown, _telling(shown, axes))
+    return shown.assign(**{_PANEL: texts}), list(dict.fromkeys(texts))
 
 
 def _named(axis: str, value: Any) -> str:
@@ -285,11 +324,9 @@ def _named(axis: str, value: Any) -> str:
     return value if isinstance(value, str) else f"{axis}={value}"
 
 
-def _first_panels(points: pd.DataFrame, panels: Sequence[str]) -> tuple[pd.DataFrame, list[str]]:
-    """More than MOST_PANELS nobody reads: the tables hold the rest."""
-    present = set(points[_PANEL])
-    shown = list(dict.fromkeys(panel for panel in panels if panel in present))[:MOST_PANELS]
-    return points[points[_PANEL].isin(shown)], shown
+def _telling(points: pd.DataFrame, axes: Iterable[str]) -> list[str]:
+    """Those that vary."""
+    return [axis for axis in axes if points[axis].nunique(dropna=False) > 1]
 
 
 def _facetted(chart: Any, panels: list[str]) -> Chart:

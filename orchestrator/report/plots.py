@@ -116,12 +116,18 @@ class Drawing:
 def begin_drawing(results: Results) -> Drawing:
     """Of the charts that the data supports. One that cannot be drawn says why, and takes nothing else with it."""
     charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
-    specs = [{**chart.spec, "title": chart.plot.title} for chart in charts if not chart.problem]  # a heading on the page
+    specs = [_with_title(chart) for chart in charts if not chart.problem]
     if not specs:
         return Drawing(lambda: charts)
     cells = len(results.cells)
     pictures, script = begin(cells, draw, specs), begin(cells, script_of_charts)
     return Drawing(lambda: _with_pictures(charts, pictures()), script)
+
+
+def _with_title(chart: Figure) -> dict[str, Any]:
+    """As a picture shows it: on the page the title is a heading, and what the chart has for one stands below that."""
+    said = chart.spec.get("title")
+    return {**chart.spec, "title": {"text": chart.plot.title, "subtitle": said} if said else chart.plot.title}
 
 
 def _chart(plot: Plot, results: Results) -> Figure | None:

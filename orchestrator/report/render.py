@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
-from orchestrator.errors import ConfigError, nearest
+from orchestrator.errors import ConfigError
 from orchestrator.report.answers import Answer
-from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
+from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
 from orchestrator.report.values import NOTHING, format_ms
+
+MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
+_GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -35,13 +40,20 @@ def lay_out(results: Results, names: Iterable[str] = (), tables: Sequence[Table]
     by_name = {table.name: table for table in tables}
     for name in names:
         if name not in by_name:
-            raise ConfigError(f"there is no table {name!r}", nearest(name, by_name))
+            raise ConfigError(f"there is no table {name!r}", _near(name, by_name))
     pages, measured_with = [], provenance(results)
     for table in [by_name[name] for name in names] or list(tables):
         header, rows = table.lay_out(results)
         if rows:
             pages.append(_with_notes(Page(table, header, rows, measured_with)))
     return pages
+
+
+def _near(name: str, tables: Iterable[str]) -> str:
+    """The remedy for a misspelt name: the nearest one, if difflib takes it for near, else all that there are."""
+    words = list(tables)
+    close = get_close_matches(name, words, n=1)
+    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(words)}"
 
 
 def _with_notes(page: Page) -> Page:
@@ -65,20 +77,40 @@ def notes_of(page: Page, row: Sequence[str]) -> list[str]:
 
 
 def written_out(page: Page) -> list[list[str]]:
-    """The rows with their notes in full, for what has no foot to put them at."""
+    """The rows for a program: with their notes in full, since it has no foot to put them at, and 12,313 as 12313."""
+    rows = [[_ungrouped(text) for text in row] for row in page.rows]
     if not page.notes:
-        return page.rows
+        return rows
     column = page.header.index(NOTES)
-    return [[*row[:column], " ".join(notes_of(page, row)), *row[column + 1 :]] for row in page.rows]
+    notes = (" ".join(notes_of(page, row)) for row in page.rows)
+    return [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
 
 
-def to_markdown(page: Page) -> str:
+def _ungrouped(text: str) -> str:
+    """A number without the commas between its thousands; any other text as it is."""
+    return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
+
+
+def first_rows(page: Page, command: str) -> str:
+    """As Markdown for a terminal, which holds no thousand rows. command: prints all of them, as is said below."""
+    more = len(page.rows) - MOST_ROWS
+    if more <= 0:
+        return to_markdown(page)
+    rows = "1 row" if more == 1 else f"{more:,} rows"
+    return to_markdown(replace(page, rows=page.rows[:MOST_ROWS]), below=f"… and {rows} more: {command}")
+
+
+def to_markdown(page: Page, aligned: bool = True, below: str = "") -> str:
+    """aligned: for who reads it as it is; else for who renders it, in half the bytes where there are many columns.
+
+    below: what is said under the rows.
+    """
     rows = [_in_a_pipe_table(row) for row in page.rows]
-    widths = column_widths(page.header, rows)
-    rule = "|".join("-" * (width + 1) + ":" for width in widths)
+    widths = column_widths(page.header, rows) if aligned else [0] * len(page.header)
+    rule = "|".join("-" * max(width + 1, 3) + ":" for width in widths)
     body = "\n".join([_pipes(page.header, widths), f"|{rule}|", *(_pipes(row, widths) for row in rows)])
     notes = "\n".join(f"{number}. {note}" for number, note in enumerate(page.notes, 1))
-    parts = [f"## {page.table.title}", page.table.read, body, notes, f"*{page.provenance}*"]
+    parts = [f"## {page.table.title}", page.table.read, body, below, notes, f"*{page.provenance}*"]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -121,6 +153,9 @@ def describe_comparison(report: Report) -> Iterator[str]:
     alone = report.only_before + report.only_after
     unmatched = f"; {alone} cells that only one of them measured" if alone else ""
     yield f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{unmatched}"
+    if waiting := sum(one.reason == WAITS for one in report.comparisons):
+        differ = counts[Verdict.FASTER] + counts[Verdict.SLOWER]
+        yield f"{waiting} of the {differ} that differ wait for their host, and what else runs on that slows them"
 
 
 def _comparison_row(one: Comparison) -> list[str]:
@@ -141,6 +176,7 @@ def provenance(results: Results) -> str:
         _labelled("driver", _one_or_several(cells, "driver")),
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
+        _repetitions(cells),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),
     ]
@@ -162,6 +198,12 @@ def _protocol(cells: pd.DataFrame) -> str:
     adaptive = "adaptive" if "timing" in cells and (cells["timing"] == "adaptive").any() else ""
     said = " and ".join(filter(None, (fixed, adaptive)))
     return f"{said} steps" if said else ""
+
+
+def _repetitions(cells: pd.DataFrame) -> str:
+    """That a cell was measured more than once, where one was: a row is of one time."""
+    often = int(cells["repetitions"].max()) if "repetitions" in cells else 1
+    return f"the last of up to {often} times measured" if often > 1 else ""
 
 
 def _dates(cells: pd.DataFrame) -> str:

@@ -13,6 +13,7 @@ from orchestrator.report.values import (
     gib,
     gib_predicted,
     mean_sd,
+    measured,
     median_interval,
     ms,
     number,
@@ -31,7 +32,8 @@ TABLES: tuple[Table, ...] = (
         "timings",
         "End to end",
         "Milliseconds, mean ± sample standard deviation. Each phase is waited for at its end; the total is of steps that run "
-        "on, as in training, so that the phases may sum to more.",
+        "on, as in training, so that the phases may sum to more. Backward / forward and tokens/s are of the medians, which one "
+        "slow step does not move.",
         Listing(
             (
                 ("forward", mean_sd("forward_ms")),
@@ -258,13 +260,14 @@ TABLES: tuple[Table, ...] = (
     Table(
         "modes",
         "Waiting at each phase, or once",
-        "Median of the whole step in milliseconds in both modes. Where the host is never ahead, it is the bottleneck.",
+        "Median of the whole step in milliseconds in both modes. Where the host is hardly ever ahead, it is the bottleneck.",
         Listing(
             (
                 ("synced", median_interval("step_synced_ms")),
                 ("pipelined", median_interval("step_pipelined_ms")),
                 ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
                 ("host ahead, at most ms", ms("host_lead_ms")),
+                ("waits for its host", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
                 ("drain ms", ms("drain_ms")),
             )
         ),
@@ -350,6 +353,23 @@ TABLES: tuple[Table, ...] = (
     ),
     *ALLOCATION_TABLES,
     *KERNEL_TABLES,
+    Table(
+        "took",
+        "What measuring took",
+        "Seconds of an attempt: how its process came and went, reaching the device and building, compiling and warm-up, the "
+        "steps that were timed, and all other instruments.",
+        Listing(
+            (
+                ("all", number("wall_s", ".2f")),
+                ("process", number("took_process_s", ".2f")),
+                ("build", number("took_build_s", ".2f")),
+                ("warm-up", number("took_warm_up_s", ".2f")),
+                ("timing", number("took_timing_s", ".2f")),
+                ("instruments", number("took_instruments_s", ".2f")),
+            )
+        ),
+        having("took_process_s"),
+    ),
     Table(
         "failures",
         "What did not end well",

@@ -11,6 +11,7 @@ import torch
 from tasks.harness.params import CompiledParams, Params
 
 _BASIC_PROVENANCE = 2  # of the three levels the one that adds least to compiling
+_KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
@@ -56,6 +57,15 @@ def compile_facts() -> dict[str, Any]:
         "compile_skipped_cuda_graphs": counters["inductor"]["cudagraph_skips"],
         "compile_threads": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or torch._inductor.config.compile_threads,
     }
+
+
+def require_compiled() -> None:
+    """Raises RuntimeError where torch, told to by its environment, ran as eager what it was to compile, without a word."""
+    from torch._dynamo.utils import counters
+
+    if not counters["stats"]["unique_graphs"]:
+        told = ", ".join(f"{name}={os.environ[name]}" for name in _KEEP_EAGER if name in os.environ)
+        raise RuntimeError(f"torch.compile has compiled nothing{f': unset {told}' if told else ''}")
 
 
 def _warmth(hits: int, misses: int) -> str | None:

@@ -12,6 +12,11 @@ from typing import Any, Protocol
 import torch
 
 GIB = 1024**3
+# Those that torch hands to MKL's vector mathematics on the CPU.
+VECTOR_MATH = (
+    "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "log", "log10", "log1p",
+    "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+)  # fmt: skip
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
@@ -100,6 +105,9 @@ class CpuDevice:
     asynchronous = False
     torch_device = torch.device("cpu")
 
+    def __init__(self) -> None:
+        settle_vector_math()
+
     def synchronize(self) -> None:
         pass
 
@@ -171,10 +179,22 @@ def open_device(kind: str) -> Device:
             return CpuDevice()
 
 
+def settle_vector_math() -> None:
+    """Has MKL choose its kernels of each function while one thread computes.
+
+    It does so at the first call; where several threads make that at once, one of them may be given a kernel of 14 bits, for
+    that call alone, whatever the accuracy asked for (https://github.com/pytorch/pytorch/issues/188792).
+    """
+    for dtype in (torch.float32, torch.float64):
+        half = torch.full((1,), 0.5, dtype=dtype)
+        for name in VECTOR_MATH:
+            getattr(torch, name)(half)
+
+
 _DEVICE_REFUSED = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
 _HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # torch's CPU allocator, C++, the kernel
-
-
+# The C library and Python, where no stack could be had, or no more threads or processes.
+_THREAD_REFUSED = r"Resource temporarily unavailable|can't start new thread"
 _BACKEND_REFUSED = r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
 
 
@@ -195,6 +215,11 @@ def host_refused(error: BaseException) -> bool:
     if isinstance(error, MemoryError):
         return True
     return isinstance(error, RuntimeError | OSError) and re.search(_HOST_REFUSED, str(error)) is not None
+
+
+def thread_refused(error: BaseException) -> bool:
+    """Whether no thread or process could be begun. Under a cap on memory that is its stack; else the host has other limits."""
+    return isinstance(error, RuntimeError | OSError) and re.search(_THREAD_REFUSED, str(error)) is not None
 
 
 def asked_bytes(error: BaseException) -> int | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
 from tasks.harness.order_statistics import FEWEST
 from tasks.harness.stopping import StopRule
@@ -16,13 +16,31 @@ AttentionName = Literal[
 ]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 Device = Literal["cuda", "cpu", "mps"]
+LARGEST_INT = 2**63 - 1  # in magnitude: columns of tables, and torch's own sizes and seeds, have 64 bits with the sign
+# GiB. Of less, torch's allocator on a GPU could not have one of its smallest blocks, 2 MiB. More, a pebibyte, no host has; from
+# 2³³ GiB on no operating system takes the limit, which is in bytes and has 63 bits.
+FEWEST_GIB, MOST_GIB = 2 / 1024, 1e6
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
-class Params(BaseModel):
-    """One point of a task's space. Frozen, strict, and unknown names are errors."""
+class Axes(BaseModel):
+    """What holds of the values of any axis. Frozen, strict, and unknown names are errors; numbers are finite, and integers are
+    those that a table's column can hold."""
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", populate_by_name=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", populate_by_name=True, protected_namespaces=(), allow_inf_nan=False
+    )
+
+    @field_validator("*")
+    @classmethod
+    def _fits_a_column(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) > LARGEST_INT:
+            raise ValueError("integers must fit in 63 bits")
+        return value
+
+
+class Params(Axes):
+    """One point of a task's space."""
 
     # Axes along which a cell never takes less memory: numbers (), or words in their order. All that is inferred rests on it.
     more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
@@ -32,7 +50,7 @@ class Params(BaseModel):
         None, description="the kind of GPU that the cell is measured on, such as H100, where there are several; null: any"
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of the weights and of the inputs")
-    memory_limit_gib: Annotated[float, Field(gt=0)] | None = Field(
+    memory_limit_gib: Annotated[float, Field(ge=FEWEST_GIB, le=MOST_GIB)] | None = Field(
         None,
         description="cap of the process's allocator, in GiB, so that a large GPU stands in for a smaller one; "
         "on the CPU, of what the process may allocate after start-up",
@@ -42,14 +60,22 @@ class Params(BaseModel):
     @classmethod
     def _only_a_gpu_has_a_kind(cls, values: Any) -> Any:
         """So that a grid of kinds gives one cell on the CPU and not one a kind. What is no text stays, to be refused."""
-        if isinstance(values, dict) and values.get("device", "cuda") != "cuda" and isinstance(values.get("gpu_kind"), str):
-            return {name: value for name, value in values.items() if name != "gpu_kind"}
-        return values
+        return _on_a_gpu_alone(values, "gpu_kind", str)
 
     @property
     def compiled(self) -> bool:
         """Whether the cell needs torch's compiler."""
         return False
+
+    @property
+    def caps_host(self) -> bool:
+        """Whether its cap is on memory of the host: what the process may allocate."""
+        return self.memory_limit_gib is not None and self.device == "cpu"
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs the cell has to itself."""
+        return int(getattr(self, "gpus", 1)) if self.device == "cuda" else 0
 
     def values(self) -> dict[str, Any]:
         """Every parameter under its name in the config, as JSON can hold it."""
@@ -62,6 +88,25 @@ class Params(BaseModel):
     def non_default(self) -> dict[str, Any]:
         """What differs from the defaults: what a cell's identity is made of."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+
+
+class SeveralGpusParams(Params):
+    """Of tasks that use all the GPUs that they are given. Others have no such axis: a row that says two would be of one."""
+
+    gpus: PositiveInt = Field(1, description="how many GPUs of one host the cell has to itself, all in CUDA_VISIBLE_DEVICES")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_gpus_are_counted(cls, values: Any) -> Any:
+        """So that a grid of numbers gives one cell on the CPU. What is no number stays, to be refused."""
+        return _on_a_gpu_alone(values, "gpus", int)
+
+
+def _on_a_gpu_alone(values: Any, axis: str, of: type) -> Any:
+    """Without the axis where the cell is on no GPU. What is not of its type stays."""
+    if isinstance(values, dict) and values.get("device", "cuda") != "cuda" and isinstance(values.get(axis), of):
+        return {name: value for name, value in values.items() if name != axis}
+    return values
 
 
 Timing = Literal["fixed", "adaptive"]
@@ -154,6 +199,20 @@ class AttendingParams(CompiledParams):
 def default_values(params: type[Params]) -> dict[str, Any]:
     """What each axis is where nothing is said."""
     return {field.alias or name: field.get_default(call_default_factory=True) for name, field in params.model_fields.items()}
+
+
+def check_value(params: type[Params], axis: str, value: Any) -> None:
+    """Raises pydantic.ValidationError for what is no value of this axis, whatever the others are."""
+    _alone(params, axis).model_validate({axis: value})
+
+
+@cache
+def _alone(params: type[Params], axis: str) -> type[Axes]:
+    """Without the other axes, and without the rules between them, by which some values are dropped unread."""
+    fields: dict[str, Any] = {
+        name: (field.annotation, field) for name, field in params.model_fields.items() if axis == (field.alias or name)
+    }
+    return create_model(f"{params.__name__}.{axis}", __base__=Axes, **fields)
 
 
 def axis_names(params: type[Params]) -> list[str]:

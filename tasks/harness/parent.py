@@ -8,6 +8,9 @@ several cores.
 Over a socket of whole messages it answers each preparation with `{"ready": true}` or `{"broken": reason}`, and each request,
 which comes with the file descriptors of a log and of a lifeline, with `{"pid": …}` and, when that child has ended,
 `{"code": …}`.
+
+The grandparent of a host is begun before it is known where cells will be measured, and imports the same. For each that connects
+and hands it the file descriptors of a log and of a lifeline, it forks a prepared parent, and answers `{"pid": …}`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -63,8 +66,49 @@ class Request:
         return json.dumps(asdict(self)).encode()
 
 
-def serve(channel: socket.socket, device: str, measure: Callable[[str, str], None]) -> None:
-    """Does as it is asked, one thing after another, until the other end is closed."""
+Measure = Callable[[str, str], None]  # of an attempt's file, into a journal's
+
+
+def beget(listener: socket.socket, device: str, preparation: Preparation, measure: Measure) -> None:
+    """The grandparent: has all that is needed, and forks a prepared parent for each that connects."""
+    _import_everything(preparation.compiled)
+    proven = {preparation} if _probe(device) is None else set()
+    while True:
+        channel, _ = listener.accept()
+        with channel, suppress(OSError):  # of one that went away again
+            _beget_for(channel, listener, partial(serve, channel, device, measure, proven))
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def _beget_for(channel: socket.socket, listener: socket.socket, work: Callable[[], None]) -> None:
+    passed = list(socket.recv_fds(channel, MESSAGE_BYTES, 2)[1])
+    try:
+        if len(passed) == 2:
+            pid = os.fork()
+            if pid == 0:
+                listener.close()
+                _leave_after(partial(_be_parent, work, *passed))
+            _lead_group(pid)
+            _say(channel, {"pid": pid})
+    finally:
+        for descriptor in passed:
+            os.close(descriptor)
+
+
+def _be_parent(work: Callable[[], None], log: int, lifeline: int) -> None:
+    _lead_group(0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    die_with_parent(lifeline)
+    work()
+
+
+def serve(channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()) -> None:
+    """Does as it is asked, one thing after another, until the other end is closed. proven: after what preparations it is known
+    that children can compute."""
     while True:
         message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
@@ -73,16 +117,16 @@ def serve(channel: socket.socket, device: str, measure: Callable[[str, str], Non
         if passed:
             _fork(channel, Request(**asked), measure, passed)
         else:
-            _prepare(channel, device, Preparation(**asked))
+            _prepare(channel, device, Preparation(**asked), proven)
 
 
-def _prepare(channel: socket.socket, device: str, preparation: Preparation) -> None:
+def _prepare(channel: socket.socket, device: str, preparation: Preparation, proven: Collection[Preparation]) -> None:
     _import_everything(preparation.compiled)
-    reason = _probe(device)
+    reason = None if preparation in proven else _probe(device)
     _say(channel, {"broken": reason} if reason else {"ready": True})
 
 
-def _fork(channel: socket.socket, request: Request, measure: Callable[[str, str], None], passed: Sequence[int]) -> None:
+def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Sequence[int]) -> None:
     pid = os.fork()
     if pid == 0:
         channel.close()
@@ -121,7 +165,8 @@ def _probe(device: str) -> str | None:
             return None if code == 0 else f"a forked child ended with code {code} at its first computation"
         time.sleep(_PROBE_TICK_S)
     os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)  # what hangs in a driver of devices does not even die
     return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
 
 
@@ -144,7 +189,7 @@ def _leave_after(work: Callable[[], None]) -> NoReturn:
         os._exit(1)
 
 
-def _run_child(request: Request, measure: Callable[[str, str], None], log: int, lifeline: int) -> None:
+def _run_child(request: Request, measure: Measure, log: int, lifeline: int) -> None:
     """With what a fresh process would have been given when it was started."""
     _lead_group(0)
     with open(os.devnull) as nothing:

@@ -12,11 +12,15 @@ import torch
 from tasks.harness.device import Skip
 from tasks.harness.params import TimedParams
 
+_OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
+_OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_precision(params: TimedParams) -> None:
-    """Raises Skip where the device does not have it."""
+    """Raises Skip where the device does not have it, RuntimeError where the environment overrules it."""
+    if params.device == "cuda" and os.environ.get(_OVERRIDE) == _OVERRULES.get(params.precision, "never"):
+        raise RuntimeError(f"{_OVERRIDE}={os.environ[_OVERRIDE]} overrules {params.precision} in every matrix product: unset it")
     if params.precision == "tf32" and params.device != "cuda":
         raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
     if params.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
@@ -55,7 +59,7 @@ def precision_facts(params: TimedParams) -> dict[str, Any]:
         "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
         "autocast_dtype": autocast_dtype,
-        "nvidia_tf32_override": os.environ.get("NVIDIA_TF32_OVERRIDE"),
+        "nvidia_tf32_override": os.environ.get(_OVERRIDE),
     }
 
 

@@ -187,11 +187,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Account:
-    """What a journal says, whole or torn."""
+    """What a journal says, whole or torn. stage_s: how long it was in each stage, the last of them as far as it tells."""
 
     started_at: float = 0.0
     wall_s: float = 0.0
     stage: str = ""
+    stage_s: Mapping[str, float] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     samples: tuple[Sample, ...] = ()
     kernels: tuple[KernelRow, ...] = ()
@@ -221,9 +222,12 @@ def _account(entries: Iterable[dict[str, Any]]) -> Account:
     stage, facts, samples, kernels = "", dict[str, Any](), list[Sample](), list[KernelRow]()
     allocations, live = list[AllocationRow](), list[LiveRow]()
     ending = None
+    stage_s: dict[str, float] = {}
     for entry in entries:
         times.append(entry["time"])
-        after_s = entry.get("after_s", times[-1] - times[0])  # an older program wrote the times alone
+        before_s, after_s = after_s, entry.get("after_s", times[-1] - times[0])  # an older program wrote the times alone
+        if stage:
+            stage_s[stage] = stage_s.get(stage, 0.0) + after_s - before_s
         match entry:
             case {"stage": str(name)}:
                 stage = name
@@ -245,6 +249,7 @@ def _account(entries: Iterable[dict[str, Any]]) -> Account:
         started_at=times[0],
         wall_s=after_s,
         stage=stage,
+        stage_s=stage_s,
         facts=facts,
         samples=tuple(samples),
         kernels=tuple(kernels),

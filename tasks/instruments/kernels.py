@@ -7,6 +7,7 @@ read at once (see tasks/traces) and stays as an artifact that opens in Perfetto.
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -61,11 +62,18 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
     profiled, step_ms = _profile(session)
     yield Sample("kernels", "profiled_step", "ms", step_ms)
     began = time.perf_counter_ns()
-    with uncollected(), TemporaryDirectory(dir=session.folder) as scratch:
+    with uncollected(), TemporaryDirectory(dir=_scratch_place(session.folder)) as scratch:
         trace = Path(scratch) / "trace.json"
         profiled.export_chrome_trace(str(trace))
         yield from _read(session, trace)
     yield Sample("kernels", "processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
+
+
+def _scratch_place(folder: Path | None) -> Path | None:
+    """Beside what is kept, or, None, where the system keeps what is temporary: Kineto writes the trace's path into it as it is,
+    so that with a quote in it, or whatever else JSON escapes, nobody could read it."""
+    fits = folder is not None and json.dumps(str(folder), ensure_ascii=False) == f'"{folder}"'
+    return folder if fits else None
 
 
 def _read(session: Session, trace: Path) -> Iterator[Sample]:

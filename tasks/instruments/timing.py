@@ -6,22 +6,22 @@ run into each other as they do in training. Host stamps beside the events say ho
 far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
 
 How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/harness/stopping.py finds
-to be enough, and as many pipelined ones, which cannot be looked at before the last, or two where those show that they take as
-long as the synced ones.
+to be enough, and as many pipelined ones, which cannot be looked at before the last; or none of these where a step of the
+warm-up that ran on, of the mode `check`, took as long as the synced ones.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from statistics import median
 
 import torch
 
 from tasks.harness.collection import uncollected
-from tasks.harness.compilation import compile_facts, uses_cuda_graphs
+from tasks.harness.compilation import compile_facts, require_compiled, uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.order_statistics import half_width
 from tasks.harness.params import TimedParams
@@ -33,8 +33,7 @@ from tasks.harness.workload import Watcher
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
-_LONG_MS = 500.0  # of a step: what the host does between two of them is then nothing
-_COLD_STEPS = 2  # of warm-up in any case: what a first step does is done once, and a second is there to be looked into
+_LONG_MS = 750.0  # of a first step: what the host does to begin the next one is then nothing
 
 
 class SyncedTimer:
@@ -82,22 +81,50 @@ def compile_first(session: Session) -> Iterator[Sample]:
     if session.workload.compiled:
         graphs = uses_cuda_graphs(session.params)
         yield from _synced_steps(session, "compile", _STEPS_TO_RECORD_GRAPHS if graphs else 1)
+        require_compiled()
 
 
 def warm_up(session: Session) -> Iterator[Sample]:
-    """With adaptive timing two steps: which of those after them are warm-up, they tell together."""
-    last = (session.count("warmup_steps") if _stop_rule(session) is None else _COLD_STEPS) - 1
+    if _stop_rule(session) is not None:
+        return _first_steps(session)
+    return _looked_into(session, session.count("warmup_steps"))
+
+
+def _looked_into(session: Session, count: int) -> Iterator[Sample]:
+    """So many steps of warm-up. Who wants to see a steady one looks into the last."""
+    last = count - 1
     yield from _synced_steps(session, "warmup", last)
     if last >= 0:
-        yield from _last_of_warm_up(session, last)
+        with uncollected():
+            yield from _synced_step(session, "warmup", last, *_looking_in(session))
 
 
-def _last_of_warm_up(session: Session, number: int) -> Iterator[Sample]:
+def _first_steps(session: Session) -> Iterator[Sample]:
+    """Of adaptive timing: those that are warm-up in any case. Which of those after them are, too, they tell together.
+
+    What a first step does is done once. Then comes one to be looked into, and where a device queues work it runs on, to be held
+    against the synced ones. Before a short one the host would still be at its start: there a second one is that.
+    """
+    if session.workload.device.kind != "cuda":
+        yield from _looked_into(session, _cold_steps(session))
+        return
+    first = list(_synced_steps(session, "warmup", _cold_steps(session)))
+    yield from first
+    checked = _run_on(session, 1 if _whole(first)[0] > _LONG_MS else 2, "check", *_looking_in(session))
+    session.shelf["check"] = checked
+    yield from checked
+
+
+def _cold_steps(session: Session) -> int:
+    return 1 if session.workload.device.kind == "cuda" else 2
+
+
+def _looking_in(session: Session) -> list[Watcher]:
+    """Those who want to see a steady step, once there was a first one."""
     looking_in: list[Watcher] = []
     if session.steps > 0:
         looking_in, session.on_last_warm_up = session.on_last_warm_up, []
-    with uncollected():
-        yield from _synced_step(session, "warmup", number, *looking_in)
+    return looking_in
 
 
 def count_compilation(session: Session) -> list[Sample]:
@@ -117,39 +144,33 @@ def time_synced(session: Session) -> Iterator[Sample]:
 def time_pipelined(session: Session) -> list[Sample]:
     """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out.
 
-    With adaptive timing two steps come first, of the mode `check`, or one where a step takes long. Where they take as long as the
-    synced ones, by the precision that was asked for, there is nothing to be gained by running on, and that is all. Leaves the
-    fact `timing_pipelined`.
+    With adaptive timing only where the step that ran on in the warm-up did not take as long as the synced ones do, by the
+    precision that was asked for: else there is nothing to be gained by running on. Leaves the fact `timing_pipelined`.
     """
     if session.workload.device.kind != "cuda":
         return []
     rule = _stop_rule(session)
     if rule is None:
         return _run_on(session, session.count("measured_steps"), "pipelined")
-    synced = _whole(session.shelf["synced"])
-    checked = _run_on(session, 2 if median(synced) < _LONG_MS else 1, "check")
-    is_as_synced = half_width(synced) <= rule.half_width and _agree(_whole(checked), synced, rule)
+    synced, checked = _whole(session.shelf["synced"]), _whole(session.shelf["check"])[-1]
+    is_as_synced = half_width(synced) <= rule.half_width and abs(checked / median(synced) - 1) <= rule.half_width
     session.facts["timing_pipelined"] = "as synced" if is_as_synced else "measured"
-    return checked if is_as_synced else [*checked, *_run_on(session, len(synced), "pipelined")]
-
-
-def _agree(checked: Sequence[float], synced: Sequence[float], rule: StopRule) -> bool:
-    return all(abs(duration / median(synced) - 1) <= rule.half_width for duration in checked)
+    return [] if is_as_synced else _run_on(session, len(synced), "pipelined")
 
 
 def _whole(samples: Iterable[Sample]) -> list[float]:
     return [sample.value or 0.0 for sample in samples if (sample.phase, sample.metric) == (_STEP, "duration")]
 
 
-def _run_on(session: Session, steps: int, mode: str) -> list[Sample]:
-    """So many steps, waited for once."""
+def _run_on(session: Session, steps: int, mode: str, *looking_in: Watcher) -> list[Sample]:
+    """So many steps, waited for once. looking_in: who sees the first of them."""
     device = session.workload.device
     timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
     with uncollected():
         device.synchronize()
-        for _ in range(steps):
+        for step in range(steps):
             timer.mark(_STEP)
-            session.step(timer)
+            session.step(timer, *(looking_in if step == 0 else ()))
             timer.mark(_STEP)
         queued = time.perf_counter_ns()
         device.synchronize()
@@ -169,21 +190,21 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
 
     Leaves the facts `timing_warmup_steps`, `timing_stopped_by` and `timing_half_width`, the one that was reached.
     """
-    measured, steps = Measured(rule), list[list[Sample]]()
+    measured, steps, cold = Measured(rule), list[list[Sample]](), _cold_steps(session)
     with uncollected():
         while measured.stopped_by is None:
             steps.append(_synced_step(session, "synced", len(steps)))
             measured.add(*_whole(steps[-1]))
     warm_up = measured.warm_up
     session.facts |= {
-        "timing_warmup_steps": _COLD_STEPS + warm_up,
+        "timing_warmup_steps": cold + warm_up,
         "timing_stopped_by": measured.stopped_by,
         "timing_half_width": half_width(measured.steady),
     }
     session.shelf["synced"] = [sample for step in steps[warm_up:] for sample in step if sample.phase == _STEP]
     for number, step in enumerate(steps):
         warming = number < warm_up
-        place = _COLD_STEPS + number if warming else number - warm_up
+        place = cold + number if warming else number - warm_up
         yield from (replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step)
 
 

@@ -21,13 +21,22 @@ from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
 from tasks.prediction.composition import compose
 from tasks.prediction.emulation import GpuFunctions, gpu_emulated
-from tasks.prediction.records import CLOSED_FORM, WITHOUT_EFFECT, Prediction, Request, Verdict, unknown, why_not
+from tasks.prediction.records import (
+    CLOSED_FORM,
+    MARGIN,
+    WITHOUT_EFFECT,
+    Prediction,
+    Request,
+    Verdict,
+    plainly_fits,
+    unknown,
+    why_not,
+)
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import TrainStepParams, build_on
 
 STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
-MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
 
 Predictable = TrainStepParams | AttentionParams
 
@@ -142,10 +151,9 @@ def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
 
 def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
     """Under a cap the allocator gives back what it can before it gives up, so that less may do than it would reserve."""
-    if max(found.reserved for found in peaks.values()) <= cap_bytes:
-        return True
-    if max(found.requested for found in peaks.values()) > cap_bytes:
-        return False
+    reserved, requested = max(found.reserved for found in peaks.values()), max(found.requested for found in peaks.values())
+    if (plain := plainly_fits(reserved, requested, cap_bytes)) is not None:
+        return plain
     try:
         replay(trace, CachingAllocator(cap_bytes), STEADY_STEPS)
     except OutOfMemory:

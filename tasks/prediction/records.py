@@ -16,6 +16,7 @@ VERSION = 4  # to be raised when the prediction of an unchanged cell would come 
 _GIB = 1024**3
 
 AS_EAGER, CLOSED_FORM = "as eager", "closed form"
+MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
 
 Verdict = Literal["fits", "borderline", "oom"]
 
@@ -24,6 +25,11 @@ WITHOUT_EFFECT = (
     "gpu_kind", "seed", "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds",
     "memory_limit_gib", "compile", "compile_mode", "compile_cache",
 )  # fmt: skip
+
+
+def plainly_fits(reserved: float, requested: float, cap_bytes: int) -> bool | None:
+    """Whether an allocator of these peaks comes through under a cap; None where it would first have to give back what it can."""
+    return True if reserved <= cap_bytes else False if requested > cap_bytes else None
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,17 @@ class Prediction:
         """The highest of all phases."""
         found = [s.value for s in self.samples if (s.metric, s.mode) == (metric, mode) and s.value is not None]
         return max(found, default=None)
+
+    def plain_verdict(self, cap_bytes: int) -> Verdict | None:
+        """What the peaks alone say of a cap: that the allocator need give nothing back, or that to give back all would not do."""
+        reserved, requested = (
+            [s.value for s in self.samples if s.metric == metric and s.value is not None]
+            for metric in ("peak_reserved_bytes", "peak_requested_bytes")
+        )
+        if not reserved or not requested:
+            return None
+        low, high = (plainly_fits(max(reserved), max(requested), round(cap_bytes * share)) for share in (1 - MARGIN, 1 + MARGIN))
+        return "fits" if low else "oom" if high is False else None
 
     def as_eager(self) -> Prediction:
         """An upper guess for what is compiled: it may do with less, so that no verdict is `oom`."""

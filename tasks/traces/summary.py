@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 from tasks.harness.records import KernelRow, Sample
 from tasks.traces.attribution import OUTSIDE, Work
 
 _NS_PER_MS = 1e6
+Key = tuple[str, str, str, str, str, str]  # phase, part, kind, how, operator, name
 
 
 def to_rows(works: Iterable[Work], steps: int | None) -> list[KernelRow]:
     """One a kernel, operator, phase and module; the longest total first. `steps`: how many the trace is of, if known."""
-    durations: dict[tuple[str, str, str, str, str, str], list[int]] = defaultdict(list)
+    durations: dict[Key, list[int]] = defaultdict(list)
     for work in works:
         key = (work.phase, work.part, work.kind, str(work.how), work.operator, work.name)
         durations[key].append(work.duration_ns)
-    rows = [
-        KernelRow(
-            *key,
-            steps=steps,
-            count=len(found),
-            total_ns=sum(found),
-            mean_ns=statistics.fmean(found),
-            median_ns=statistics.median(found),
-            min_ns=min(found),
-            max_ns=max(found),
-            sd_ns=statistics.stdev(found) if len(found) > 1 else None,
-        )
-        for key, found in durations.items()
-    ]
+    rows = [_row(key, sorted(found), steps) for key, found in durations.items()]
     return sorted(rows, key=lambda row: -row.total_ns)
+
+
+def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
+    """found: durations in ascending order. Python's `statistics` would do their deviation in fractions, in ten times the time."""
+    count, total_ns = len(found), sum(found)
+    mean_ns = total_ns / count
+    return KernelRow(
+        *key,
+        steps=steps,
+        count=count,
+        total_ns=total_ns,
+        mean_ns=mean_ns,
+        median_ns=(found[(count - 1) // 2] + found[count // 2]) / 2,
+        min_ns=found[0],
+        max_ns=found[-1],
+        sd_ns=math.sqrt(math.fsum((value - mean_ns) ** 2 for value in found) / (count - 1)) if count > 1 else None,
+    )
 
 
 def to_samples(works: Sequence[Work], steps: int | None, on_device: bool) -> Iterator[Sample]:
@@ -90,7 +96,7 @@ def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
     if not works:
         return
     idle_ns = late_ns = 0
-    ordered = sorted(works, key=lambda work: work.start_ns)
+    ordered = sorted(works, key=attrgetter("start_ns"))
     reached_ns = ordered[0].end_ns
     for work in ordered[1:]:
         gap_ns = max(0, work.start_ns - reached_ns)
@@ -110,7 +116,7 @@ def _span_ns(works: Sequence[Work]) -> int:
 def _busy_ns(works: Sequence[Work]) -> int:
     """The union of the intervals: what runs on several streams at once counts once."""
     busy_ns, reached_ns = 0, -1
-    for work in sorted(works, key=lambda work: work.start_ns):
+    for work in sorted(works, key=attrgetter("start_ns")):
         busy_ns += max(0, work.end_ns - max(work.start_ns, reached_ns))
         reached_ns = max(reached_ns, work.end_ns)
     return busy_ns

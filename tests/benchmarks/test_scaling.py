@@ -49,7 +49,8 @@ def test_a_grid_alone_and_together(
     assert [one[0] for one in called] == ["plan", "run", "run"]
     assert [one[-2:] for one in called[1:]] == [["--cpu-cells", "1"], ["--cpu-cells", "2"]]
     said = capsys.readouterr().out
-    assert [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("|")][2:] == ["1", "2"]
+    first = [line.split("|")[1].strip() for line in said.splitlines() if line.startswith("|")]
+    assert [word for word in first if not word.startswith("-")] == 2 * ["at once", "1", "2"]
     assert "a step among others / alone: " in said
     assert "in 2 cells" in said
     assert "0 cells did not end alike in all sweeps" in said
@@ -57,13 +58,20 @@ def test_a_grid_alone_and_together(
 
 def test_speed_up_and_contention(scaling: Any) -> None:
     def swept(places: int, seconds: float, step_ms: float, status: str = "ok") -> Any:
-        return scaling.Swept(places, seconds, seconds - 10, {"a": step_ms, "b": 5.0}, {"a": status, "b": "ok", "c": "oom"})
+        took_s = dict.fromkeys(scaling.TOOK, seconds / 1000)
+        return scaling.Swept(
+            places, seconds, seconds - 10, {"a": step_ms, "b": 5.0}, {"a": status, "b": "ok", "c": "oom"}, took_s
+        )
 
     rounds = [swept(1, 110, 10.0), swept(4, 35, 12.0), swept(1, 130, 10.0), swept(4, 40, 13.0)]
     table = [[word.strip() for word in line.split("|")[1:-1]] for line in scaling.scaling(rounds).splitlines()[2:]]
     assert table == [
         ["1", "120.0", "1.00", "1.00", "110.0", "1.00", "1.00"],
         ["4", "37.5", "3.20", "0.80", "27.5", "4.00", "1.00"],
+    ]
+    assert [line.split()[1::2] for line in scaling.seconds(rounds).splitlines()[2:]] == [
+        ["1", *5 * ["0.12"]],
+        ["4", *5 * ["0.04"]],
     ]
     assert scaling.contention(rounds).splitlines() == [
         "a step among others / alone: 1.125 (1.000 to 1.250) in 2 cells",

@@ -58,6 +58,19 @@ def test_a_table_has_numbers_where_it_prints_nothing_else(run: LoadedRun) -> Non
     assert run.table("attention").empty
 
 
+def test_a_number_of_thousands_is_a_number(run: LoadedRun) -> None:
+    """16 tokens in 11 ms and in 5 are printed as 1,455 and 3,200; beside how a cell ended they are texts without commas."""
+    speeds = run.table("timings").set_index(["context_length", "precision"])["tokens/s"]
+    assert speeds.to_dict() == {(32, "fp32"): "1455", (32, "bf16"): "3200", (64, "fp32"): "OOM", (64, "bf16"): "1455"}
+
+
+def test_a_column_of_thousands_is_a_column_of_numbers(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> None:
+    with Run(tmp_path / "run").opened_for_writing() as writer:
+        writer.write_manifest({"name": "test"})
+        writer.append(make_outcome(), None)
+    assert sweep.load(tmp_path / "run").table("timings")["tokens/s"].tolist() == [1455]
+
+
 def test_what_is_not_there(run: LoadedRun, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table 'precisions'"):
         run.table("precisions")

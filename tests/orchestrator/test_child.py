@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from orchestrator import child
 from orchestrator.attempt import child_environment, execute
-from orchestrator.child import STARTER, PreparedParent, _is_forked
+from orchestrator.child import STARTER, is_forked
 from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
 from tasks.harness.registry import make_cell
 
@@ -36,7 +37,7 @@ def fresh_start() -> Iterator[None]:
 
 def _parent() -> psutil.Process:
     assert STARTER._parent is not None
-    return psutil.Process(STARTER._parent._process.pid)
+    return psutil.Process(STARTER._parent.pid)
 
 
 def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: MakeAttempt) -> None:
@@ -83,9 +84,10 @@ def test_the_parent_has_one_thread_and_no_device(make_attempt: MakeAttempt) -> N
 
 
 def test_another_environment_has_another_parent(make_attempt: MakeAttempt) -> None:
+    """And it is set before torch is there: the config's own wins over what the place gives."""
     execute(make_attempt(1))
     before = _parent()
-    outcome = execute(make_attempt(2, settings={"env": {"OMP_NUM_THREADS": "1"}}))
+    outcome = execute(make_attempt(2, settings={"env": {"OMP_NUM_THREADS": "1"}}), {"OMP_NUM_THREADS": "2"})
     assert outcome.facts["threads"] == 1
     assert _parent() != before
     assert not before.is_running()
@@ -108,18 +110,14 @@ def test_what_is_read_late_may_differ_between_children_of_one_parent(make_attemp
 def test_a_process_is_forked_unless_a_fresh_one_is_asked_for(
     make_attempt: MakeAttempt, device: str, asked: str | None, forked: bool
 ) -> None:
-    assert _is_forked(make_attempt(device=device, settings={"start_method": asked})) is forked
+    assert is_forked(make_attempt(device=device, settings={"start_method": asked})) is forked
 
 
 def test_where_forking_does_not_work_the_process_is_a_fresh_one(
     make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = PreparedParent.__init__
-
-    def on_a_device_that_is_not_there(self: PreparedParent, device: str, *rest: Any) -> None:
-        prepared(self, "cuda:99", *rest)
-
-    monkeypatch.setattr(PreparedParent, "__init__", on_a_device_that_is_not_there)
+    find = child.find_parent
+    monkeypatch.setattr(child, "find_parent", lambda device, *rest: find("cuda:99", *rest))
     attempt = make_attempt()
     outcome = execute(attempt)
     assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
@@ -151,7 +149,7 @@ def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(make_attemp
 
 
 def test_a_parent_that_no_longer_answers_is_replaced(make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.child._ANSWER_S", 2.0)
+    monkeypatch.setattr("orchestrator.child.ANSWER_S", 2.0)
     execute(make_attempt(1))
     stopped = _parent()
     stopped.suspend()
@@ -166,8 +164,8 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_at
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
-        "import os, threading; from orchestrator.child import PreparedParent; from tasks.harness.parent import Preparation;"
-        "parent = PreparedParent('cpu', dict(os.environ), 2);"
+        "import os, threading; from orchestrator.parents import start_parent; from tasks.harness.parent import Preparation;"
+        "parent = start_parent('cpu', dict(os.environ), 2);"
         "threading.Thread(target=parent.prepare, args=(Preparation(compiled=True),)).start()"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)})

@@ -76,11 +76,32 @@ def test_each_error_names_its_line_and_the_nearest_word(old: str, new: str, line
         ("instruments: [timming]", "Did you mean 'timing'?"),
         ("limits: {timeout: 3}", "Did you mean 'timeout_s'?"),
         ("limits: {timeout_s: -1}", "greater than 0"),
+        ("limits: {timeout_s: 1e300}", "less than or equal to 100000000"),
+        ("limits: {host_memory_gib: .inf}", "finite number"),
+        ("limits: {host_memory_gib: 1e300}", "less than or equal to 1000000"),
+        (
+            "    fixed: {memory_limit_gib: 1e300}",
+            "my.yaml:8: grids[0].fixed.memory_limit_gib: Input should be less than or equal to",
+        ),
+        ("    fixed: {seed: 99999999999999999999}", "my.yaml:8: grids[0].fixed.seed: integers must fit in 63 bits"),
+        ("    exclude: [{seed: 99999999999999999999}]", "my.yaml:8: grids[0].exclude[0].seed: integers must fit in 63 bits"),
         ("env: {A: 1}", "valid string"),
+        ("env: {A: x, '': x}", "'' cannot name an environment variable"),
+        ("env:\n  A: x\n  A=B: x", "my.yaml:10: env.A=B: 'A=B' cannot name an environment variable"),
+        ('env: {"A\\0": x}', r"my.yaml:8: env.'A\x00': 'A\x00' cannot name an environment variable"),
+        ('env: {A: "x\\0y"}', "my.yaml:8: env.A: cannot be the value of an environment variable"),
+        ('env: {A: "\\ud800"}', "env.A: cannot be the value of an environment variable"),
+        *((f'results: "{name}"', "my.yaml:8: results: ") for name in ("", " ", "a\\0b", "\\ud800")),
+        ('"lim\\nits": {}', "Did you mean 'limits'?"),
     ],
 )
 def test_what_else_can_be_wrong(more: str, said: str) -> None:
     assert said in complaint(GOOD + more)
+
+
+def test_any_text_may_be_a_value_in_the_environment() -> None:
+    config, _ = parse_config(GOOD + 'env: {A: "", B: "a=b\\nc é"}', "my.yaml")
+    assert config.env == {"A": "", "B": "a=b\nc é"}
 
 
 def test_size_of_another_year() -> None:
@@ -153,8 +174,14 @@ def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> N
     with pytest.raises(ConfigError, match=r"demmo.yaml: cannot be read.*Did you mean"):
         load_config(tmp_path / "demmo.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\xff")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(
+        ConfigError, match=r"latin.yaml: cannot be read: byte 6 is not of UTF-8. A config is text: save it as UTF-8$"
+    ):
         load_config(tmp_path / "latin.yaml")
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be read: File name too long$"):
+        load_config(tmp_path / ("x" * 300))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contention import OneByOne, Placed, cells_beside_others, choose_sample, request_alone, run_and_check
+from orchestrator.contention import OneByOne, Placed, cells_beside_others, request_alone, run_and_check
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.store import Run
 from tasks.harness.records import Attempt, Outcome, Sample, Status
-from tasks.harness.registry import make_cell
-from tests.conftest import FAST
 from tests.orchestrator.test_run import CPU, FakeScheduler, Silent
 
 CONFIG = """
@@ -58,7 +56,7 @@ def beside(attempt: Attempt) -> Outcome:
 
 def go(request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **more: Any) -> tuple[Summary, list[str]]:
     said: list[str] = []
-    means = Means(lambda: scheduler, lambda total, left: Silent(), say=said.append, **more)
+    means = Means(lambda example: scheduler, lambda total, left: Silent(), say=said.append, **more)
     return run_and_check(request, choice or Choice(), means), said
 
 
@@ -87,7 +85,7 @@ def test_a_sample_is_measured_again_alone_and_the_first_rows_stay_as_they_were(
     run_sweep(
         Request(**{**vars(request), "run": Run(untouched)}),
         Choice(),
-        Means(lambda: FakeScheduler(beside), lambda total, left: Silent()),
+        Means(lambda example: FakeScheduler(beside), lambda total, left: Silent()),
     )
     names = ["cell", "attempt", "attempts", "step_ms_median"]
     there, here = (Run(folder).folder / "cells.parquet" for folder in (untouched, request.run.folder))
@@ -148,7 +146,7 @@ def test_what_ran_beside_others_for_less_than_half_its_time_does_not_count(reque
     run_sweep(
         request,
         Choice(),
-        Means(lambda: FakeScheduler(lambda one: measured(one, *begins[length_of(one)])), lambda total, left: Silent()),
+        Means(lambda example: FakeScheduler(lambda one: measured(one, *begins[length_of(one)])), lambda total, left: Silent()),
     )
     placed = cells_beside_others(request)
     counted = {cell.params.values()["context_length"] for cell in request.expansion.cells if cell.id in placed}
@@ -177,15 +175,6 @@ def test_where_nothing_ends_well_alone_there_is_no_ratio(request_of: Callable[..
     summary, said = go(request_of(), FakeScheduler(crashing))
     assert summary.statuses == {Status.OK: 4}
     assert said[-1].startswith("contention: 3 cells did not end well alone")
-
-
-def test_the_sample_is_a_twentieth_at_least_three_and_stays() -> None:
-    cells = [make_cell("train_step", {**FAST, "seed": seed}) for seed in range(200)]
-    assert [len(choose_sample(cells[:count])) for count in (0, 2, 3, 60, 61, 200)] == [0, 2, 3, 3, 4, 10]
-    assert choose_sample(cells) == choose_sample(list(cells))
-    assert choose_sample(cells) != choose_sample(cells, seed=1)
-    assert set(choose_sample(cells[:199])) - set(choose_sample(cells)) <= {cells[-1]}
-    assert choose_sample(cells) == sorted(choose_sample(cells), key=cells.index)
 
 
 def test_alone_the_compilers_cache_of_the_run_is_used(request_of: Callable[..., Request]) -> None:

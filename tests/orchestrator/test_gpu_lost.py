@@ -105,12 +105,13 @@ def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path:
             [sys.executable, "-m", "tests.fallen", fallen, "run", path],
             cwd=tmp_path, env={**os.environ, **environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
+        assert not left_after(tmp_path, 20)
+        assert not list((tmp_path / "ray").glob("sweep-ray-*"))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "measured 8 cells: " in done.stdout
     assert sorted(row[:2] for row in rows(run)) == [("lost", "1"), *[("ok", "0")] * 7]
     (evidence,) = (row[2] for row in rows(run) if row[0] == "lost")
     assert {"nvml": "Unknown Error", "gpu_uuid": "bbbb", "cell_ended_as": "failed", "cell_said": GONE}.items() <= evidence.items()
-    assert not left_after(tmp_path, 20)
 
 
 @pytest.fixture
@@ -118,7 +119,12 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callab
     """The folder in which it is said which of them fall off."""
     from orchestrator import schedulers, supervisor
 
-    for module, name in ((schedulers, "probe_here"), (schedulers, "supervise"), (supervisor, "execute_or_lose")):
+    for module, name in (
+        (schedulers, "probe_here"),
+        (schedulers, "supervise"),
+        (schedulers, "prepare_place"),
+        (supervisor, "execute_or_lose"),
+    ):
         monkeypatch.setattr(module, name, getattr(module, name))
     for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCpuAffinity"):
         monkeypatch.setattr(pynvml, name, getattr(pynvml, name))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.config import parse_config
 from orchestrator.errors import ConfigError
-from orchestrator.grid import Expansion, expand, matches, parse_selection
+from orchestrator.grid import Expansion, choose_sample, expand, matches, parse_selection
 from tasks.harness.cell import Cell
 from tasks.harness.registry import make_cell
 
@@ -63,6 +64,56 @@ def test_an_override_sees_the_defaults() -> None:
     assert set(column(expanded(text), "measured_steps")) == {(7,), (3,)}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "size: mini, context",
+            "size: minni, context",
+            "test.yaml:8: grids[0].exclude[0].size: 'minni' is not allowed. Did you mean",
+        ),
+        ("[32, 64]", '[32, "64"]', "test.yaml:8: grids[0].exclude[0].context_length: Input should be a valid integer"),
+        ("[32, 64]", "0", "greater than or equal to 1"),
+        ("[32, 64]", "null", "valid integer"),
+        ("[32, 64]", "[]", "test.yaml:8: grids[0].exclude[0].context_length: an empty list matches nothing"),
+        ("[32, 64]", "32, pass: forwrad", "Did you mean 'forward'"),
+        ("[32, 64]", "32, half_width: 3.0", "less than 1"),
+        ("[32, 64]", "32, compile_mode: defualt", "Did you mean 'default'"),
+        ("[32, 64]", "32, model_args: [{a: 1}, 1]", "valid dictionary"),
+        ("when: {size: mini}", "when: {size: tinyy}", "test.yaml:9: grids[0].override[0].when.size: 'tinyy' is not allowed. Did"),
+        (
+            "when: {size: mini}",
+            'when: {seed: "0"}',
+            "test.yaml:9: grids[0].override[0].when.seed: Input should be a valid integer",
+        ),
+    ],
+)
+def test_a_clause_that_can_match_nothing(old: str, new: str, said: str) -> None:
+    assert old in TEXT
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        expanded(TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("clause", "left"),
+    [
+        ("size: null", 9),
+        ("memory_limit_gib: [null, 8]", 0),
+        ("warmup_steps: [null, 5], size: [tiny, mini]", 1),
+        ("compile_mode: reduce-overhead", 9),
+        ("model_args: [{a: 1}, {}], size: small", 8),
+        ("pass: [forward, train_step], size: small", 8),
+    ],
+)
+def test_a_clause_may_ask_for_any_value_of_its_axis(clause: str, left: int) -> None:
+    text = TEXT.replace("exclude: [{size: mini, context_length: [32, 64]}]", f"exclude: [{{{clause}}}]")
+    if left == 0:
+        with pytest.raises(ConfigError, match="Every combination is excluded"):
+            expanded(text)
+    else:
+        assert len(expanded(text).cells) == left
+
+
 def test_where_picks() -> None:
     assert column(expanded(wheres=["size=mini|small,compile=eager"]), "size") == [("mini",), ("small",)]
     assert len(expanded(wheres=["task=train_step"]).cells) == 7
@@ -76,6 +127,8 @@ def test_where_picks() -> None:
         (["precison=fp32"], [], "Did you mean 'precision'"),
         (["precision=fp23"], [], "Did you mean 'fp32'"),
         ([], ["sise=xl"], "Did you mean 'size'"),
+        ([], ["size=tiny|minni"], "--where: size: 'minni' is not allowed. Did you mean 'mini'"),
+        ([], ["context_length=16|'32'"], "valid integer"),
         (["precision"], [], "not an assignment"),
         (["precision="], [], "not an assignment"),
         ([], ["=xl"], "not an assignment"),
@@ -136,3 +189,20 @@ def test_a_kind_of_gpu_makes_a_cell_of_its_own_but_not_on_the_cpu() -> None:
 
 def cell_of(**params: Any) -> Cell:
     return make_cell("train_step", {"size": "tiny", **params})
+
+
+def test_a_sample_is_drawn_alike_each_time_and_hardly_changes_with_the_grid() -> None:
+    cells = [make_cell("train_step", {"size": "tiny", "seed": seed}) for seed in range(200)]
+    assert [len(choose_sample(cells[:count], 0.05, fewest=3)) for count in (0, 2, 3, 60, 61, 200)] == [0, 2, 3, 3, 4, 10]
+    drawn = choose_sample(cells, 0.1)
+    assert drawn == choose_sample(reversed(cells), 0.1)[::-1]
+    assert drawn != choose_sample(cells, 0.1, seed=1)
+    assert set(choose_sample(cells[:199], 0.1)) - set(drawn) <= {cells[-1]}
+    assert set(choose_sample(cells, 0.05)) < set(drawn)
+
+
+def test_a_selection_can_ask_for_a_sample_of_what_it_picks() -> None:
+    config, source = parse_config(TEXT, "test.yaml")
+    everything, half = (expand(config, source, parse_selection([], ["size=tiny"], share)).cells for share in (None, 0.5))
+    assert len(half) == len(everything) / 2
+    assert set(half) < set(everything)

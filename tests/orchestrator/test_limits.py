@@ -133,7 +133,7 @@ def request_for(write_config: Callable[..., Path], tmp_path: Path) -> Callable[.
 
 
 def means_with(status: Status = Status.OOM, **largest: int) -> Means:
-    def opened() -> Gpu:
+    def opened(example: Attempt) -> Gpu:
         gpu = Gpu()
         gpu.largest, gpu.status, Gpu.attempts = largest, status, []
         return gpu
@@ -216,7 +216,7 @@ def test_what_is_measured_is_not_measured_again(predicted: Any, request_for: Any
     find_limits(request, CONTEXT, CARD, means_with(tiny=640, mini=700))
     assert Gpu.attempts == [640, 640, 1024, 1024, 768, 768]
     opened: list[int] = []
-    means = replace(means_with(), open_scheduler=lambda: opened.append(1) or Gpu())
+    means = replace(means_with(), open_scheduler=lambda example: opened.append(1) or Gpu())
     found = find_limits(request, CONTEXT, CARD, means)
     assert not opened
     assert [row[-1] for row in text_of(request, found)] == ["confirmed"] * 2

@@ -37,7 +37,7 @@ def a_prediction(gib: float, verdicts: Mapping[int, Verdict] | None = None, how:
     samples = tuple(
         Sample("prediction", f"peak_{kind}_bytes", "bytes", gib * GIB * more, mode, "forward", note=how)
         for mode in ("first", "steady")
-        for kind, more in (("allocated", 1.0), ("reserved", 1.1))
+        for kind, more in (("requested", 1.0), ("allocated", 1.0), ("reserved", 1.1))
     )
     parameters = Sample("prediction", "at_peak_bytes", "bytes", GIB, "steady", "forward", note="parameters")
     return Prediction(how, "", (*samples, parameters), verdicts or {})
@@ -81,7 +81,11 @@ def test_each_need_is_asked_for_once(asked: list[Request]) -> None:
     assert {found[cell.id].how for cell in cells} == {"tracked", "as eager"}
     predict_memory(cells, None, ())
     assert len(asked) == 1
-    predict_memory([cell_of(memory_limit_gib=3.0)], None, ())  # the sizes are known, that verdict is not
+    plain = [cell_of(memory_limit_gib=limit) for limit in (1.9, 3.0)]
+    found = predict_memory(plain, None, ())
+    assert [verdict_of(cell, found[cell.id], None) for cell in plain] == ["oom", "fits"]  # the sizes are known, and say so
+    assert len(asked) == 1
+    predict_memory([cell_of(memory_limit_gib=2.25)], None, ())  # there the allocator must be tried
     assert len(asked) == 2
 
 
@@ -192,7 +196,7 @@ grids:
 
 def a_run(write_config: Callable[..., Path], tmp_path: Path, said: list[str], **means: Any) -> Any:
     request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
-    how = Means(open_scheduler=Measuring, open_display=lambda total, left: Silent(), say=said.append, **means)
+    how = Means(open_scheduler=lambda example: Measuring(), open_display=lambda total, left: Silent(), say=said.append, **means)
     return request, run_sweep(request, Choice(), how)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
+from orchestrator.inspection import describe_status
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
@@ -85,7 +86,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
 
 
 def go(request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **means: Any) -> Summary:
-    return run_sweep(request, choice or Choice(), Means(lambda: scheduler, lambda total, left: Silent(), **means))
+    return run_sweep(request, choice or Choice(), Means(lambda example: scheduler, lambda total, left: Silent(), **means))
 
 
 def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]) -> None:
@@ -429,3 +430,13 @@ def test_where_every_cell_names_its_kind_out_of_memories_are_inferred_on_each(
     scheduler.measure = lambda one: outcome_of(one, Status.OOM if one.cell.params.gpu_kind == "A100" else Status.OK)
     summary = go(request_of(of_kinds("H100", "A100")), scheduler, Choice(infer_oom=True))
     assert summary.statuses == {Status.OK: 2, Status.OOM: 1, Status.OOM_INFERRED: 1}
+
+
+def test_the_status_tells_of_cells_that_the_last_command_left_out(request_of: Callable[..., Request]) -> None:
+    ends = {16: Status.OK, 32: Status.FAILED, 64: Status.OK, 128: Status.OOM}
+    go(request_of(), FakeScheduler(lambda attempt: outcome_of(attempt, ends[attempt.cell.params.values()["context_length"]])))
+    whole = list(describe_status(resolve_again(request_of().run)))
+    assert not any("did not ask for" in line for line in whole)
+    go(request_of(wheres=["context_length=16|256"], sets=["context_length=16,256"]), FakeScheduler(outcome_of))
+    narrowed = list(describe_status(resolve_again(request_of().run)))
+    assert narrowed[:2] == ["     2 ok", "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -199,8 +200,19 @@ def test_a_part_of_another_program_is_named(
     with pytest.raises(RunError, match=r"foreign\.parquet: cannot be read: .*move it away") as caught:
         run.read(table)
     assert said in str(caught.value)
+    assert "to measure its cells anew" in str(caught.value) if table == "attempts" else "with --retry ok" in str(caught.value)
     part.unlink()
     assert len(run.read(table))
+
+
+def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(run: Run, make_outcome: MakeOutcome) -> None:
+    """With the row alone left, its cell would pass for measured."""
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+    (samples,) = (run.folder / "samples").glob("*.parquet")
+    samples.write_bytes(samples.read_bytes()[:-100])
+    with pytest.raises(RunError, match=rf"move it away with .*/attempts/{samples.name} to measure its cell anew"):
+        run.read("samples")
 
 
 def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -> None:
@@ -281,7 +293,12 @@ def in_own_mounts(script: str, tmp_path: Path) -> subprocess.CompletedProcess[st
     if probe.returncode:
         pytest.skip("this machine allows no mount name spaces")
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(root), "SWEEP": f"{sys.executable} -m orchestrator"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "SWEEP": f"{sys.executable} -m orchestrator",
+        "STEPS": f"{sys.executable} -P steps.py",
+    }
     return subprocess.run(
         ["unshare", "-rm", "bash", "-ec", textwrap.dedent(script)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150,
@@ -297,24 +314,44 @@ END
 """
 
 
+# What is typed, line by line: all sweeps in one process, so that their cells come from one prepared parent.
+STEPS = """
+import os, sys
+from click.testing import CliRunner
+from orchestrator.cli import main
+from orchestrator.schedulers import SerialScheduler
+
+SerialScheduler.close = lambda scheduler: None
+for line in sys.stdin:
+    if line.startswith("sweep "):
+        done = CliRunner().invoke(main, line.split()[1:], prog_name="sweep")
+        print(done.output, f"exit {done.exit_code}", sep="", flush=True)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    else:
+        os.system(line)
+"""
+
+
 @pytest.mark.slow
 def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
     done = in_own_mounts(
         CONFIG
         + """
         mkdir r; mount -t tmpfs -o size=200k tmpfs r
-        $SWEEP run c.yaml --out r --scheduler serial --where seed=0
-        dd if=/dev/zero of=r/ballast bs=1k 2> /dev/null || true
-        if $SWEEP run c.yaml --out r --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
-        cat err
-        rm r/ballast; mount -o remount,size=2m r
-        $SWEEP run c.yaml --out r --scheduler serial
-        $SWEEP status r
+        $STEPS <<END
+sweep run c.yaml --out r --scheduler serial --where seed=0
+dd if=/dev/zero of=r/ballast bs=1k 2> /dev/null
+sweep run c.yaml --out r --scheduler serial
+rm r/ballast; mount -o remount,size=2m r
+sweep run c.yaml --out r --scheduler serial
+sweep status r
+END
         """,
         tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "exit 2" in done.stdout
+    assert re.findall(r"^exit (\d)$", done.stdout, re.MULTILINE) == ["0", "2", "0", "0"], done.stdout
     assert "No space left on device. Free some space" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "3 ok" in done.stdout

@@ -107,6 +107,16 @@ def test_the_trace_is_one_file_that_a_person_finds(step: Watched) -> None:
     assert len([event for event in events if event.get("name") == "phase::backward"]) == 1
 
 
+@pytest.mark.parametrize("name", ['with "quotes"', "back\\slash", "new\nline", "ünï ☃"])
+def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    step = watch(folder)
+    assert step[0]
+    assert list(folder.iterdir()) == [trace_of(step)]
+    assert from_json(gzip.decompress(trace_of(step).read_bytes())).phase_totals()
+
+
 def test_a_trace_that_is_too_large_is_dropped_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instrument, "_LARGEST_TRACE_BYTES", 1000)
     params = TrainStepParams.model_validate(SMALL)

@@ -327,6 +327,16 @@ def test_what_is_compiled_is_never_said_to_run_out(compiled: str) -> None:
     assert (prediction.as_eager().how, prediction.as_eager().verdicts) == ("as eager", {2**20: "borderline"})
 
 
+def test_of_a_cap_the_peaks_alone_say_what_the_allocator_would() -> None:
+    caps = tuple(round(2**24 * 1.1**power) for power in range(40))
+    prediction = prediction_of(caps, size="tiny", context_length=64, batch_size=2)
+    plain = {cap: prediction.plain_verdict(cap) for cap in caps}
+    assert {cap: verdict for cap, verdict in plain.items() if verdict} == {
+        cap: verdict for cap, verdict in prediction.verdicts.items() if plain[cap]
+    }
+    assert {"fits", "oom"} <= set(plain.values())
+
+
 def test_answers_and_requests_travel_as_json() -> None:
     request = Request(make_cell("train_step", {"size": "tiny"}), (GIB,), HOPPER, ("/somewhere",))
     assert Request.from_json(request.to_json()) == request

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from itertools import chain, cycle, repeat
 from types import SimpleNamespace
@@ -50,7 +50,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def timed(clock: SimpleNamespace, durations_ms: Iterable[float], device: str = "cuda", **params: Any) -> tuple[Session, Any]:
+def timed(
+    clock: SimpleNamespace, durations_ms: Iterable[float], device: str = "cuda", looking_in: Sequence[Any] = (), **params: Any
+) -> tuple[Session, Any]:
     """A session whose steps take so long, and the durations of its whole steps by mode."""
     left = iter(durations_ms)
 
@@ -60,6 +62,7 @@ def timed(clock: SimpleNamespace, durations_ms: Iterable[float], device: str = "
 
     fake: Any = SimpleNamespace(kind=device, synchronize=lambda: None)
     session = Session(Workload(step, ("forward",), fake, tokens=None), MatmulParams.model_validate(params), Progress())
+    session.on_last_warm_up += looking_in
     samples, facts = list[Sample](), dict[str, Any]()
     for stage in timing.STAGES:
         samples += stage.run(session)
@@ -84,21 +87,34 @@ def test_the_protocol_of_the_write_ups_is_the_default(clock: SimpleNamespace) ->
 
 def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, chain([900.0], cycle([500.0, 501.0, 499.0])), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 2, "synced": 6, "check": 1}
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "check": 1, "synced": 6}
     assert session.facts == {
-        "timing_warmup_steps": 2,
+        "timing_warmup_steps": 1,
         "timing_stopped_by": "half-width",
         "timing_pipelined": "as synced",
         "timing_half_width": pytest.approx(0.002),
     }
 
 
-@pytest.mark.parametrize("running_on_ms", [[270.0], [300.0, 270.0]], ids=["both", "one"])
-def test_steps_that_run_on_are_measured_where_they_take_another_time(clock: SimpleNamespace, running_on_ms: list[float]) -> None:
-    session, taken = timed(clock, chain([900.0], repeat(300.0, 7), running_on_ms, repeat(270.0)), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 2, "synced": 6, "check": 2, "pipelined": 6}
+def test_the_step_that_ran_on_is_held_against_the_synced_ones(clock: SimpleNamespace) -> None:
+    session, taken = timed(clock, chain([700.0], [330.0, 300.0], repeat(300.0)), **ADAPTIVE)
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "check": 2, "synced": 6}  # the last of two
+    assert session.facts["timing_pipelined"] == "as synced"
+
+
+def test_steps_that_run_on_are_measured_where_they_take_another_time(clock: SimpleNamespace) -> None:
+    session, taken = timed(clock, chain([700.0], [300.0, 270.0], repeat(300.0, 6), repeat(270.0)), **ADAPTIVE)
+    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "check": 2, "synced": 6, "pipelined": 6}
     assert taken["pipelined"] == pytest.approx([270.0] * 6)
     assert session.facts["timing_pipelined"] == "measured"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_one_step_of_the_warm_up_is_looked_into(clock: SimpleNamespace, device: str) -> None:
+    seen: list[str] = []
+    watcher = SimpleNamespace(enter=seen.append, leave=seen.append)
+    timed(clock, chain([700.0], repeat(300.0)), device, [watcher], **ADAPTIVE)
+    assert seen == ["forward", "forward"]
 
 
 def test_what_is_not_known_to_the_half_width_is_not_held_against(clock: SimpleNamespace) -> None:
@@ -109,8 +125,8 @@ def test_what_is_not_known_to_the_half_width_is_not_held_against(clock: SimpleNa
 
 
 def test_what_is_not_steady_yet_is_warm_up_and_still_a_sample(clock: SimpleNamespace) -> None:
-    session, taken = timed(clock, chain([900.0, 700.0, 550.0], repeat(500.0)), **ADAPTIVE)
-    assert taken["warmup"] == pytest.approx([900.0, 700.0, 550.0])
+    session, taken = timed(clock, chain([900.0], [700.0], [600.0, 550.0], repeat(500.0)), **ADAPTIVE)
+    assert taken["warmup"] == pytest.approx([900.0, 600.0, 550.0])
     assert taken["synced"] == pytest.approx([500.0] * 6)
     assert session.facts["timing_warmup_steps"] == 3
 

@@ -13,6 +13,7 @@ from model.accounting import forward_flops
 from model.config import SIZES
 from orchestrator.attempt import execute
 from tasks.harness.device import Skip
+from tasks.harness.precision import set_precision
 from tasks.harness.progress import Progress
 from tasks.harness.records import Attempt, Status
 from tasks.harness.stage import Session
@@ -63,6 +64,20 @@ def test_precision_is_read_back(precision: str) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.parametrize(("precision", "override"), [("fp32", "1"), ("tf32", "0")])
+def test_what_the_environment_overrules_is_not_measured(precision: str, override: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    with pytest.raises(RuntimeError, match=f"NVIDIA_TF32_OVERRIDE={override} overrules {precision} in every matrix product"):
+        set_precision(TrainStepParams.model_validate({**TINY, "device": "cuda", "precision": precision}))
+    set_precision(TrainStepParams.model_validate(TINY))  # of no product on the CPU
+
+
+def test_what_was_to_be_compiled_and_was_not_is_no_result(make_attempt: Callable[..., Attempt]) -> None:
+    outcome = execute(make_attempt(compile="blocks", settings={"env": {"TORCHDYNAMO_DISABLE": "1"}}))
+    assert (outcome.status, outcome.stage) == (Status.FAILED, "compile")
+    assert "compiled nothing: unset TORCHDYNAMO_DISABLE=1" in outcome.evidence["message"]
+
+
 def test_training_learns(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step is a real one: over the same batch the loss falls."""
     losses: list[float] = []
@@ -102,13 +117,21 @@ def test_same_seed_same_numbers() -> None:
         ({"size": "10B"}, "not of 2025"),
         ({"size": "2.7B", "year": 2026}, "not of 2026"),
         ({"measured_steps": 0}, "greater than or equal to 1"),
-        ({"memory_limit_gib": 0}, "greater than 0"),
+        ({"memory_limit_gib": 0}, "greater than or equal to 0.00195"),
+        ({"memory_limit_gib": 1e-300}, "greater than or equal to 0.00195"),
+        ({"memory_limit_gib": 1e300}, "less than or equal to 1000000"),
         ({"precision": "fp8"}, "Input should be"),
+        *(({axis: 2**63}, f"{axis}\n.*must fit in 63 bits") for axis in ("seed", "batch_size", "measured_steps", "vocab_size")),
+        ({"timing": "adaptive", "most_seconds": float("inf")}, "finite number"),
     ],
 )
 def test_parameters_that_cannot_be(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         TrainStepParams.model_validate({**TINY, **wrong})
+
+
+def test_the_largest_integer_there_is() -> None:
+    assert TrainStepParams.model_validate({**TINY, "seed": 2**63 - 1}).seed == 2**63 - 1
 
 
 def test_blocks_need_blocks() -> None:

@@ -105,15 +105,16 @@ def with_allocations(results: Results) -> pd.DataFrame:
     if "snapshot_peak_allocated_bytes" not in cells:
         return cells.iloc[:0]
 
-    def sizes(rows: pd.DataFrame) -> Lookup:
-        single = rows[rows["count"].notna() & (rows["moment"] == "peak")]
+    def sizes(single: pd.DataFrame) -> Lookup:
         found: dict[Hashable, list[float]] = {"": _largest(single)}
         for word, (roles, part) in _ALLOCATED.items():
             of_part = single["role"].isin(roles) & ((single["part"] == part) if part else True)
             found[word] = _largest(single[of_part])
         return found
 
-    return _beside(cells[cells["snapshot_peak_allocated_bytes"].notna()], results.allocations(), _SIZES, sizes)
+    rows = results.allocations()[["cell", "moment", "count", "role", "part", "size_bytes"]]
+    single = rows[rows["count"].notna() & (rows["moment"] == "peak")]
+    return _beside(cells[cells["snapshot_peak_allocated_bytes"].notna()], single, _SIZES, sizes)
 
 
 def ours_allocation(number: Number, row: Row) -> float | None:

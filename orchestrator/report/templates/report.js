@@ -154,9 +154,9 @@ function definitions(values) {
   return list;
 }
 
-function named([place, line]) {
+function named([place, values]) {
   const [name, unit] = SERIES[place];
-  return { name, unit, values: line.split(",").map((text) => (text === "" ? null : Number(text))) };
+  return { name, unit, values };
 }
 
 function samplesTable(samples) {

@@ -171,12 +171,12 @@ def test_what_lives_when_is_a_picture(results_of: Callable[..., Results], make_o
     assert figure.png.startswith(b"\x89PNG")
     (data,) = figure.spec["datasets"].values()
     rows = pd.DataFrame(data)
-    assert sorted(rows["panel"].unique()) == ["tiny · 16 · forward", "tiny · 16 · train_step"]
-    moments = rows[(rows["panel"] == "tiny · 16 · train_step") & rows["at_ms"].notna()]
+    assert sorted(rows["panel"].unique()) == ["forward", "train_step"]
+    moments = rows[(rows["panel"] == "train_step") & rows["at_ms"].notna()]
     assert moments["at_ms"].tolist() == [0.0, 0.001, 2.0]  # of two at one place the higher
     assert moments["activations"].tolist() == [2.0, 6.0, 8.0]
     begins = rows[rows["begin_ms"].notna()].set_index(["panel", "phase"])["begin_ms"].to_dict()
-    assert begins["tiny · 16 · train_step", "backward"] == 2.0
+    assert begins["train_step", "backward"] == 2.0
     for phase in ("forward", "backward"):
         assert f">{phase}</text>" in figure.svg
 

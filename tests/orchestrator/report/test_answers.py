@@ -54,6 +54,23 @@ def test_variability_needs_two_numbers_of_warm_up_steps() -> None:
     ]  # fmt: skip
 
 
+def test_variability_is_of_the_same_cells_with_and_without_warm_up() -> None:
+    """Not of many cells with it against others without; nor is that of one that has no counterpart."""
+    without = cell(warmup_steps=0, step_synced_ms_sd=5.0)
+    others = [cell(warmup_steps=5, size=size, step_synced_ms_sd=8.0) for size in ("medium", "large", "xl")]
+    question = "How much does a step vary, with and without warm-up?"
+    assert question not in said(without, *others)
+    assert said(without, *others, cell(warmup_steps=5), cell(warmup_steps=10, size="2.7B"))[question] == (
+        "warmup_steps=0: a step varies by 50.0% (std/mean, one cell)",
+        "warmup_steps=5: a step varies by 1.0% (std/mean, one cell)",
+    )
+    large = [cell(warmup_steps=steps, size="large", step_synced_ms_sd=2.0) for steps in (0, 5)]
+    assert said(without, cell(warmup_steps=5), *large)[question] == (
+        "warmup_steps=0: a step varies by 35.0% (std/mean, median of the same 2 cells)",
+        "warmup_steps=5: a step varies by 10.5% (std/mean, median of the same 2 cells)",
+    )
+
+
 @pytest.mark.parametrize(
     ("bf16_ms", "sentence"),
     [

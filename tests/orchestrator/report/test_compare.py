@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of
+from orchestrator.report.frames import load_results
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
 from tasks.harness.records import Outcome, Sample, Status
@@ -102,6 +105,7 @@ CALM = Noise(0.001, 20)
         (Side((10.0,), 9.0, 11.0), Side((10.5,), 9.5, 11.5), Verdict.AMBIGUOUS, "the intervals overlap"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((11.0,), 10.9, 11.1, 1800), Verdict.AMBIGUOUS, "the clock: 1980 → 1800 MHz"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((12.0,), 11.9, 12.1, 1800), Verdict.SLOWER, ""),  # in cycles as well
+        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waits=True), Verdict.SLOWER, "it waits for its host"),
     ],
 )
 def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
@@ -147,12 +151,53 @@ def test_two_cells_of_one_run(runs: tuple[Run, Run], make_outcome: MakeOutcome) 
     assert (comparison.verdict, round(comparison.ratio, 2)) == (Verdict.SLOWER, 2.0)
 
 
+def test_of_two_cells_both_are_named(tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]) -> None:
+    """Also where the run of one of them varies nothing."""
+    one, other = make_outcome(context_length=8), make_outcome(context_length=16, precision="bf16")
+    a, b = write(tmp_path / "a", one), write(tmp_path / "b", other, make_outcome(context_length=32))
+    done = sweep_here("compare", f"{a.folder}:{one.attempt.cell.id}", f"{b.folder}:{other.attempt.cell.id}")
+    assert "precision: fp32 → bf16\ncontext_length: 8 → 16\n" in done.stdout
+    assert re.search(r"^\| train_step size=tiny context_length=8 → 16 precision=fp32 → bf16 +\|", done.stdout, re.MULTILINE)
+    assert "only one of them measured" not in done.stdout
+
+
 def test_a_pipelined_step_counts_before_a_synced_one(tmp_path: Path, make_outcome: MakeOutcome) -> None:
     outcome = make_outcome(step_ms=(10.0, 10.0, 10.0))
     pipelined = tuple(Sample("timing", "duration", "ms", 7.0, "pipelined", "step", step) for step in range(3))
     both = Outcome(**{**vars(outcome), "samples": (*outcome.samples, *pipelined)})
     (comparison,) = compare(*[write(tmp_path / "a", both)] * 2).comparisons
     assert comparison.before.ms == pytest.approx(7.0)
+
+
+def queued(outcome: Outcome, step_ms: float, lead_ms: float) -> Outcome:
+    """With steps that ran on, the host so far ahead of them."""
+    values = [("duration", step_ms)] * 6 + [("lead", lead_ms)] * 6
+    samples = [Sample("timing", metric, "ms", ms, "pipelined", "step", step % 6) for step, (metric, ms) in enumerate(values)]
+    return replace(outcome, samples=(*outcome.samples, *samples))
+
+
+def test_what_waits_for_its_host_is_said_where_it_differs(
+    tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
+) -> None:
+    waiting, ahead = make_outcome(), make_outcome(batch_size=2)
+    before = write(tmp_path / "a", queued(waiting, 10.0, 0.9), queued(ahead, 10.0, 1.3))
+    after = write(tmp_path / "b", queued(waiting, 12.0, 0.9), queued(ahead, 12.0, 1.3))
+    waits = load_results(before).cells.set_index("batch_size")["waits_for_host"]
+    assert waits.to_dict() == {waiting.attempt.cell.params.values()["batch_size"]: True, 2: False}
+    done = sweep_here("compare", before.folder, after.folder)
+    assert done.stdout.count("SLOWER: it waits for its host") == 1
+    assert "1 of the 2 that differ wait for their host" in done.stdout
+
+
+def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    """Of the last of them: before the first the host was at its start."""
+
+    def checked(outcome: Outcome, *lead_ms: float) -> Outcome:
+        samples = [Sample("timing", "lead", "ms", ms, "check", "step", step) for step, ms in enumerate(lead_ms)]
+        return replace(outcome, samples=(*outcome.samples, *samples))
+
+    run = write(tmp_path / "a", checked(make_outcome(), 9.0, 0.1), checked(make_outcome(batch_size=2), 0.1, 9.0))
+    assert load_results(run).cells.set_index("batch_size")["waits_for_host"].sort_index().to_dict() == {1: True, 2: False}
 
 
 def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], sweep_here: Callable[..., Result]) -> None:
@@ -169,7 +214,7 @@ def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("a", "nowhere"), "results/nowhere: holds no run"),
+        (("a", "nowhere"), ": nowhere: holds no run"),
         (("a:zzzz", "b:zzzz"), "a: no measured cells begin with 'zzzz'"),
         (("a:zzzz", "b"), "one is a run and the other a cell"),
         (("a", "b", "--threshold", "much"), "is not a percentage"),

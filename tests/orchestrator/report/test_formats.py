@@ -10,6 +10,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,8 @@ import pytest
 
 from orchestrator.report.formats import FORMATS, files_of, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.render import Page, lay_out, written_out
+from orchestrator.report.latex import to_ascii_latex
+from orchestrator.report.render import MOST_ROWS, Page, lay_out, written_out
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
 from tasks.harness.records import Outcome, Status
@@ -57,9 +59,26 @@ def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
     assert {name for name, _ in files_of(pages)} == {f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS}
 
 
-def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
+def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it(pages: list[Page], ugly: Page) -> None:
     for page in (*pages, ugly):
-        assert list(csv.reader(io.StringIO(to_csv(page), newline=""))) == [page.header, *page.rows]
+        printed, written = to_markdown(page).splitlines(), FORMATS["md"](page).splitlines()
+        for aligned, compact in zip(printed, written, strict=True):
+            rule = re.fullmatch(r"[|:-]+", compact)
+            assert rule or re.sub(" +", " ", aligned) == re.sub(" +", " ", compact)
+    assert len(FORMATS["md"](ugly)) < len(to_markdown(ugly))
+
+
+def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
+    """But for the commas between thousands, and for no others."""
+    grouped = 0
+    for page in (*pages, replace(ugly, rows=[*ugly.rows, ["1,2", "12,34 ± 1,000"]])):
+        header, *rows = csv.reader(io.StringIO(to_csv(page), newline=""))
+        assert header == page.header
+        for read, printed in zip(chain(*rows), chain(*page.rows), strict=True):
+            is_grouped = re.fullmatch(r"\d+,\d{3}", printed) is not None
+            assert read == (printed.replace(",", "") if is_grouped else printed)
+            grouped += is_grouped
+    assert grouped > 0
 
 
 def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
@@ -118,11 +137,51 @@ def test_typst_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
         assert typst.compile(str(tmp_path / "table.typ")).startswith(b"%PDF")
 
 
-def test_latex_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
+def test_latex_has_ascii_alone_whatever_it_shows() -> None:
+    """What a table prints, what a host or a model may be called, and what no font of LaTeX's has."""
+    assert to_ascii_latex("≈ 2.0× ± 0.1 – …") == (
+        r"\ensuremath{\approx} 2.0\ensuremath{\times} \ensuremath{\pm} 0.1 \textendash{} \ldots{}"
+    )
+    assert to_ascii_latex("8 → 16 · µs ≤ √n ≥ n²") == (
+        r"8 \ensuremath{\rightarrow} 16 \ensuremath{\cdot} \ensuremath{\mu}s \ensuremath{\leq} \ensuremath{\surd}n "
+        r"\ensuremath{\geq} n\ensuremath{^2}"
+    )
+    assert to_ascii_latex("Größe façade Ångström ﬁ ½ e\u0301") == (
+        r"Gr\"{o}\ss{}e fa\c{c}ade \r{A}ngstr\"{o}m fi 1/2 " + r"\'{e}"
+    )
+    assert to_ascii_latex("中文 🙂 --flag | `x`") == r"?? ? -{-}flag \ensuremath{|} \`{}x\`{}"
+    assert all(to_ascii_latex(chr(code)).isascii() for code in range(0x20, 0x30000))
+
+
+def test_every_table_in_latex_is_ascii_and_says_what_it_needs(every_page: list[Page], ugly: Page) -> None:
+    for page in (*every_page, ugly, long(ugly)):
+        text = to_latex(page)
+        assert text.isascii()
+        needs = "booktabs,graphicx,longtable" if r"\begin{longtable}" in text else "booktabs,graphicx"
+        assert text.startswith(rf"% needs \usepackage{{{needs}}}" + "\n")
+
+
+def test_what_fills_more_than_a_page_of_latex_goes_on_over_the_next(ugly: Page) -> None:
+    assert r"\begin{tabular}" in to_latex(replace(ugly, rows=ugly.rows[:1] * MOST_ROWS))
+    assert r"\begin{longtable}" in to_latex(replace(ugly, rows=ugly.rows[:1] * (MOST_ROWS + 1)))
+
+
+def long(page: Page) -> Page:
+    return replace(page, rows=page.rows * MOST_ROWS)
+
+
+def test_latex_compiles_and_fits(every_page: list[Page], ugly: Page, tmp_path: Path) -> None:
+    """With the packages that it names and no others, whatever stands at the beginning of a row."""
     compiler = shutil.which("pdflatex")
     if compiler is None:
         pytest.skip("needs pdflatex")
-    begin = "\\documentclass{article}\\usepackage[T1]{fontenc}\\usepackage{booktabs,textcomp}\\begin{document}\n"
-    (tmp_path / "all.tex").write_text(begin + "\n".join(map(to_latex, (*pages, ugly))) + "\\end{document}\n")
-    done = subprocess.run([compiler, "-halt-on-error", "all.tex"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:]
+    strange = replace(ugly, rows=[["[1]", "*"], ["*", "≈ 中 ½ ä ḥ ÿ ™"], ["[", "]"]])
+    wide = replace(ugly, header=[f"column {place}" for place in range(24)], rows=[["12.34 ± 0.56"] * 24])
+    shown = (*every_page, ugly, strange, wide, long(strange), long(wide))
+    begin = "\\documentclass{article}\\usepackage{booktabs,graphicx,longtable}\\begin{document}\n"
+    text = "\\clearpage\n".join(map(to_latex, shown))
+    (tmp_path / "all.tex").write_text(begin + text + "\\end{document}\n")
+    for _ in range(2):  # how wide the columns of a longtable are, the second time knows
+        done = subprocess.run([compiler, "-halt-on-error", "all.tex"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull \\hbox" not in done.stdout

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import orchestrator
 from orchestrator.artifacts import read_artifacts
 from orchestrator.report.answers import answers
 from orchestrator.report.details import read_details
@@ -148,7 +149,7 @@ def test_a_cell_says_all_that_is_known_of_it(run: Run) -> None:
         cell for cell in cells if cell["parameters"]["context_length"] == "64" and cell["parameters"]["precision"] == "fp32"
     )
     series = Outline(page_of(run)).series
-    assert [series.index(["timing synced step duration", "ms"]), "1000,1001,1002"] in slowest["samples"]
+    assert [series.index(["timing synced step duration", "ms"]), [1000, 1001, 1002]] in slowest["samples"]
     assert slowest["by_hand"] == ""
 
 
@@ -233,6 +234,19 @@ def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path
     command = [sys.executable, "-c", program, *(word.format(run=run) for word in words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("ended", [None, Status.OOM, Status.LOST])
+def test_where_no_cell_is_finished_it_says_so(ended: Status | None, tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    with Run(tmp_path / "run").opened_for_writing() as writer:
+        writer.write_manifest({"name": "begun"})
+        if ended is not None:
+            writer.append(make_outcome(ended), None)
+    text = page_of(Run(tmp_path / "run"), with_figures=True)
+    assert ("Nothing measured yet" in text) is (ended is None)
+    assert 'href="#chart-' not in text  # nor one that could not be drawn
+    assert ("What did not end well" in text) is (ended is not None)
+    assert orchestrator.load(tmp_path / "run").kernels.empty
 
 
 def test_a_torn_part_is_one_line(run: Run, sweep: Callable[..., Any]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from orchestrator.errors import ConfigError
 from orchestrator.report import gpus
+from orchestrator.report.derive import TOOK
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.render import lay_out, provenance, to_markdown
@@ -85,6 +86,38 @@ def test_the_numbers_are_those_of_the_samples(results_of: Callable[..., Results]
     assert row["forward_ms_median"] == statistics.median(steps) / 4
     assert row["tokens_per_s"] == pytest.approx(1000 / (statistics.median(steps) / 1e3))
     assert row["achieved_tflops"] == pytest.approx(3e9 / (statistics.median(steps) / 1e3) / 1e12)
+
+
+def test_that_a_cell_was_measured_more_than_once_is_said(results_of: Callable[..., Results]) -> None:
+    """Not of one that was tried again because it had failed."""
+    once = results_of(outcome(status=Status.CRASHED), outcome(number=2))
+    assert (once.cells["attempts"].item(), once.cells["repetitions"].item()) == (2, 1)
+    assert "times measured" not in provenance(once)
+    again = results_of(outcome([20.0], number=3))
+    assert "the last of up to 2 times measured" in provenance(again)
+    assert again.cells["step_ms_median"].item() == 20.0
+
+
+def test_the_seconds_of_an_attempt_are_told_apart(results_of: Callable[..., Results]) -> None:
+    """Of one that an older program measured nothing is known."""
+    stages = {
+        "start": 0.125,
+        "build": 0.25,
+        "warm-up": 0.5,
+        "timing synced": 0.75,
+        "memory": 0.125,
+        "kernels": 0.5,
+        "process": 0.25,
+    }
+    made = outcome()
+    results = results_of(replace(made, facts={**made.facts, "stage_s": stages}), outcome(seed=1))
+    told = table(results, "took")
+    assert list(told.iloc[0])[-6:] == ["2.50", "0.25", "0.38", "0.50", "0.75", "0.62"]
+    assert len(told) == 1
+    columns = [f"took_{what}_s" for what in TOOK]
+    cells = results.cells.set_index("seed")
+    assert cells.loc[0, columns].sum() == 2.5
+    assert cells.loc[1, columns].isna().all()
 
 
 def test_the_whole_step_is_pipelined_where_there_is_such(results_of: Callable[..., Results]) -> None:
@@ -328,6 +361,14 @@ def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(results_of: 
     assert "· adaptive steps ·" in provenance(replace(results, cells=results.cells[results.cells["timing"] == "adaptive"]))
 
 
+def test_what_is_of_medians_beside_means_is_said(results_of: Callable[..., Results]) -> None:
+    """A thousand tokens: the mean of 21.5 ms has a slow step in it, the median of 10 has not."""
+    (page,) = lay_out(results_of(outcome(step_ms=(10.0, 10.0, 10.0, 56.0))), ["timings"])
+    shown = dict(zip(page.header, page.rows[0], strict=True))
+    assert (shown["total"].split()[0], shown["tokens/s"]) == ("21.50", "100,000")
+    assert "Backward / forward and tokens/s are of the medians" in page.table.read
+
+
 def test_growth(results_of: Callable[..., Results]) -> None:
     results = results_of(*(outcome([ms], context_length=n) for n, ms in ((128, 10.0), (256, 20.0), (512, 80.0))))
     assert list(table(results, "scaling")["exponent of step ms"]) == ["–", "1.00", "2.00"]
@@ -360,6 +401,9 @@ def test_a_table_of_axes_alone_is_left_out(results_of: Callable[..., Results]) -
 def test_unknown_table(results_of: Callable[..., Results]) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'timings'"):
         lay_out(results_of(), ["timing"])
+    with pytest.raises(ConfigError, match=r"no table 'nope'\. There are: timings, phases, ") as far:  # nowhere near `compile`
+        lay_out(results_of(), ["nope"])
+    assert "Did you mean" not in str(far.value)
 
 
 def test_names_of_tables_are_unique() -> None:

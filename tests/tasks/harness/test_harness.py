@@ -3,12 +3,22 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.__main__ import _measure
-from tasks.harness.device import asked_bytes, backend_refused, device_refused, host_refused
+from tasks.__main__ import _describe, _measure
+from tasks.harness.device import (
+    VECTOR_MATH,
+    asked_bytes,
+    backend_refused,
+    device_refused,
+    host_refused,
+    open_device,
+    thread_refused,
+)
 from tasks.harness.environment import fingerprint, probe
 from tasks.harness.journal import Journal
 from tasks.harness.progress import Progress, read_phase
@@ -64,6 +74,32 @@ def test_a_backend_that_has_no_kernel(error: BaseException, refused: bool) -> No
 )
 def test_refusals(error: BaseException, device: bool, host: bool, asked: int | None) -> None:
     assert (device_refused(error), host_refused(error), asked_bytes(error)) == (device, host, asked)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Resource temporarily unavailable"),
+        BlockingIOError(11, "Resource temporarily unavailable"),
+        RuntimeError("can't start new thread"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("params", "status"),
+    [
+        ({"memory_limit_gib": 1.0}, Status.OOM),
+        ({"memory_limit_gib": None}, Status.FAILED),
+        ({"memory_limit_gib": 1.0, "device": "cuda"}, Status.FAILED),
+    ],
+)
+def test_a_thread_that_cannot_begin_is_the_doing_of_a_cap_on_the_host(
+    error: BaseException, params: dict[str, Any], status: Status
+) -> None:
+    cell = make_cell("train_step", {"device": "cpu", "size": "tiny", **params})
+    ending = _describe(Attempt(cell, 1, "/nowhere", Settings()), error, {})
+    assert ending.status is status
+    assert ending.evidence["message"] == str(error)
+    assert not thread_refused(ValueError("Resource temporarily unavailable"))
 
 
 def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
@@ -156,3 +192,19 @@ def test_fingerprints() -> None:
     assert set(cpu) == {"python", "torch", "cpu", "cores"}
     gpu = fingerprint({**found, "gpu": "Test GPU"})
     assert set(gpu) == {"python", "torch", "cuda", "driver", "gpu"}
+
+
+def test_the_cpu_is_opened_with_each_vector_function_called_once_by_one_thread() -> None:
+    """One element is never shared out over threads."""
+    seen: set[tuple[str, torch.dtype, int]] = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if args and isinstance(args[0], torch.Tensor):
+                seen.add((function.overloadpacket.__name__, args[0].dtype, args[0].numel()))
+            return function(*args, **(kwargs or {}))
+
+    with Watch():
+        open_device("cpu")
+    assert seen >= {(name, dtype, 1) for name in VECTOR_MATH for dtype in (torch.float32, torch.float64)}
+    assert {"exp", "sqrt", "erf", "tanh", "sin", "cos", "log"} <= set(VECTOR_MATH)  # what Transformers are made of

@@ -21,6 +21,7 @@ from orchestrator.report.details import Details
 from orchestrator.report.formats import FORMATS, to_csv, to_latex, to_markdown, to_typst
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.html import to_html
+from orchestrator.report.latex import to_ascii_latex
 from orchestrator.report.plots import Drawing
 from orchestrator.report.published.devices import devices
 from orchestrator.report.published.tables import against
@@ -173,7 +174,8 @@ def test_every_format_says_the_same(run: Run) -> None:
     timings = page(load_results(run), "against-timings")
     for form in FORMATS.values():
         text = form(timings)
-        assert all(number in text for title in ("ours ms", "theirs ms", "ours / theirs") for number in column(timings, title))
+        numbers = [number for title in ("ours ms", "theirs ms", "ours / theirs") for number in column(timings, title)]
+        assert all((to_ascii_latex(number) if form is to_latex else number) in text for number in numbers)
     assert "\n1. The unit is not said" in to_markdown(timings)
     assert r"\footnotesize 1. The unit is not said" in to_latex(timings)
     assert '#enum("The unit is not said' in to_typst(timings)

@@ -1,0 +1,97 @@
+"""What is kept of earlier runs, though this one would measure it otherwise: that is said, or refused, and never silent."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.config import SweepConfig
+from orchestrator.errors import RunMismatch
+from orchestrator.plan import Plan
+from orchestrator.store import Run
+from tasks.harness.records import Status
+from tasks.harness.source import source_digest
+
+_AGAIN = "`--retry ok` measures them again"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How a cell was measured that this run leaves as it is. None of what an older program did not write down."""
+
+    commit: str | None
+    instruments: frozenset[str] | None
+    env: Mapping[str, str] | None
+    model: str | None = None
+    model_source: str | None = None
+
+
+def how_asked(config: SweepConfig) -> dict[str, Any]:
+    """The facts of a row that say how it was asked for."""
+    return {"env": dict(config.env), "instruments": list(config.instruments)}
+
+
+def read_kept(run: Run, plan: Plan) -> list[Kept]:
+    """Of each cell that was measured and is not to be measured again, its latest success."""
+    known = plan.history
+    cells = [one.cell for one in plan.decisions if not one.times]
+    left = {cell.id: cell for cell in cells if cell.id in known and known[cell.id].successes}
+    if not left:
+        return []
+    latest: dict[str, tuple[int, str | None, str]] = {}
+    for cell, number, status, commit, facts in run.rows("attempts", ["cell", "attempt", "status", "commit", "facts"]):
+        if cell in left and status == Status.OK and number >= latest.get(cell, (0,))[0]:
+            latest[cell] = number, commit, facts
+    models = {cell.id: getattr(cell.params, "model", None) for cell in left.values()}
+    return [_kept(commit, json.loads(facts), models[cell]) for cell, (_, commit, facts) in latest.items()]
+
+
+def _kept(commit: str | None, facts: Mapping[str, Any], model: str | None) -> Kept:
+    instruments = facts.get("instruments")
+    asked = None if instruments is None else frozenset(instruments)
+    return Kept(commit, asked, facts.get("env"), model, facts.get("model_source"))
+
+
+def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, import_paths: Sequence[str]) -> Iterator[str]:
+    """A line for each way in which kept cells differ from those that would be measured now."""
+    lacking = Counter(
+        ", ".join(sorted(missing))
+        for one in kept
+        if one.instruments is not None and (missing := frozenset(config.instruments) - one.instruments)
+    )
+    for names, count in lacking.items():
+        yield f"{_cells(count)} kept as measured, without {names}: {_AGAIN}"
+    others = Counter(one.commit for one in kept if one.commit and commit and one.commit != commit)
+    for other, count in others.items():
+        yield f"{_cells(count)} kept as measured by commit {other} (here {commit}): {_AGAIN}"
+    now = {model: source_digest(model, [*sys.path, *import_paths]) for model in {one.model for one in kept if one.model}}
+    others_of = [one.model for one in kept if one.model and one.model_source and now[one.model] not in (None, one.model_source)]
+    for model, count in Counter(others_of).items():
+        yield f"{_cells(count)} kept as measured with another source of {model}: {_AGAIN}"
+    for env, count in _other_envs(kept, config).items():
+        yield f"{_cells(count)} kept as measured with env {env} (here {_told(config.env)}): {_AGAIN}"
+
+
+def require_same_env(run: Run, kept: list[Kept], config: SweepConfig) -> None:
+    """Rows of one folder stand in one table. Raises RunMismatch."""
+    for env in _other_envs(kept, config):
+        raise RunMismatch(
+            f"{run}: holds results measured with env {env} (here {_told(config.env)})",
+            "Name another folder with --out, measure them again with --retry ok, or add --mixed to keep both in one",
+        )
+
+
+def _other_envs(kept: list[Kept], config: SweepConfig) -> Counter[str]:
+    return Counter(_told(one.env) for one in kept if one.env is not None and dict(one.env) != dict(config.env))
+
+
+def _told(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in sorted(env.items())) or "of no variables"
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'s are' if count > 1 else ' is'}"

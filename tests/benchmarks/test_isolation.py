@@ -1,0 +1,61 @@
+"""The benchmark of isolation: which cells are shown in fresh processes, and what each way is held against."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from tests.conftest import FAST, ROOT
+
+CELLS = [{"context_length": length} for length in range(50)]
+
+
+@pytest.fixture
+def isolation(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return import_module("isolation")
+
+
+def test_some_cells_are_drawn_the_same_ones_each_time_in_their_order(isolation: Any) -> None:
+    assert isolation.drawn(CELLS, None) == isolation.drawn(CELLS, 50) == CELLS
+    drawn = isolation.drawn(CELLS, 10)
+    assert len(drawn) == 10
+    assert drawn == isolation.drawn(CELLS, 10) == sorted(drawn, key=CELLS.index)
+
+
+def test_each_way_is_held_against_the_loop_over_the_same_cells(
+    isolation: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    looped = {number: isolation.Looped(1.0 + number, 0.5) for number in range(50)}
+    clock = iter([0.0, 100.0, 100.0, 150.0, 150.0, 210.0])
+    monkeypatch.setattr(isolation, "cells_of", lambda *asked: CELLS)
+    monkeypatch.setattr(isolation.time, "monotonic", lambda: next(clock))
+    ways = {
+        "loop": lambda cells, command: [looped[cell["context_length"]] for cell in cells],
+        "sweep": lambda cells, command: [],
+        "processes": lambda cells, command: [looped[cell["context_length"]] for cell in cells],
+    }
+    monkeypatch.setattr(isolation, "WAYS", ways)
+    monkeypatch.setattr(sys, "argv", ["isolation.py", "any.yaml", "--ways", "loop,sweep,processes", "--fresh", "2"])
+    isolation.main()
+    rows = [[word.strip() for word in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    own = sum(1.0 + cell["context_length"] for cell in isolation.drawn(CELLS, 2))
+    assert {row[0]: row[1:] for row in rows[2:]} == {
+        "loop": ["50", "100.00", "2.00", "1.00"],
+        "loop, but for what runs on": ["50", "75.00", "1.50", "0.75"],
+        "loop, of those in fresh processes": ["2", f"{own:.2f}", f"{own / 2:.2f}", "1.00"],
+        "sweep": ["50", "50.00", "1.00", "0.50"],
+        "processes": ["2", "60.00", "30.00", f"{60 / own:.2f}"],
+        "processes, but for what runs on": ["2", "59.00", "29.50", f"{59 / own:.2f}"],
+    }
+
+
+def test_the_loop_says_what_each_cell_took(isolation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plain_loop.plain_loop", lambda cell: {"step": [1000.0, 2000.0]}, raising=False)
+    found = isolation.loop([dict(FAST), dict(FAST)])
+    assert [one.running_on_s for one in found] == [3.0, 3.0]
+    assert json.loads(json.dumps(found)) == [list(one) for one in found]

@@ -1,0 +1,96 @@
+"""What is typed: options that cannot be are refused in one line, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from tests.conftest import ROOT, sweep_command
+
+CONFIG = "name: test\ngrids: [{task: train_step, fixed: {size: tiny, device: cpu}}]"
+HUGE = "9" * 400
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        *((("publish", "run", "--out", "new", "--limit-mb", size), "--limit-mb") for size in ("nan", "inf", "1e400", "-1", "x")),
+        *((("compare", "a", "b", "--threshold", share), "--threshold") for share in ("nan%", "inf", "3", HUGE + "%")),
+        *((("plan", "c.yaml", "--sample", share), "--sample") for share in ("nan%", "inf%", "-1%", "0%", "0.0%", HUGE + "%")),
+        *(
+            (("run", "c.yaml", "--time-limit", limit), "--time-limit")
+            for limit in ("nan", "inf", "-1", "1e3", HUGE + "h", "9" * 11)
+        ),
+    ],
+)
+def test_a_number_that_cannot_be(words: tuple[str, ...], said: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    ended = sweep_here(*words)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"sweep: {said} ")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+@pytest.mark.parametrize("option", ["--granularity", "--up-to"])
+def test_no_size_is_sought_that_no_parameter_can_have(option: str, sweep_here: Callable[..., Result]) -> None:
+    ended = sweep_here("max-context", "c.yaml", "--gpu", "H200", "--up-to", 2**63 - 1, option, 2**63)
+    assert ended.exit_code == 2
+    assert f"Invalid value for '{option}'" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "c.yaml", "--out", ""),
+        ("run", "c.yaml", "--scheduler", "serial", "--out", " "),
+        ("plan", "c.yaml", "--out", ""),
+        ("max-context", "c.yaml", "--out", "", "--gpu", "H200"),
+        ("max-batch", "c.yaml", "--out=", "--gpu", "H200"),
+        ("publish", "run", "--out", ""),
+        ("import-nsys", "a.sqlite", "--out", ""),
+        ("doctor", "--out", ""),
+        ("status", ""),
+        ("show", "", "3f2a"),
+        ("report", "run", ""),
+        ("compare", "run", ""),
+        ("compare", "run:3f2a", ":3f2a"),
+    ],
+)
+def test_a_folder_without_a_name(words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    """As of `--out "$UNSET"`: not the one that the user is in."""
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    (tmp_path / "run").mkdir()
+    ended = sweep_here(*words)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert "names no folder" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "run"]
+
+
+@pytest.mark.parametrize("name", ["demo", "results/demo", "results/demo:3f2a"])
+def test_a_run_to_compare_that_is_not_there_is_called_as_it_was_typed(name: str, sweep_here: Callable[..., Result]) -> None:
+    ended = sweep_here("compare", name, name)
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith(f"sweep: {name.split(':')[0]}: holds no run")
+
+
+def test_a_run_to_compare_may_be_named_without_results(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "results" / "demo").mkdir(parents=True)
+    assert sweep_here("compare", "demo", "demo").stderr.startswith("sweep: results/demo: holds no run")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
+def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            sweep_command("plan", ROOT / "configs" / "demo.yaml"), stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
+        )  # fmt: skip
+    said = "sweep: its output cannot be written: No space left on device. Free some space and run again\n"
+    assert (done.returncode, done.stderr) == (2, said)

@@ -1,0 +1,72 @@
+"""What `sweep report` prints, and how it ends."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.cli import main
+from orchestrator.report.plots import Drawing
+from orchestrator.report.render import MOST_ROWS
+from orchestrator.store import Run
+from tasks.harness.records import Outcome
+
+MORE = 3
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """One with more cells than a terminal is shown, whose charts nobody waits for."""
+    monkeypatch.setattr("orchestrator.reporting.begin_drawing", lambda results: Drawing())
+    with Run(tmp_path / "a run").opened_for_writing() as writer:
+        writer.write_manifest({"name": "many"})
+        for place in range(MOST_ROWS + MORE):
+            writer.append(make_outcome(context_length=16 + place), None)
+    return Run(tmp_path / "a run")
+
+
+def report(*words: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, words)], prog_name="sweep")
+
+
+def rows(text: str) -> list[str]:
+    """Those of the table of timings, without its header."""
+    (_, table) = text.split("## End to end\n")
+    return [line for line in table.split("\n## ")[0].splitlines() if line.startswith("|")][2:]
+
+
+def test_the_terminal_has_the_first_rows_and_what_prints_the_others(run: Run) -> None:
+    done = report(run.folder)
+    assert done.exit_code == 0
+    assert len(rows(done.stdout)) == MOST_ROWS
+    (command,) = re.findall(rf"^… and {MORE} rows more: (sweep report .* --table timings)$", done.stdout, re.MULTILINE)
+    whole = CliRunner().invoke(main, shlex.split(command)[1:])
+    assert len(rows(whole.stdout)) == MOST_ROWS + MORE
+    assert "rows more" not in whole.stdout
+
+
+def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:
+    assert report(run.folder).exit_code == 0
+    assert len(rows((run.folder / "report" / "timings.md").read_text())) == MOST_ROWS + MORE
+    assert "more: sweep report" not in report(run.folder, "--format", "csv").stdout
+
+
+def test_what_was_chosen_stands_in_the_command_for_the_others(run: Run) -> None:
+    beginnings = ",".join(sorted({cell[0] for cell in run.read("attempts")["cell"]}))
+    done = report(run.folder, "--cells", beginnings)
+    assert f"--cells {beginnings} --table timings\n" in done.stdout
+
+
+@pytest.mark.parametrize("words", [(), ("--table", "timings")])
+def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, ...]) -> None:
+    (run.folder / "report").write_text("a file where the folder should be")
+    done = report(run.folder, *words)
+    assert done.exit_code == 2
+    assert len(rows(done.stdout)) >= MOST_ROWS
+    assert done.stderr.startswith(f"sweep: {run.folder}: cannot be written: ")
+    assert len(done.stderr.splitlines()) == 1

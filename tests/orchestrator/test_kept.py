@@ -1,0 +1,90 @@
+"""What an edited config does not measure again is said, and what may not stand beside the new is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import run as running
+from orchestrator.errors import RunMismatch
+from orchestrator.plan import Choice
+from orchestrator.run import Request, resolve
+from orchestrator.store import Run
+from tasks.harness.records import Attempt, Outcome, Status
+from tasks.harness.source import source_digest
+from tests.orchestrator.test_run import CONFIG, FakeScheduler, go, outcome_of
+
+LATER = CONFIG.replace("[16, 32, 64, 128]", "[16, 32, 64, 128, 256]")
+SAID = list[str]
+
+
+@pytest.fixture
+def measured(
+    write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[SAID, list[int]]]:
+    """Runs a config into the same folder; gives what is said and the lengths of the cells that were measured."""
+
+    def measure(text: str, commit: str = "a", choice: Choice | None = None, mixed: bool = False) -> tuple[SAID, list[int]]:
+        monkeypatch.setattr(running, "git_commit", lambda: commit)
+        request: Request = resolve(write_config(text), [], [], tmp_path / "out")
+        said: SAID = []
+        scheduler = FakeScheduler(outcome_of)
+        go(request, scheduler, choice, say=said.append, mixed=mixed)
+        return said, [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+
+    return measure
+
+
+def test_instruments_that_are_added_are_missed_aloud(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+    assert measured(CONFIG + "instruments: [timing]\n")[0] == []
+    with_more = LATER + "instruments: [timing, memory, kernels]\n"
+    said, lengths = measured(with_more)
+    assert said == ["4 cells are kept as measured, without kernels, memory: `--retry ok` measures them again"]
+    assert lengths == [256]
+    assert measured(with_more, choice=Choice(retry=frozenset({Status.OK})))[0] == []
+    assert measured(with_more) == ([], [])
+    assert measured(CONFIG + "instruments: [timing]\n") == ([], [])  # more than is asked for is no lack
+
+
+def test_another_commit_is_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+    measured(CONFIG.replace("[16, 32, 64, 128]", "[16]"))
+    assert measured(CONFIG, "b+") == (
+        ["1 cell is kept as measured by commit a (here b+): `--retry ok` measures them again"],
+        [32, 64, 128],
+    )
+
+
+def test_another_environment_is_refused_unless_asked_for(measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path) -> None:
+    measured(CONFIG)
+    other = LATER + "env: {OMP_NUM_THREADS: '1', A: b}\n"
+    with pytest.raises(RunMismatch, match=r"measured with env of no variables \(here A=b OMP_NUM_THREADS=1\).*--mixed"):
+        measured(other)
+    said, lengths = measured(other, mixed=True)
+    assert lengths == [256]
+    assert said[0].startswith("4 cells are kept as measured with env of no variables (here A=b OMP_NUM_THREADS=1)")
+    facts = [row[0] for row in Run(tmp_path / "out").rows("attempts", ["facts"])]
+    assert sum('"OMP_NUM_THREADS"' in text for text in facts) == 1  # each row says for itself
+    assert measured(other, choice=Choice(retry=frozenset({Status.OK})))[1] == [16, 32, 64, 128, 256]
+    assert measured(other) == ([], [])
+
+
+def test_another_source_of_ones_own_model_is_said(
+    measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = CONFIG.replace("size: tiny", 'model: "own_gpt:GPT"')
+    source = tmp_path / "own_gpt.py"
+    source.write_text("a = 1")
+
+    def of_this_source(attempt: Attempt, plain: Callable[[Attempt], Outcome] = outcome_of) -> Outcome:
+        return replace(plain(attempt), facts={"model_source": source_digest("own_gpt:GPT", [str(tmp_path)])})
+
+    monkeypatch.setattr(sys.modules[__name__], "outcome_of", of_this_source)
+    measured(text)
+    assert measured(text) == ([], [])
+    source.write_text("a = 2")
+    (said,) = measured(text)[0]
+    assert said == "4 cells are kept as measured with another source of own_gpt:GPT: `--retry ok` measures them again"
