@@ -73,7 +73,12 @@ choice_options = _with_options(
             type=Percentage(),
             help="A random part of the cells, such as 10%: the same ones each time.",
         ),
-        click.option("--retry", multiple=True, type=click.Choice(STATUSES), help="Also cells of this status."),
+        click.option(
+            "--retry",
+            multiple=True,
+            type=click.Choice([*STATUSES, "disturbed"]),
+            help="Also cells of this status, or `disturbed` ones.",
+        ),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
         click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
@@ -355,6 +360,12 @@ def _conclude(summary: Any, request: Any) -> None:
     if summary.stopped or summary.late:
         click.echo(f"out of time with {summary.left} cells left. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
+    if summary.disturbed:
+        word = "cell was" if summary.disturbed == 1 else "cells were"
+        click.echo(
+            f"{summary.disturbed} {word} timed while something else had the cores of the host: once it is gone, "
+            f"--retry disturbed measures {'it' if summary.disturbed == 1 else 'them'} again"
+        )
     click.echo(f"the tables: sweep report {folder}")
     if summary.refuted:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)

@@ -15,17 +15,19 @@ if TYPE_CHECKING:
     from orchestrator.store import Run
 
 PENDING = "pending"
+DISTURBED = "disturbed"  # beside the statuses: of a success while something else had the cores of its host
 RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
 _NOT_ITS_FAULT = frozenset({Status.LOST})
 
 
 @dataclass(frozen=True)
 class Past:
-    """The finished attempts of one cell, oldest first. last_number: of the latest of them."""
+    """The finished attempts of one cell, oldest first. last_number: of the latest of them. disturbed: the success that counts."""
 
     statuses: tuple[Status, ...] = ()
     walls_s: tuple[float, ...] = ()
     last_number: int = 0
+    disturbed: bool = False
 
     @property
     def status(self) -> str:
@@ -46,7 +48,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`.
+    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also `disturbed`.
 
     infer_oom: whether an out-of-memory that was inferred will do. repeat: how often each cell is to be measured, in all: what
     its repetitions differ in is the noise of the machine.
@@ -116,6 +118,8 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(cell, choice.repeat, f"fresh: was {status}")
     if status in choice.retry:
         return Decision(cell, max(missing, 1), f"retry: was {status}")
+    if past.disturbed and DISTURBED in choice.retry:
+        return Decision(cell, max(missing, 1), f"retry: was {DISTURBED}")
     if status == Status.OOM_INFERRED and not choice.infer_oom:
         return Decision(cell, missing, "was inferred, not measured")
     if status == Status.OK and missing > 0:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator import nsys
 from orchestrator.attempt import recover
@@ -23,7 +23,7 @@ from orchestrator.config import Source, SweepConfig, load_config, validate_confi
 from orchestrator.errors import EnvironmentError, GpusLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
-from orchestrator.plan import Choice, Plan, make_plan, read_history
+from orchestrator.plan import DISTURBED, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
 from orchestrator.queue import Inferring, Queue
@@ -38,6 +38,9 @@ from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
 from tasks.prediction.records import Prediction, why_not
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
@@ -63,6 +66,7 @@ class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
     broken: what ended it before, where that is for the user to mend.
+    disturbed: how many of the cells that it measured were timed while something else had the cores of their host.
     foreseen: cells left out because they were predicted to run out of memory. verified: those that were inferred to, and measured
     all the same; refuted: which of them fit.
     """
@@ -73,6 +77,7 @@ class Summary:
     broken: SweepError | None = None
     late: int = 0
     left: int = 0
+    disturbed: int = 0
     foreseen: int = 0
     verified: int = 0
     refuted: tuple[Cell, ...] = ()
@@ -116,7 +121,10 @@ def last_command(run: Run) -> str:
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:
-    return make_plan(request.expansion.cells, read_history(request.run), choice, request.config.limits.attempts)
+    history = read_history(request.run)
+    if DISTURBED in choice.retry:
+        history |= {cell: replace(history[cell], disturbed=True) for cell in _disturbed(_load_cells(request.run))}
+    return make_plan(request.expansion.cells, history, choice, request.config.limits.attempts)
 
 
 @dataclass(frozen=True)
@@ -154,9 +162,12 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         for line in describe_kept(kept, request.config, commit, import_paths(request)):
             means.say(line)
 
+        measured: set[str] = set()
+
         def keep(outcome: Outcome) -> None:
             writer.append(replace(outcome, facts={**outcome.facts, **how_asked(request.config)}), commit)
             summary.statuses[outcome.status] += 1
+            measured.add(outcome.attempt.cell.id)
 
         settings = make_settings(request, means.start_method)
         inferring = Inferring(keep, means.verify_inferred) if choice.infer_oom else None
@@ -166,7 +177,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)
         summary.late, summary.verified, summary.refuted = queue.late, queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
-        _derive(writer)
+        summary.disturbed = len(measured & _derive(writer))
     return summary
 
 
@@ -406,10 +417,23 @@ def _recover(writer: RunWriter, commit: str | None) -> int:
     return len(outcomes)
 
 
-def _derive(writer: RunWriter) -> None:
+def _derive(writer: RunWriter) -> set[str]:
+    """Writes the row of each cell; gives the disturbed ones."""
+    cells = _load_cells(writer)
+    writer.write_cells(cells)
+    return _disturbed(cells)
+
+
+def _load_cells(run: Run) -> pd.DataFrame:
     from orchestrator.report.frames import load_results
 
-    writer.write_cells(load_results(writer).cells)
+    return load_results(run).cells
+
+
+def _disturbed(cells: pd.DataFrame) -> set[str]:
+    from orchestrator.report.derive import flagged
+
+    return flagged(cells, DISTURBED)
 
 
 @contextmanager

@@ -125,6 +125,8 @@ COLUMNS: tuple[Column, ...] = (
     Column("drain_ms", "ms", "how far the device was behind the host after the last pipelined step"),
     Column("host_lead_ms", "ms", "how far the host was ahead of the device at the end of a phase, the largest median of all"),
     Column("waits_for_host", "", "whether that is less than a tenth of a step: the host is then the bottleneck"),
+    Column("waited_for_core", "", "of the timing, what the thread that waited longest for a core of the host did: a fraction"),
+    Column("disturbed", "", "whether that is more than 0.05, of a cell that needs its host: something else had the cores"),
     Column("tokens_per_s", "tokens/s", "over the median of the whole step"),
     Column("achieved_tflops", "TFLOP/s", "`flops` over the median of the whole step"),
     Column("peak_tflops", "TFLOP/s", "of the GPU in that precision, dense, by its maker"),

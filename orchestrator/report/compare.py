@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
-from orchestrator.report.derive import step_attempts
+from orchestrator.report.derive import DISTURBED, flagged, needs_host, step_attempts
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.statistics import summarise
@@ -40,7 +40,7 @@ class Verdict(StrEnum):
     SAME = "SAME"  # no difference beyond the noise
     FASTER = "FASTER"
     SLOWER = "SLOWER"
-    AMBIGUOUS = "AMBIGUOUS"  # beyond the noise, and yet within the intervals, or explained by the clock
+    AMBIGUOUS = "AMBIGUOUS"  # beyond the noise, and yet within the intervals, or explained by the clock or by others on the host
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Side:
 
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
     clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
+    waited_for_core: where the cell needs its host, the share of the timing that a thread waited for a core of it.
     """
 
     medians_ms: tuple[float, ...]
@@ -56,6 +57,7 @@ class Side:
     high_ms: float
     clock_mhz: float | None = None
     waits: bool = False
+    waited_for_core: float = 0.0
 
     @property
     def ms(self) -> float:
@@ -173,6 +175,8 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
+    if (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > DISTURBED:
+        return so(Verdict.AMBIGUOUS, f"something else had the cores {waited:.0%} of the time")
     return so(verdict, WAITS if before.waits or after.waits else "")
 
 
@@ -227,9 +231,16 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     if steps.empty:
         return {}
     summary = summarise(steps, ["cell", "attempt"])
-    clocks, waiting = _clocks(results.cells), _waiting(results.cells)
+    clocks, waiting, waited = _clocks(results.cells), flagged(results.cells, "waits_for_host"), _waited(results.cells)
     return {
-        cell: Side(tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median(), clocks.get(cell), cell in waiting)
+        cell: Side(
+            tuple(own["median"]),
+            own["ci_low"].median(),
+            own["ci_high"].median(),
+            clocks.get(cell),
+            cell in waiting,
+            waited.get(cell, 0.0),
+        )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
 
@@ -239,8 +250,9 @@ def _clocks(cells: pd.DataFrame) -> dict[str, float]:
     return {str(cell): float(clock) for cell, clock in zip(known["cell"], known.get("sm_clock_after", ()), strict=True)}
 
 
-def _waiting(cells: pd.DataFrame) -> set[str]:
-    return set(cells.loc[cells["waits_for_host"].fillna(False), "cell"]) if "waits_for_host" in cells else set()
+def _waited(cells: pd.DataFrame) -> dict[str, float]:
+    known = cells[needs_host(cells) & cells["waited_for_core"].notna()] if "waited_for_core" in cells else cells.iloc[:0]
+    return {str(cell): float(share) for cell, share in zip(known["cell"], known.get("waited_for_core", ()), strict=True)}
 
 
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:

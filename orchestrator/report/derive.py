@@ -19,6 +19,9 @@ from orchestrator.store import give_back_memory
 
 _KEY = ["cell", "attempt"]
 _HARDLY_AHEAD = 0.1  # of a step
+DISTURBED = (
+    0.05  # of the timing that a thread waited for a core: on two cores 0.03 alone, 0.5 beside two busy ones
+)
 _OPERATION = "saved_operation_bytes"
 _SAVED = ("saved_bytes", "saved_square_bytes", "saved_squares", "saved_block_bytes", "residual_stream_bytes")
 _SQUARES = ("square_bytes", "formula_saved_squares", "formula_forward_squares", "formula_backward_squares")
@@ -229,13 +232,19 @@ def findings(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
-    """The GPU's state after the timing, and the energy spent between: `sm_clock_after`, `power_after`, `energy_j`."""
+    """The GPU's state after the timing, and the energy spent between: `sm_clock_after`, `power_after`, `energy_j`.
+
+    `waited_for_core`: of the timing, what the thread that waited longest for a core of the host did.
+    """
     read = _as_texts(samples.loc[samples["instrument"] == "telemetry", ["cell", "mode", "metric", "unit", "value"]])
     if read.empty:
         return pd.DataFrame()
     states = read[~read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
-    state = _pivot(states.assign(column=states["metric"] + "_" + states["mode"]))
+    during = states["mode"] == "timing"
+    state = _pivot(states.assign(column=states["metric"].where(during, states["metric"] + "_" + states["mode"])))
     counters = read[read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
+    if counters.empty:
+        return state
     signed = counters.assign(
         column=counters["metric"] + "_" + counters["unit"].str.lower(),
         value=counters["value"] * counters["mode"].map({"before": -1, "after": 1}),
@@ -387,13 +396,29 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
 def _with_host(wide: pd.DataFrame) -> pd.DataFrame:
     """`waits_for_host`: whether the host was hardly ever ahead of the device in a step, which then takes as long as the host.
 
+    `disturbed`: whether what else ran on the host took its cores meanwhile, where that makes a step longer.
+
     Of 36 cells measured on two H200 machines, among neighbours and alone, the 19 whose host was further ahead took the same
     within 1.3 %; the 17 others took up to 1.41 times as long among neighbours.
     """
     if {"host_lead_ms", "step_ms_median"} <= set(wide):
         lead = wide["host_lead_ms"] / wide["step_ms_median"]
         wide["waits_for_host"] = (lead < _HARDLY_AHEAD).astype("boolean").where(lead.notna())
+    if "waited_for_core" in wide:
+        waited = wide["waited_for_core"]
+        wide["disturbed"] = (needs_host(wide) & (waited > DISTURBED)).astype("boolean").where(waited.notna())
     return wide
+
+
+def flagged(cells: pd.DataFrame, column: str) -> set[str]:
+    """The ids of the cells of which that is known to be true."""
+    return set(cells.loc[cells[column].fillna(False), "cell"]) if column in cells else set()
+
+
+def needs_host(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Of which cells a step takes longer where the host is slower: those of a CPU, and those that wait for it."""
+    waits = cells["waits_for_host"].fillna(False).astype(bool) if "waits_for_host" in cells else False
+    return (cells["device"] == "cpu") | waits if "device" in cells else pd.Series(waits, index=cells.index)
 
 
 def _with_rates(wide: pd.DataFrame) -> pd.DataFrame:

@@ -177,6 +177,7 @@ def provenance(results: Results) -> str:
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
         _repetitions(cells),
+        _disturbed(cells),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),
     ]
@@ -204,6 +205,11 @@ def _repetitions(cells: pd.DataFrame) -> str:
     """That a cell was measured more than once, where one was: a row is of one time."""
     often = int(cells["repetitions"].max()) if "repetitions" in cells else 1
     return f"the last of up to {often} times measured" if often > 1 else ""
+
+
+def _disturbed(cells: pd.DataFrame) -> str:
+    count = int(cells["disturbed"].sum()) if "disturbed" in cells else 0
+    return f"{count} of {len(cells)} cells while something else had the cores" if count else ""
 
 
 def _dates(cells: pd.DataFrame) -> str:

@@ -36,6 +36,15 @@ def test_what_is_done_is_kept(status: Status) -> None:
     assert decide((S.FAILED, status)) == (False, f"done: {status}")
 
 
+def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
+    one, other = cell(), cell(batch_size=2)
+    history = {one.id: Past((S.OK,), (1.0,), 1, disturbed=True), other.id: Past((S.OK,), (1.0,), 1)}
+    assert make_plan([one, other], history, DEFAULT, 3).to_run == []
+    plan = make_plan([one, other], history, Choice(retry=frozenset({"disturbed"})), 3)
+    assert plan.to_run == [one]
+    assert plan.decisions[0].reason == "retry: was disturbed"
+
+
 def test_up_to_the_limit_of_attempts() -> None:
     assert decide((S.FAILED, S.CRASHED))[0]
     run, reason = decide((S.FAILED, S.CRASHED, S.TIMEOUT))

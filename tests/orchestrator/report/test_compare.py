@@ -93,6 +93,7 @@ def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
 
 
 CALM = Noise(0.001, 20)
+OTHERS = "something else had the cores {} of the time"
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,9 @@ CALM = Noise(0.001, 20)
         (Side((10.0,), 9.9, 10.1, 1980), Side((11.0,), 10.9, 11.1, 1800), Verdict.AMBIGUOUS, "the clock: 1980 → 1800 MHz"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((12.0,), 11.9, 12.1, 1800), Verdict.SLOWER, ""),  # in cycles as well
         (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waits=True), Verdict.SLOWER, "it waits for its host"),
+        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Verdict.AMBIGUOUS, OTHERS.format("12%")),
+        (Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Side((10.0,), 9.9, 10.1), Verdict.AMBIGUOUS, OTHERS.format("12%")),
+        (Side((11.0,), 10.9, 11.1), Side((10.0,), 9.9, 10.1, waited_for_core=0.12), Verdict.FASTER, ""),  # and yet
     ],
 )
 def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
@@ -187,6 +191,33 @@ def test_what_waits_for_its_host_is_said_where_it_differs(
     done = sweep_here("compare", before.folder, after.folder)
     assert done.stdout.count("SLOWER: it waits for its host") == 1
     assert "1 of the 2 that differ wait for their host" in done.stdout
+
+
+def waited(outcome: Outcome, share: float | None) -> Outcome:
+    return replace(outcome, samples=(*outcome.samples, Sample("telemetry", "waited_for_core", "", share, "timing")))
+
+
+def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
+    tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
+) -> None:
+    """Of a cell that needs its host: on the CPU, or where the GPU waits for it."""
+    slow, gpu = (22.0, 23.0, 24.0), {"device": "cuda"}
+    before = write(tmp_path / "a", *(make_outcome(batch_size=size) for size in (1, 2, 3, 5)))
+    after = write(
+        tmp_path / "b",
+        waited(make_outcome(step_ms=slow, batch_size=1), 0.3),
+        waited(make_outcome(step_ms=slow, batch_size=2), 0.02),
+        waited(make_outcome(step_ms=slow, batch_size=3), None),
+        make_outcome(step_ms=slow, batch_size=5),
+        waited(queued(make_outcome(batch_size=6, **gpu), 10.0, 0.9), 0.3),
+        waited(queued(make_outcome(batch_size=7, **gpu), 10.0, 1.3), 0.3),
+    )
+    disturbed = load_results(after).cells.set_index("batch_size")["disturbed"]
+    assert disturbed.dropna().to_dict() == {1: True, 2: False, 6: True, 7: False}
+    done = sweep_here("compare", before.folder, after.folder)
+    assert done.stdout.count(OTHERS.format("30%")) == 1
+    assert "3 SLOWER, 1 AMBIGUOUS" in done.stdout
+    assert "2 of 6 cells while something else had the cores" in sweep_here("report", after.folder).stdout
 
 
 def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(tmp_path: Path, make_outcome: MakeOutcome) -> None:
