@@ -72,5 +72,5 @@ class RunMismatch(RunError):
 def nearest(word: object, allowed: Iterable[object]) -> str:
     """The remedy for a misspelt word: the closest allowed one, or all of them."""
     words = [str(name) for name in allowed]
-    close = get_close_matches(str(word), words, n=1, cutoff=0.5)
+    close = get_close_matches(str(word), words, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Allowed: {', '.join(words)}"

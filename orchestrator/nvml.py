@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,25 +16,45 @@ _WORD_BITS = 64  # of the masks that it fills
 
 def gpu_names() -> Sequence[str]:
     """The GPUs that CUDA would see here, by the names that their driver gives; none where there is no driver."""
-    return _of_each("nvmlDeviceGetName")
+    return list(_of_each("nvmlDeviceGetName").values())
 
 
-def gpu_uuids() -> Sequence[str]:
-    """Of as many GPUs as CUDA would see here, not always of the same."""
+def gpu_uuids() -> Mapping[str, str]:
+    """Of the same, by the names that they have in CUDA_VISIBLE_DEVICES."""
     return _of_each("nvmlDeviceGetUUID")
 
 
-def _of_each(question: str) -> Sequence[str]:
+def _of_each(question: str) -> Mapping[str, str]:
     import pynvml
 
     try:
         pynvml.nvmlInit()
         ask = getattr(pynvml, question)
-        answers = [ask(pynvml.nvmlDeviceGetHandleByIndex(index)) for index in range(pynvml.nvmlDeviceGetCount())]
+        return {name: ask(handle) for name, handle in _visible(pynvml.nvmlDeviceGetCount()).items()}
     except pynvml.NVMLError:
-        return ()
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return answers if visible is None else answers[: len([name for name in visible.split(",") if name.strip()])]
+        return {}
+
+
+def _visible(count: int) -> dict[str, Any]:
+    """By name, the handles of the GPUs that CUDA would see of so many: all, or as told, up to the first that is not there."""
+    import pynvml
+
+    told = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = [str(index) for index in range(count)] if told is None else [name.strip() for name in told.split(",")]
+    found: dict[str, Any] = {}
+    with suppress(pynvml.NVMLError):
+        for name in names:
+            found[name] = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _named(name, count)
+    return found
+
+
+def _named(name: str, count: int) -> Any:
+    """By its UUID, of which CUDA takes the beginning for the whole."""
+    import pynvml
+
+    gpus = {pynvml.nvmlDeviceGetUUID(gpu): gpu for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(count))}
+    meant = [gpu for uuid, gpu in gpus.items() if name.startswith("GPU-") and uuid.startswith(name)]
+    return meant[0] if len(meant) == 1 else pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def near_cores(uuid: str) -> frozenset[int] | None:

@@ -247,7 +247,7 @@ class Run:
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
         give_back_memory()
-        with writing(self.folder):
+        with writing(self.folder, "Copy the run to a folder of your own, and report that"):
             for name, content in files:
                 path = self.folder / "report" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -515,16 +515,16 @@ def _to_measure_anew(part: Path) -> str:
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turns the file system's refusals into one line with its remedy."""
+def writing(folder: Path, elsewhere: str = "Name a writable folder with --out") -> Iterator[None]:
+    """Turns the file system's refusals into one line with its remedy. elsewhere: that of a folder that cannot be written."""
     try:
         yield
     except OSError as error:
         remedies = {
             errno.ENOSPC: "Free some space and run again: what is finished is kept, and not measured twice",
             errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
-            errno.EROFS: "Name a writable folder with --out",
-            errno.EACCES: "Name a writable folder with --out",
+            errno.EROFS: elsewhere,
+            errno.EACCES: elsewhere,
             errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
         }
         reason = os.strerror(error.errno) if error.errno else str(error)

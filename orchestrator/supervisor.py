@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import threading
@@ -79,7 +78,7 @@ def begin_early(attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[st
     """
     if not is_forked(attempt):
         return None
-    params, gpus = attempt.cell.params, dict(zip(map(str, itertools.count()), gpu_uuids(), strict=False))
+    params, gpus = attempt.cell.params, gpu_uuids()
     if params.device == "cuda" and not gpus:
         return None
     names = list(gpus)[: params.gpu_count]

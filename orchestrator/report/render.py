@@ -6,13 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
 from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
@@ -40,20 +39,13 @@ def lay_out(results: Results, names: Iterable[str] = (), tables: Sequence[Table]
     by_name = {table.name: table for table in tables}
     for name in names:
         if name not in by_name:
-            raise ConfigError(f"there is no table {name!r}", _near(name, by_name))
+            raise ConfigError(f"there is no table {name!r}", nearest(name, by_name))
     pages, measured_with = [], provenance(results)
     for table in [by_name[name] for name in names] or list(tables):
         header, rows = table.lay_out(results)
         if rows:
             pages.append(_with_notes(Page(table, header, rows, measured_with)))
     return pages
-
-
-def _near(name: str, tables: Iterable[str]) -> str:
-    """The remedy for a misspelt name: the nearest one, if difflib takes it for near, else all that there are."""
-    words = list(tables)
-    close = get_close_matches(name, words, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(words)}"
 
 
 def _with_notes(page: Page) -> Page:

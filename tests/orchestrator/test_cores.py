@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pynvml
@@ -115,17 +114,36 @@ def test_a_driver_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, answer in driver(nvmlDeviceGetCpuAffinity=refuse, nvmlDeviceGetCount=refuse).items():
         monkeypatch.setattr(pynvml, name, answer)
     assert nvml.near_cores("a") is None
-    assert nvml.gpu_names() == ()
+    assert nvml.gpu_names() == []
 
 
 def test_the_gpus_that_cuda_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = SimpleNamespace(count=lambda: 2, handle=lambda index: index, name=lambda handle: f"GPU {handle}")
-    answers = {"nvmlDeviceGetCount": names.count, "nvmlDeviceGetHandleByIndex": names.handle, "nvmlDeviceGetName": names.name}
+    def by_index(index: int) -> int:
+        if index > 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return index
+
+    def by_uuid(uuid: str) -> str:
+        if not uuid.startswith("MIG-"):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return uuid
+
+    answers: dict[str, Any] = {
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": by_index,
+        "nvmlDeviceGetHandleByUUID": by_uuid,
+        "nvmlDeviceGetUUID": lambda gpu: ("GPU-aa", "GPU-bb")[gpu],
+        "nvmlDeviceGetName": lambda gpu: f"GPU {gpu}",
+    }
     for name, answer in driver(**answers).items():
         monkeypatch.setattr(pynvml, name, answer)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert list(nvml.gpu_names()) == ["GPU 0", "GPU 1"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert len(nvml.gpu_names()) == 1
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert len(nvml.gpu_names()) == 0
+    assert nvml.gpu_names() == ["GPU 0", "GPU 1"]
+    for visible, seen in {
+        "1": ["GPU 1"], "1,0": ["GPU 1", "GPU 0"], "": [], "0,7,1": ["GPU 0"], "-1": [], "b": [], "MIG-1": ["GPU MIG-1"],
+        "GPU-b": ["GPU 1"], "GPU-": [], "GPU-x,0": [], " 1 , GPU-aa": ["GPU 1", "GPU 0"],
+    }.items():  # fmt: skip
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert nvml.gpu_names() == seen
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,0")
+    assert nvml.gpu_uuids() == {"GPU-b": "GPU-bb", "0": "GPU-aa"}

@@ -366,10 +366,19 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
         mkdir r; mount -t tmpfs -o ro tmpfs r
         if $SWEEP run c.yaml --out r/deeper --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
         cat err
+        mkdir w; $SWEEP run c.yaml --out w --scheduler serial --where seed=0 > out
+        mount --bind w r; mount -o remount,ro,bind r
+        if $SWEEP report r --table timings > out 2> err; then exit 1; else echo "exit $?"; fi
+        test -s out; cat err
         """,
         tmp_path,
     )
-    assert done.stdout == "exit 2\nsweep: r/deeper: cannot be written: Read-only file system. Name a writable folder with --out\n"
+    assert done.stdout.splitlines() == [
+        "exit 2",
+        "sweep: r/deeper: cannot be written: Read-only file system. Name a writable folder with --out",
+        "exit 2",
+        "sweep: r: cannot be written: Read-only file system. Copy the run to a folder of your own, and report that",
+    ], done.stderr
 
 
 def _sorted(frame: pd.DataFrame) -> pd.DataFrame:

@@ -401,7 +401,7 @@ def test_a_table_of_axes_alone_is_left_out(results_of: Callable[..., Results]) -
 def test_unknown_table(results_of: Callable[..., Results]) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'timings'"):
         lay_out(results_of(), ["timing"])
-    with pytest.raises(ConfigError, match=r"no table 'nope'\. There are: timings, phases, ") as far:  # nowhere near `compile`
+    with pytest.raises(ConfigError, match=r"no table 'nope'\. Allowed: timings, phases, ") as far:  # nowhere near `compile`
         lay_out(results_of(), ["nope"])
     assert "Did you mean" not in str(far.value)
 
