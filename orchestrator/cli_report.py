@@ -124,6 +124,8 @@ def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, c
         click.echo(nothing_in_common(against), err=True)
     elif not pages:
         click.echo("nothing measured yet")
+    if missing := run.missing() if cells is None else 0:
+        click.echo(f"{missing} cells that were asked for are still to be measured: sweep status says which", err=True)
     if cells is not None:
         return
     run.write_report(whole.files() if whole else files_of(pages))

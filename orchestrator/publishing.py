@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,7 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
         for name, run in runs.items():
             _copy(run, folder / name, redaction)
         RunWriter(folder).write_cells(load_results(Together({name: Run(folder / name) for name in runs}, folder)).cells)
-        left_out = (*redaction.said(), _NOT_COPIED)
+        left_out = (*redaction.said(), _NOT_COPIED, *_missing(runs.values()))
         _write_contents(folder, {"runs": list(runs), "against": against, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
@@ -75,6 +75,11 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
         if sum(sizes.values()) > most_bytes:
             raise RunError(f"{out}: {_too_large(sizes, most_bytes)}", "Publish fewer runs, or allow more with --limit-mb")
     return Published(len(results.cells), sizes, left_out)
+
+
+def _missing(runs: Iterable[Run]) -> Iterator[str]:
+    if count := sum(run.missing() for run in runs):
+        yield f"{count} cells that were asked for and not measured yet"
 
 
 def _check_place(out: Path, runs: Mapping[str, Run]) -> None:

@@ -384,9 +384,10 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
         "config_path": str(request.config_path),
         "config": request.config.model_dump(mode="json"),
         "selection": asdict(request.selection),
+        "asked": len(request.expansion.cells),
     }
     if request.searching and "config" in before:
-        sweep = {name: before[name] for name in sweep}
+        sweep = {name: before[name] for name in sweep if name in before}
     return {
         "name": request.config.name,
         "program": _program_version(),

@@ -244,6 +244,11 @@ class Run:
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
+    def missing(self) -> int:
+        """How many of the cells that the last command asked for, at least, have not ended yet."""
+        asked = int(self.read_manifest().get("asked", 0))
+        return max(0, asked - len(set(self.rows("attempts", ["cell"])))) if asked else 0
+
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
         give_back_memory()

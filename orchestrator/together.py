@@ -68,6 +68,9 @@ class Together(Run):
                 whole[column] = whole[column].astype("category")
         return whole
 
+    def missing(self) -> int:
+        return sum(run.missing() for run in self._runs.values())
+
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, own = cell.rpartition(_MARK)
         return self._runs[name].attempt_folder(own, number)

@@ -46,6 +46,7 @@ _FAILURES = "failures"
 
 def to_html(
     results: Results,
+    missing: int,
     found: Sequence[Answer],
     pages: Sequence[Page],
     drawing: Drawing,
@@ -53,7 +54,7 @@ def to_html(
 ) -> Iterator[str]:
     """In pieces, of which none grows with the number of cells but for the tables.
 
-    found: what it says in words. pages: its tables.
+    missing: how many cells are still to be measured. found: what it says in words. pages: its tables.
     """
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
@@ -69,7 +70,7 @@ def to_html(
         manifest=results.manifest,
         provenance=provenance(results),
         platforms=_platforms(results),
-        statuses=_statuses(results),
+        statuses=_statuses(results, missing),
         answers=found,
         failures=[page for page in pages if page.table.name == _FAILURES],
         figures=figures,
@@ -86,8 +87,9 @@ def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _statuses(results: Results) -> dict[str, int]:
-    return {str(status): int(count) for status, count in results.cells["status"].value_counts().items()}
+def _statuses(results: Results, missing: int) -> dict[str, int]:
+    ended = {str(status): int(count) for status, count in results.cells["status"].value_counts().items()}
+    return {**ended, "pending": missing} if ended and missing else ended
 
 
 def _platforms(results: Results) -> list[dict[str, str]]:

@@ -56,6 +56,19 @@ def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:
     assert "more: sweep report" not in report(run.folder, "--format", "csv").stdout
 
 
+@pytest.mark.parametrize(("asked", "missing"), [(None, 0), (10, 0), (MOST_ROWS + MORE, 0), (MOST_ROWS + MORE + 7, 7)])
+def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
+    """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "many"} if asked is None else {"name": "many", "asked": asked})
+    done = report(run.folder)
+    assert done.exit_code == 0
+    assert ("still to be measured" in done.stderr) == bool(missing)
+    page = (run.folder / "report" / "index.html").read_text()
+    assert re.findall(r"<b>(\d+)</b> pending", page) == ([str(missing)] if missing else [])
+    assert "still to be" not in report(run.folder, "--cells", run.read("attempts")["cell"][0]).stderr
+
+
 def test_what_was_chosen_stands_in_the_command_for_the_others(run: Run) -> None:
     beginnings = ",".join(sorted({cell[0] for cell in run.read("attempts")["cell"]}))
     done = report(run.folder, "--cells", beginnings)

@@ -179,6 +179,14 @@ def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list
     assert "value of the environment variable TOKEN: 2" in page
 
 
+def test_cells_that_were_not_measured_yet_are_said(runs: list[Path], tmp_path: Path, no_charts: None) -> None:
+    with Run(runs[0]).opened_for_writing() as writer:
+        writer.write_manifest({**writer.read_manifest(), "asked": 7})
+    done = command("publish", *runs, "--out", tmp_path / "published")
+    assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
+    assert "<b>3</b> pending" in (tmp_path / "published" / "report" / "index.html").read_text()
+
+
 def test_a_table_alone_is_that_alone(published: Path) -> None:
     done = command("report", published, "--table", "timings")
     assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == ["## End to end"]

@@ -343,7 +343,7 @@ def test_the_manifest_says_who_ran_what(request_of: Callable[..., Request]) -> N
     assert manifest["name"] == "test"
     assert manifest["fingerprints"] == {"cpu": [CPU]}
     assert manifest["config"]["grids"][0]["axes"] == {"context_length": [16, 32, 64, 128]}
-    assert len(manifest["invocations"]) == 1
+    assert (len(manifest["invocations"]), manifest["asked"]) == (1, 4)
 
 
 KINDS = CONFIG.replace("fixed: {device: cpu,", "fixed: {device: cuda, gpu_kind: KIND,")

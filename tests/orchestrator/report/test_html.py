@@ -69,7 +69,7 @@ def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
     drawing = begin_drawing(results) if with_figures else Drawing()
     details = read_details(run, results, partial(read_artifacts, run))
-    return "".join(to_html(results, answers(results), lay_out(results), drawing, details))
+    return "".join(to_html(results, 0, answers(results), lay_out(results), drawing, details))
 
 
 @pytest.fixture

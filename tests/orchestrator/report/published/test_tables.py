@@ -191,7 +191,7 @@ def test_typst_with_notes_compiles(run: Run, tmp_path: Path) -> None:
 
 def test_the_page_has_the_notes(run: Run) -> None:
     results = load_results(run)
-    html = "".join(to_html(results, [], [page(results, "against-timings")], Drawing(), Details([], iter([]))))
+    html = "".join(to_html(results, 0, [], [page(results, "against-timings")], Drawing(), Details([], iter([]))))
     assert '<ol class="notes">' in html
     assert "<code>float32</code>" in html
 
