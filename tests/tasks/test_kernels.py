@@ -238,7 +238,7 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(monkeypatch: pytes
         assert compiled == {**expected, "ffn": 3 * 2 * products}  # two layers
     for text in kept_provenance():
         unmarked = re.sub(r"\\n[ ~^]*\^[ ~^]*(?=\\n)", "", text)  # as torch 2.11 says it
-        assert unmarked != text
+        assert (unmarked == text) == torch.__version__.startswith("2.11.")
         assert read_graph(unmarked, part_functions()) == read_graph(text, part_functions())
     torch._dynamo.reset()
 
