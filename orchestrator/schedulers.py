@@ -484,7 +484,10 @@ def _session_folder() -> tuple[str, int]:
         with suppress(OSError), left.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left.parent, ignore_errors=True)
-    session = tempfile.mkdtemp(prefix=_SESSION_PREFIX, dir=base)
-    lock_file = os.open(Path(session) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock_file, fcntl.LOCK_EX)
-    return session, lock_file
+    while True:
+        session = tempfile.mkdtemp(prefix=_SESSION_PREFIX, dir=base)
+        lock_file = os.open(Path(session) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
+        if (Path(session) / _LOCK).exists():
+            return session, lock_file
+        os.close(lock_file)  # another driver that begins was faster than the lock, and has taken it for dead
