@@ -98,7 +98,7 @@ class CarryingWriter(RunWriter):
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """A new run's is there before anything is measured: it tells this run from another that was begun anew."""
-        self._claim.require()
+        self._claim.require_now()
         super().write_manifest(manifest)
         if self._copy.begun:
             self._uploads.put([MANIFEST])

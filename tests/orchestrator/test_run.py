@@ -310,7 +310,7 @@ def test_the_time_limit_ends_what_runs(request_of: Callable[..., Request]) -> No
     began = time.monotonic()
     summary = go(request_of(), FakeScheduler(measure), time_limit_s=6)
     assert (summary.stopped, summary.left) == ("time limit", 4)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 6
 
 
 def test_other_hardware_is_refused_unless_asked_for(request_of: Callable[..., Request]) -> None:
