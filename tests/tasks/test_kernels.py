@@ -236,10 +236,12 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(monkeypatch: pytes
         }
         expected = dict.fromkeys((*PROJECTIONS, "o projection", "scores", "attention output"), 2 * products)
         assert compiled == {**expected, "ffn": 3 * 2 * products}  # two layers
+    line = r"return functional.linear(x, self.weight)\n"
+    assert any(line in text for text in kept_provenance())
     for text in kept_provenance():
-        unmarked = re.sub(r"\\n[ ~^]*\^[ ~^]*(?=\\n)", "", text)  # as torch 2.11 says it
-        assert (unmarked == text) == torch.__version__.startswith("2.11.")
-        assert read_graph(unmarked, part_functions()) == read_graph(text, part_functions())
+        unmarked = re.sub(r"\\n[ ~^]*\^[ ~^]*(?=\\n)", "", text)  # some versions of torch mark a part of a line, some do not
+        for other in (unmarked, unmarked.replace(line, rf"{line}           ~~~~~~^^^^^\n")):
+            assert read_graph(other, part_functions()) == read_graph(text, part_functions())
     torch._dynamo.reset()
 
 
