@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
-from orchestrator.report.derive import DISTURBED, flagged, needs_host, step_attempts
+from orchestrator.report.derive import MOST_WAITED, flagged, needs_host, step_attempts
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.statistics import summarise
@@ -175,7 +175,7 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
-    if (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > DISTURBED:
+    if (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > MOST_WAITED:
         return so(Verdict.AMBIGUOUS, f"something else had the cores {waited:.0%} of the time")
     return so(verdict, WAITS if before.waits or after.waits else "")
 
