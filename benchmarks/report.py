@@ -162,6 +162,7 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
         yield from (("memory", mode, phase, metric, "bytes", 1) for metric in metrics)
     for mode, metric in itertools.product(("before", "after"), ("sm_clock", "memory_clock", "power", "temperature", "energy")):
         yield "telemetry", mode, "", metric, "J" if metric == "energy" else "unit", 1
+    yield "telemetry", "timing", "", "waited_for_core", "", 1
 
 
 def _samples(cells: Sequence[Cell]) -> pa.Table:
