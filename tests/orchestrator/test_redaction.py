@@ -27,7 +27,7 @@ def redaction() -> Redaction:
         ("/usr/lib/python3.12/threading.py", "threading.py"),
         ("--out=/scratch/ann/res/full", "--out=…/full"),
         ("~/private/mine.yaml", "…/mine.yaml"),
-        ("/home/ann/work/configs/full.yaml", "configs/full.yaml"),
+        ("/home/ann/sweeps/configs/full.yaml", "configs/full.yaml"),
         ("at 10.0.0.5:6379 and 192.168.1.20", "at …:6379 and …"),
         ("on node-7.lab, GPU-" + UUID, "on host 2, GPU 1"),
         ("alpha", "host 1"),
