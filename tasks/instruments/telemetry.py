@@ -1,13 +1,16 @@
 """What the machine says of itself before and after the timing.
 
 Of the GPU clocks, power, temperature, throttling and energy, through NVML. Of the host how long it let a thread of this process
-wait for a core: Linux counts that for each thread (Documentation/scheduler/sched-stats.rst). A neighbour that takes a core half
-of the time shows as 0.5, one at niceness 19 hardly. Read once each, some milliseconds: nothing polls beside the measurement.
-A counter that is refused, as in many containers, is null with the reason.
+wait for a core that something else had: Linux counts how long each thread waits, and how long each core is at work, for whomever,
+to a hundredth of a second (proc(5)). Threads of a process wait for each other, too, which is the lesser of the two if
+nothing else runs. A neighbour that takes a core half of the time shows as 0.5, one at niceness 19 hardly. Read once each, some
+milliseconds: nothing polls beside the measurement. A counter that is refused, as in many containers, is null with the reason.
 """
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,7 +23,7 @@ from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 
 _Handle = Any
-_THREADS = Path("/proc/self/task")
+_THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")
 
 COUNTERS: dict[str, tuple[str, Callable[[_Handle], float]]] = {
     "sm_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)),
@@ -45,26 +48,42 @@ def read_after(session: Session) -> list[Sample]:
 
 
 def look_at_cores(session: Session) -> list[Sample]:
-    session.shelf["cores"] = list(_waits())
+    session.shelf["cores"] = list(_cores())
     return []
 
 
 def tell_waits(session: Session) -> Iterator[Sample]:
-    """`waited_for_core`: of the thread that waited longest since `look_at_cores`, as a fraction of that time."""
-    before = {sample.step: sample.value or 0.0 for sample in session.shelf.pop("cores")}
-    now = {sample.step: sample.value or 0.0 for sample in _waits()}
-    passed = now.pop(None) - before.pop(None)
-    waited = [value - before.get(thread, 0.0) for thread, value in now.items()]
-    share, note = (max(waited) / passed, "") if waited else (None, "not told by this system")
+    """`waited_for_core`: since `look_at_cores`, as a fraction of that time, of the thread that waited longest; no more than
+    what was not of this process had of the cores that it may use.
+    """
+    before, now = (
+        {(one.metric, one.step): one.value or 0.0 for one in looked} for looked in (session.shelf.pop("cores"), _cores())
+    )
+    passed = {key: value - before.get(key, 0.0) for key, value in now.items()}
+    waited = [value for (metric, _), value in passed.items() if metric == "waited"]
+    at_work = [value for (metric, _), value in passed.items() if metric == "at work"]
+    share, note = None, "not told by this system"
+    if waited and at_work:
+        of_others = max(0.0, sum(at_work) - passed["own", None])
+        share, note = min(max(waited), of_others) / passed["clock", None], ""
     yield Sample("telemetry", "waited_for_core", "", share, "timing", note=note)
 
 
-def _waits() -> Iterator[Sample]:
-    """The clock, and by its number what each thread has waited since it began."""
+def _cores() -> Iterator[Sample]:
+    """The clock, and what this process had of the cores; by its number what each of its threads has waited since it began, and
+    how long each core that it may use was at work.
+    """
     yield Sample("telemetry", "clock", "ns", float(time.perf_counter_ns()))
+    yield Sample("telemetry", "own", "ns", float(time.process_time_ns()))
     for path in sorted(_THREADS.glob("*/schedstat")):
         with suppress(OSError, IndexError, ValueError):  # that has just ended
             yield Sample("telemetry", "waited", "ns", float(path.read_text().split()[1]), step=int(path.parent.name))
+    with suppress(OSError, IndexError, ValueError):
+        allowed, tick_ns = os.sched_getaffinity(0), 1e9 / os.sysconf("SC_CLK_TCK")
+        for name, *numbers in map(str.split, _CORES.read_text().splitlines()):
+            if re.fullmatch(r"cpu\d+", name) and (core := int(name[3:])) in allowed:
+                user, nice, system = map(float, numbers[:3])
+                yield Sample("telemetry", "at work", "ns", (user + nice + system) * tick_ns, step=core)
 
 
 def _read(session: Session, mode: str) -> Iterator[Sample]:

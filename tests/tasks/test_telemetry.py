@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,33 @@ def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_t
     idle.set()
     thread.join()
     assert sample.value is None or sample.value >= 0
-    monkeypatch.setattr(telemetry, "_THREADS", tmp_path)
-    sample = waited_for_core()
-    assert (sample.value, sample.note) == (None, "not told by this system")
+    for name in ("_THREADS", "_CORES"):
+        with monkeypatch.context() as elsewhere:
+            elsewhere.setattr(telemetry, name, tmp_path / "nothing")
+            sample = waited_for_core()
+            assert (sample.value, sample.note) == (None, "not told by this system")
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it")
+def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As two threads of torch do on one core; the cores are stood in for, since on this host others may be at work."""
+    cores = tmp_path / "stat"
+    monkeypatch.setattr(telemetry, "_CORES", cores)
+    here = SimpleNamespace(shelf={})
+
+    def at_work(ticks: int) -> None:
+        lines = (f"cpu{core} {ticks} 5 {ticks} 700 80 9 1 0 0 0" for core in sorted(os.sched_getaffinity(0)))
+        cores.write_text("\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 77 8 9", "ctxt 123"]))
+
+    at_work(0)
+    telemetry.look_at_cores(here)  # type: ignore[arg-type]
+    (waits,) = {one.step for one in here.shelf["cores"] if one.metric == "waited"} & {threading.get_native_id()}
+    here.shelf["cores"] = [replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]]  # for long
+    (alone,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
+    assert alone.value == 0.0  # the cores were at work for nobody else
+    telemetry.look_at_cores(here)  # type: ignore[arg-type]
+    here.shelf["cores"] = [replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]]
+    at_work(100)
+    (beside,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
+    assert beside.value is not None
+    assert beside.value > 1.0  # a second of each, in no time
