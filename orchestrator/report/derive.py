@@ -19,7 +19,7 @@ from orchestrator.store import give_back_memory
 
 _KEY = ["cell", "attempt"]
 _HARDLY_AHEAD = 0.1  # of a step
-MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two busy processes
+MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
 _OPERATION = "saved_operation_bytes"
 _SAVED = ("saved_bytes", "saved_square_bytes", "saved_squares", "saved_block_bytes", "residual_stream_bytes")
 _SQUARES = ("square_bytes", "formula_saved_squares", "formula_forward_squares", "formula_backward_squares")
