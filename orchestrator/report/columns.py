@@ -125,7 +125,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("drain_ms", "ms", "how far the device was behind the host after the last pipelined step"),
     Column("host_lead_ms", "ms", "how far the host was ahead of the device at the end of a phase, the largest median of all"),
     Column("waits_for_host", "", "whether that is less than a tenth of a step: the host is then the bottleneck"),
-    Column("waited_for_core", "", "of the timing, how long the thread that waited longest for a core that something else had did: a fraction"),
+    Column("waited_for_core", "", "of the timing, how long a thread at most waited for a core that others had: a fraction"),
     Column("disturbed", "", "whether that is more than 0.1, of a cell that needs its host: something else had the cores"),
     Column("tokens_per_s", "tokens/s", "over the median of the whole step"),
     Column("achieved_tflops", "TFLOP/s", "`flops` over the median of the whole step"),
