@@ -231,7 +231,9 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     if steps.empty:
         return {}
     summary = summarise(steps, ["cell", "attempt"])
-    clocks, waiting, waited = _clocks(results.cells), flagged(results.cells, "waits_for_host"), _waited(results.cells)
+    cells = results.cells
+    clocks, waiting = _known(cells, "sm_clock_after"), flagged(cells, "waits_for_host")
+    waited = _known(cells[needs_host(cells)], "waited_for_core")
     return {
         cell: Side(
             tuple(own["median"]),
@@ -245,14 +247,10 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     }
 
 
-def _clocks(cells: pd.DataFrame) -> dict[str, float]:
-    known = cells[cells["sm_clock_after"].notna()] if "sm_clock_after" in cells else cells.iloc[:0]
-    return {str(cell): float(clock) for cell, clock in zip(known["cell"], known.get("sm_clock_after", ()), strict=True)}
-
-
-def _waited(cells: pd.DataFrame) -> dict[str, float]:
-    known = cells[needs_host(cells) & cells["waited_for_core"].notna()] if "waited_for_core" in cells else cells.iloc[:0]
-    return {str(cell): float(share) for cell, share in zip(known["cell"], known.get("waited_for_core", ()), strict=True)}
+def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
+    """The number in it by cell, where there is one."""
+    known = cells[cells[column].notna()] if column in cells else cells.iloc[:0]
+    return {str(cell): float(value) for cell, value in zip(known["cell"], known.get(column, ()), strict=True)}
 
 
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:

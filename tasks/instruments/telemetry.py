@@ -79,8 +79,9 @@ def _cores() -> Iterator[Sample]:
         with suppress(OSError, IndexError, ValueError):  # that has just ended
             yield Sample("telemetry", "waited", "ns", float(path.read_text().split()[1]), step=int(path.parent.name))
     with suppress(OSError, IndexError, ValueError):
+        lines = _CORES.read_text().splitlines()  # first: what has no such file has none of the following either
         allowed, tick_ns = os.sched_getaffinity(0), 1e9 / os.sysconf("SC_CLK_TCK")
-        for name, *numbers in map(str.split, _CORES.read_text().splitlines()):
+        for name, *numbers in map(str.split, lines):
             if re.fullmatch(r"cpu\d+", name) and (core := int(name[3:])) in allowed:
                 user, nice, system = map(float, numbers[:3])
                 yield Sample("telemetry", "at work", "ns", (user + nice + system) * tick_ns, step=core)
