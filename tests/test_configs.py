@@ -39,8 +39,8 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"compile", "compilation", "jit", "utilisation"},
     ),
     "kernels": (
-        [*TRAINING, "precision=fp32", "compile=eager", "attention=naive,flash"],
-        [],
+        [*STEPS, "size=tiny", "context_length=64", "batch_size=4", "precision=fp32", "compile=eager", "attention=naive,flash"],
+        [],  # long enough that an operator which waits for a core for a millisecond is no twentieth of a step
         {"ok": 4},
         {"kernels", "kernel-coverage", "gemm-share", "non-gemm", "softmax-matmul", "kernel-classes", "kernel-modules",
          "kernel-diff"},
