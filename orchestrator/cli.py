@@ -76,8 +76,8 @@ choice_options = _with_options(
         click.option(
             "--retry",
             multiple=True,
-            type=click.Choice([*STATUSES, "disturbed"]),
-            help="Also cells of this status, or `disturbed` ones.",
+            type=click.Choice([*STATUSES, "disturbed", "beside"]),
+            help="Also cells of this status, those `disturbed`, or, one at a time, those that needed their host beside others.",
         ),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
@@ -365,6 +365,12 @@ def _conclude(summary: Any, request: Any) -> None:
         click.echo(
             f"{summary.disturbed} {word} timed while something else had the cores of the host: once it is gone, "
             f"--retry disturbed measures {'it' if summary.disturbed == 1 else 'them'} again"
+        )
+    if summary.beside:
+        word = "cell that needs its host was" if summary.beside == 1 else "cells that need their host were"
+        click.echo(
+            f"{summary.beside} {word} timed beside others, which may have slowed {'it' if summary.beside == 1 else 'them'}: "
+            "--retry beside measures again, one at a time"
         )
     click.echo(f"the tables: sweep report {folder}")
     if summary.refuted:

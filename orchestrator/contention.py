@@ -13,32 +13,19 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
+from orchestrator.alone import OneByOne, Placed
 from orchestrator.grid import Expansion, choose_sample
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, run_sweep
-from orchestrator.schedulers import LastingScheduler, OnStart, Scheduler
+from orchestrator.schedulers import LastingScheduler
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
-from tasks.harness.records import Attempt, Outcome, Status
-
-if TYPE_CHECKING:
-    import pandas as pd
+from tasks.harness.records import Status
 
 FOLDER = "alone"
 _SHARE = 0.05
 _FEWEST = 3
-_MOSTLY = 0.5  # of its time, that something ran beside a cell
-
-
-@dataclass(frozen=True)
-class Placed:
-    """Where a cell was measured. gpu: as CUDA_VISIBLE_DEVICES names it there; empty for the CPU. uuid: of that GPU."""
-
-    host: str
-    gpu: str
-    uuid: str
 
 
 def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
@@ -78,12 +65,14 @@ def cells_beside_others(request: Request) -> dict[str, Placed]:
     """By its id, each cell that was timed, and where: all of its successes beside others on that host, for most of their time."""
     import pandas as pd
 
+    from orchestrator.report.neighbours import MOSTLY, neighbours
+
     attempts = request.run.read("attempts", ["cell", "attempt", "status", "facts", "started_at", "wall_s"])
     if attempts.empty:
         return {}
     facts = pd.DataFrame([_facts(text) for text in attempts["facts"]], columns=["host", "gpu", "uuid"], index=attempts.index)
     attempts = attempts.join(facts)
-    attempts["beside"] = _beside_s(attempts) >= _MOSTLY * attempts["wall_s"]
+    attempts["beside"] = neighbours(attempts) >= MOSTLY
     well = attempts[attempts["status"] == Status.OK].sort_values(["cell", "attempt"])
     beside = well.groupby("cell").filter(lambda own: bool(own["beside"].all()))
     timed = set(_timed(request.run)) & {cell.id for cell in request.expansion.cells}
@@ -104,58 +93,11 @@ def _timed(run: Run) -> Iterable[str]:
     return [str(cell) for cell in steps["cell"].unique()]
 
 
-def _beside_s(attempts: pd.DataFrame) -> pd.Series[float]:
-    """How long others ran on the same host meanwhile, all of them together, in s."""
-    import numpy as np
-    import pandas as pd
-
-    beside = pd.Series(0.0, index=attempts.index)
-    begins = attempts["started_at"].map(lambda at: at.timestamp())
-    for _, own in attempts.groupby("host"):
-        begin, wall = begins[own.index].to_numpy(), own["wall_s"].to_numpy()
-        edges = np.concatenate([begin, begin + wall])
-        order = np.argsort(edges, kind="stable")
-        running = np.cumsum(np.repeat([1, -1], len(own))[order])
-        spent = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])  # by all of them, until each edge
-        until = np.interp(np.concatenate([begin, begin + wall]), edges[order], spent)
-        beside[own.index] = until[len(own) :] - until[: len(own)] - wall
-    return beside
-
-
 def request_alone(request: Request, sample: Iterable[Cell]) -> Request:
     """The same of these cells, in a folder within, with what the run has compiled already."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str((request.run.folder / "cache" / "inductor").absolute())}
     config = request.config.model_copy(update={"env": {**cache, **request.config.env}})
     return replace(request, config=config, expansion=Expansion(tuple(sample)), run=request.run.within(FOLDER))
-
-
-class OneByOne:
-    """A scheduler that measures one cell at a time, each on the GPU that it was on before, with all of its host to itself."""
-
-    def __init__(self, scheduler: Scheduler, placed: Mapping[str, Placed]) -> None:
-        self._scheduler = scheduler
-        self._placed = placed
-
-    def environments(self) -> list[Mapping[str, Any]]:
-        return self._scheduler.environments()
-
-    def places(self, device: str, kind: str | None = None) -> int:
-        return min(1, self._scheduler.places(device, kind))
-
-    def prepare(self, attempt: Attempt) -> None:
-        """They were, for the cells that ran beside each other."""
-
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        for attempt in attempts:
-            yield from self._scheduler.run([self._where_it_was(attempt)], on_start)
-
-    def close(self) -> None:
-        self._scheduler.close()
-
-    def _where_it_was(self, attempt: Attempt) -> Attempt:
-        placed = self._placed[attempt.cell.id]
-        env = {**attempt.settings.env, **({"CUDA_VISIBLE_DEVICES": placed.gpu} if placed.gpu else {})}
-        return replace(attempt, settings=replace(attempt.settings, env=env, alone_on=placed.host))
 
 
 def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], sample: Iterable[Cell]) -> Iterator[str]:

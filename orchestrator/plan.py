@@ -15,19 +15,24 @@ if TYPE_CHECKING:
     from orchestrator.store import Run
 
 PENDING = "pending"
-DISTURBED = "disturbed"  # beside the statuses: of a success while something else had the cores of its host
+# Flaws, of a success of a cell that needs its host: something else had the cores, or other cells ran there meanwhile.
+DISTURBED, BESIDE = FLAWS = ("disturbed", "beside")
 RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
 _NOT_ITS_FAULT = frozenset({Status.LOST})
 
 
 @dataclass(frozen=True)
 class Past:
-    """The finished attempts of one cell, oldest first. last_number: of the latest of them. disturbed: the success that counts."""
+    """The finished attempts of one cell, oldest first.
+
+    last_number: of the latest of them. replaced: how many successes count no more. flaws: of the success that counts.
+    """
 
     statuses: tuple[Status, ...] = ()
     walls_s: tuple[float, ...] = ()
     last_number: int = 0
-    disturbed: bool = False
+    replaced: int = 0
+    flaws: frozenset[str] = frozenset()
 
     @property
     def status(self) -> str:
@@ -39,7 +44,8 @@ class Past:
 
     @property
     def successes(self) -> int:
-        return self.statuses.count(Status.OK)
+        """Those that count."""
+        return self.statuses.count(Status.OK) - self.replaced
 
     @property
     def failures(self) -> int:
@@ -48,7 +54,7 @@ class Past:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also `disturbed`.
+    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
 
     infer_oom: whether an out-of-memory that was inferred will do. repeat: how often each cell is to be measured, in all: what
     its repetitions differ in is the noise of the machine.
@@ -63,11 +69,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """times: how often the cell will be measured; 0 where it is left alone."""
+    """times: how often the cell will be measured; 0 where it is left alone. replaces: whether in place of earlier successes."""
 
     cell: Cell
     times: int
     reason: str
+    replaces: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,11 @@ class Plan:
 def read_history(run: Run) -> dict[str, Past]:
     """What a run's folder knows of each cell."""
     history: dict[str, Past] = {}
-    for cell, number, status, wall in sorted(run.rows("attempts", ["cell", "attempt", "status", "wall_s"])):
+    rows = run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"])
+    for cell, number, status, wall, replaces in sorted(rows, key=lambda row: row[:2]):
         past = history.get(cell, Past())
-        history[cell] = Past((*past.statuses, _status(status, run)), (*past.walls_s, wall), number)
+        replaced = past.statuses.count(Status.OK) if replaces and status == Status.OK else past.replaced
+        history[cell] = Past((*past.statuses, _status(status, run)), (*past.walls_s, wall), number, replaced)
     return history
 
 
@@ -113,13 +122,11 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
     if status == PENDING:
         return Decision(cell, missing, "new")
     if status in choice.only:
-        return Decision(cell, max(missing, 1), f"asked for: was {status}")
+        return Decision(cell, max(missing, 1), f"asked for: was {status}", missing <= 0 < past.successes)
     if choice.fresh:
-        return Decision(cell, choice.repeat, f"fresh: was {status}")
-    if status in choice.retry:
-        return Decision(cell, max(missing, 1), f"retry: was {status}")
-    if past.disturbed and DISTURBED in choice.retry:
-        return Decision(cell, max(missing, 1), f"retry: was {DISTURBED}")
+        return Decision(cell, choice.repeat, f"fresh: was {status}", past.successes > 0)
+    for asked in sorted(choice.retry & {status, *past.flaws}):
+        return Decision(cell, choice.repeat, f"retry: was {asked}", past.successes > 0)
     if status == Status.OOM_INFERRED and not choice.infer_oom:
         return Decision(cell, missing, "was inferred, not measured")
     if status == Status.OK and missing > 0:

@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from orchestrator.cost import Conditions, Estimator, makespan_s
@@ -65,6 +65,7 @@ class Queue:
         self._deadline = deadline
         self._settings = settings
         self._history = plan.history
+        self._replacing = {decision.cell.id for decision in plan.decisions if decision.times and decision.replaces}
         self._folders = run.highest_attempts()
         self._all = cells
         self._places: Mapping[str, int] = {}
@@ -199,7 +200,8 @@ class Queue:
         return [self._inferred[place * len(self._inferred) // wanted] for place in range(wanted)]
 
     def _next_attempt(self, cell: Cell) -> Attempt:
-        attempt = self._number(cell)
+        attempt = replace(self._number(cell), replaces=cell.id in self._replacing)
+        self._replacing.discard(cell.id)
         self._running[cell.id, attempt.number] = Begun(cell, time.monotonic())
         return attempt
 

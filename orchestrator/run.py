@@ -18,12 +18,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import nsys
+from orchestrator.alone import OneByOne
 from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
 from orchestrator.errors import EnvironmentError, GpusLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
-from orchestrator.plan import DISTURBED, Choice, Plan, make_plan, read_history
+from orchestrator.plan import BESIDE, DISTURBED, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display
 from orchestrator.queue import Inferring, Queue
@@ -66,7 +67,7 @@ class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
     broken: what ended it before, where that is for the user to mend.
-    disturbed: how many of the cells that it measured were timed while something else had the cores of their host.
+    disturbed, beside: how many of the cells that it measured have that flaw.
     foreseen: cells left out because they were predicted to run out of memory. verified: those that were inferred to, and measured
     all the same; refuted: which of them fit.
     """
@@ -78,6 +79,7 @@ class Summary:
     late: int = 0
     left: int = 0
     disturbed: int = 0
+    beside: int = 0
     foreseen: int = 0
     verified: int = 0
     refuted: tuple[Cell, ...] = ()
@@ -122,8 +124,9 @@ def last_command(run: Run) -> str:
 
 def plan_request(request: Request, choice: Choice) -> Plan:
     history = read_history(request.run)
-    if DISTURBED in choice.retry:
-        history |= {cell: replace(history[cell], disturbed=True) for cell in _disturbed(_load_cells(request.run))}
+    if choice.retry & set(FLAWS):
+        for flaw, cells in _flawed(_load_cells(request.run)).items():
+            history |= {cell: replace(history[cell], flaws=history[cell].flaws | {flaw}) for cell in cells}
     return make_plan(request.expansion.cells, history, choice, request.config.limits.attempts)
 
 
@@ -149,6 +152,8 @@ class Means:
 
 def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     """Measures what the plan says. Everything finished is kept, however this ends."""
+    if BESIDE in choice.retry:
+        means = _one_at_a_time(means)
     limit = means.time_limit_s
     deadline = None if limit is None else time.monotonic() + limit - _SAVING_S
     summary, commit = Summary(), git_commit()
@@ -177,8 +182,13 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)
         summary.late, summary.verified, summary.refuted = queue.late, queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
-        summary.disturbed = len(measured & _derive(writer))
+        flawed = _derive(writer)
+        summary.disturbed, summary.beside = (len(measured & flawed[flaw]) for flaw in (DISTURBED, BESIDE))
     return summary
+
+
+def _one_at_a_time(means: Means) -> Means:
+    return replace(means, open_scheduler=lambda example: OneByOne(means.open_scheduler(example)))
 
 
 def make_settings(request: Request, start_method: StartMethod | None) -> Settings:
@@ -418,11 +428,11 @@ def _recover(writer: RunWriter, commit: str | None) -> int:
     return len(outcomes)
 
 
-def _derive(writer: RunWriter) -> set[str]:
-    """Writes the row of each cell; gives the disturbed ones."""
+def _derive(writer: RunWriter) -> dict[str, set[str]]:
+    """Writes the row of each cell; gives those with each flaw."""
     cells = _load_cells(writer)
     writer.write_cells(cells)
-    return _disturbed(cells)
+    return _flawed(cells)
 
 
 def _load_cells(run: Run) -> pd.DataFrame:
@@ -431,10 +441,11 @@ def _load_cells(run: Run) -> pd.DataFrame:
     return load_results(run).cells
 
 
-def _disturbed(cells: pd.DataFrame) -> set[str]:
+def _flawed(cells: pd.DataFrame) -> dict[str, set[str]]:
+    """The cells with each flaw."""
     from orchestrator.report.derive import flagged
 
-    return flagged(cells, DISTURBED)
+    return {flaw: flagged(cells, flaw) for flaw in FLAWS}
 
 
 @contextmanager

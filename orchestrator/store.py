@@ -72,6 +72,7 @@ ATTEMPTS = pa.schema(
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("wall_s", pa.float64()),
         ("timeout_s", pa.float64()),
+        ("replaces", pa.bool_()),
         ("commit", pa.string()),
     ]
 )
@@ -398,6 +399,7 @@ def _attempt_row(outcome: Outcome) -> dict[str, Any]:
         "started_at": datetime.fromtimestamp(outcome.started_at, UTC),
         "wall_s": outcome.wall_s,
         "timeout_s": outcome.attempt.settings.timeout_s,
+        "replaces": outcome.attempt.replaces,
     }
 
 

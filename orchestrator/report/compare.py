@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
-from orchestrator.report.derive import MOST_WAITED, flagged, needs_host, step_attempts
+from orchestrator.report.derive import MOST_WAITED, flagged, needs_host, step_attempts, that_count
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.statistics import summarise
@@ -224,9 +224,8 @@ def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
 
 
 def sides_of(run: Run, results: Results) -> dict[str, Side]:
-    """By cell, of every attempt that went well."""
-    attempts = run.read("attempts", ["cell", "attempt", "status"])
-    well = attempts.loc[attempts["status"] == "ok", ["cell", "attempt"]]
+    """By cell, of every success that counts."""
+    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
     steps = step_attempts(run.read("samples").merge(well, on=["cell", "attempt"]))
     if steps.empty:
         return {}

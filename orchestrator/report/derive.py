@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.report.gpus import peak_tflops
+from orchestrator.report.neighbours import MOSTLY, hosts_of, neighbours
 from orchestrator.report.statistics import STATISTICS, summarise
 from orchestrator.store import give_back_memory
 
@@ -67,7 +68,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         return pd.DataFrame(
             {name: pd.Series(dtype=of) for name, of in (("cell", "string"), ("status", "string"), ("attempt", "Int32"))}
         )
-    chosen = _chosen(attempts)
+    chosen = _chosen(attempts.assign(neighbours=_neighbours(attempts)))
     rows = chosen.merge(_count_attempts(attempts), on="cell")
     params = _unfold(rows["params"])
     evidence, facts = _unfold(rows["evidence"]), _unfold(rows["facts"])
@@ -75,7 +76,8 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         [
             rows[["cell", "task"]],
             params,
-            rows[["status", "stage", "phase", "attempt", "attempts", "repetitions", "started_at", "wall_s", "commit"]],
+            rows[["status", "stage", "phase", "attempt", "attempts", "repetitions", "started_at", "wall_s", "neighbours"]],
+            rows[["commit"]],
             _columns(facts, _FACTS, taken=params),
             _columns(evidence, _EVIDENCE, taken=params),
             facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops"),
@@ -300,9 +302,21 @@ def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """And how many of them were successes."""
-    ended_well = (attempts["status"] == "ok").groupby(attempts["cell"])
-    return ended_well.agg(attempts="size", repetitions="sum").reset_index()
+    """And how many of them are successes that count."""
+    counted = {"attempts": attempts, "repetitions": that_count(attempts)}
+    counts = pd.DataFrame({name: rows.groupby("cell").size() for name, rows in counted.items()})
+    return counts.fillna(0).astype(int).reset_index(names="cell")
+
+
+def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
+    """The successes of each cell since one was measured in place of all before it."""
+    well = attempts[attempts["status"] == "ok"]
+    replacing = well[well["replaces"].fillna(False).astype(bool)].groupby("cell")["attempt"].max()
+    return well[well["attempt"] >= well["cell"].map(replacing).astype("float64").fillna(0)]
+
+
+def _neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
+    return neighbours(attempts[["started_at", "wall_s"]].assign(host=hosts_of(attempts["facts"])))
 
 
 _NESTED = (dict, list)
@@ -394,7 +408,8 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
 def _with_host(wide: pd.DataFrame) -> pd.DataFrame:
     """`waits_for_host`: whether the host was hardly ever ahead of the device in a step, which then takes as long as the host.
 
-    `disturbed`: whether what else ran on the host took its cores meanwhile, where that makes a step longer.
+    Where that makes a step longer, `disturbed`: whether what else ran on the host took its cores meanwhile, and `beside`: whether
+    other cells ran there.
 
     Of 36 cells measured on two H200 machines, among neighbours and alone, the 19 whose host was further ahead took the same
     within 1.3 %; the 17 others took up to 1.41 times as long among neighbours.
@@ -405,6 +420,10 @@ def _with_host(wide: pd.DataFrame) -> pd.DataFrame:
     if "waited_for_core" in wide:
         waited = wide["waited_for_core"]
         wide["disturbed"] = (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
+    known = wide["neighbours"].notna()
+    if not known.any():
+        return wide.drop(columns="neighbours")
+    wide["beside"] = (needs_host(wide) & (wide["neighbours"] >= MOSTLY)).astype("boolean").where(known)
     return wide
 
 

@@ -175,7 +175,8 @@ def provenance(results: Results) -> str:
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
         _repetitions(cells),
-        _disturbed(cells),
+        _flawed(cells, "disturbed", "while something else had the cores"),
+        _flawed(cells, "beside", "needed their host beside others"),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),
     ]
@@ -205,9 +206,9 @@ def _repetitions(cells: pd.DataFrame) -> str:
     return f"the last of up to {often} times measured" if often > 1 else ""
 
 
-def _disturbed(cells: pd.DataFrame) -> str:
-    count = int(cells["disturbed"].sum()) if "disturbed" in cells else 0
-    return f"{count} of {len(cells)} cells while something else had the cores" if count else ""
+def _flawed(cells: pd.DataFrame, flaw: str, said: str) -> str:
+    count = int(cells[flaw].sum()) if flaw in cells else 0
+    return f"{count} of {len(cells)} cells {said}" if count else ""
 
 
 def _dates(cells: pd.DataFrame) -> str:

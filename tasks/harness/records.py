@@ -54,12 +54,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a cell. `folder` holds everything it leaves behind."""
+    """One try at a cell. `folder` holds everything it leaves behind.
+
+    replaces: whether a success is in place of the earlier ones, and no repetition of them.
+    """
 
     cell: Cell
     number: int
     folder: str
     settings: Settings
+    replaces: bool = False
 
     @property
     def path(self) -> Path:
@@ -73,6 +77,7 @@ class Attempt:
             "number": self.number,
             "folder": self.folder,
             "settings": asdict(self.settings),
+            "replaces": self.replaces,
         }
         return json.dumps(body, indent=1)
 
@@ -80,7 +85,8 @@ class Attempt:
     def from_json(cls, text: str) -> Attempt:
         body = json.loads(text)
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()}
-        return cls(make_cell(body["task"], body["params"]), body["number"], body["folder"], Settings(**settings))
+        cell, replaces = make_cell(body["task"], body["params"]), body.get("replaces", False)
+        return cls(cell, body["number"], body["folder"], Settings(**settings), replaces)
 
 
 @dataclass(frozen=True)

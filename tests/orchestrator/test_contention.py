@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.contention import OneByOne, Placed, cells_beside_others, request_alone, run_and_check
+from orchestrator.contention import cells_beside_others, request_alone, run_and_check
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.store import Run
 from tasks.harness.records import Attempt, Outcome, Sample, Status
-from tests.orchestrator.test_run import CPU, FakeScheduler, Silent
+from tests.orchestrator.test_run import FakeScheduler, Silent
 
 CONFIG = """
 name: test
@@ -183,12 +183,3 @@ def test_alone_the_compilers_cache_of_the_run_is_used(request_of: Callable[..., 
     assert alone.config.env["TORCHINDUCTOR_CACHE_DIR"] == str(request.run.folder.absolute() / "cache" / "inductor")
     own = request_of(CONFIG + "env: {TORCHINDUCTOR_CACHE_DIR: /mine}\n")
     assert request_alone(own, []).config.env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
-
-
-def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
-    attempt = make_attempt()
-    scheduler = FakeScheduler(lambda one: measured(one, 0, 1), CPU)
-    alone = OneByOne(scheduler, {attempt.cell.id: Placed("one", "", "")})
-    assert alone.places("cuda") == 1
-    assert len(list(alone.run([attempt, attempt], lambda started: None))) == 2
-    assert "CUDA_VISIBLE_DEVICES" not in scheduler.begun[0].settings.env

@@ -38,11 +38,27 @@ def test_what_is_done_is_kept(status: Status) -> None:
 
 def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
     one, other = cell(), cell(batch_size=2)
-    history = {one.id: Past((S.OK,), (1.0,), 1, disturbed=True), other.id: Past((S.OK,), (1.0,), 1)}
+    history = {one.id: Past((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})), other.id: Past((S.OK,), (1.0,), 1)}
     assert make_plan([one, other], history, DEFAULT, 3).to_run == []
     plan = make_plan([one, other], history, Choice(retry=frozenset({"disturbed"})), 3)
     assert plan.to_run == [one]
-    assert plan.decisions[0].reason == "retry: was disturbed"
+    assert (plan.decisions[0].reason, plan.decisions[0].replaces) == ("retry: was disturbed", True)
+    assert make_plan([one, other], history, Choice(retry=frozenset({"beside"})), 3).to_run == []
+
+
+def test_a_success_that_was_replaced_is_no_repetition() -> None:
+    one = cell()
+    history = {one.id: Past((S.OK, S.OK, S.CRASHED), (1.0,) * 3, 3, replaced=1)}
+    decision = make_plan([one], history, Choice(repeat=3), 3).decisions[0]
+    assert (decision.times, decision.replaces, decision.reason) == (2, False, "repeat: measured 1 of 3 times")
+
+
+@pytest.mark.parametrize("choice", [Choice(retry=frozenset({"ok"}), repeat=3), Choice(fresh=True, repeat=3)])
+def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice) -> None:
+    one = cell()
+    decision = make_plan([one], {one.id: Past((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
+    assert (decision.times, decision.replaces) == (3, True)
+    assert not make_plan([one], {one.id: Past((S.FAILED,), (1.0,), 1)}, choice, 3).decisions[0].replaces
 
 
 def test_up_to_the_limit_of_attempts() -> None:

@@ -1,0 +1,121 @@
+"""One cell at a time, and what is measured so again in place of what was measured beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.alone import OneByOne, Placed
+from orchestrator.plan import BESIDE, Choice
+from orchestrator.report.compare import sides_of
+from orchestrator.report.frames import load_results
+from orchestrator.run import Means, Request, Summary, resolve, run_sweep
+from orchestrator.schedulers import OnStart
+from tasks.harness.records import Attempt, Outcome, Sample, Status
+from tests.orchestrator.test_run import CPU, FakeScheduler, Silent
+
+CONFIG = """
+name: test
+grids:
+  - task: train_step
+    axes: {context_length: [16, 32, 64]}
+    fixed: {device: cpu, size: tiny}
+"""
+AGAIN = Choice(retry=frozenset({BESIDE}))
+
+
+def at(attempt: Attempt, begin: float, ms: float) -> Outcome:
+    samples = tuple(Sample("timing", "duration", "ms", ms + 0.01 * step, "synced", "step", step) for step in range(10))
+    return Outcome(attempt, Status.OK, "", "", {}, {"host": "one"}, samples, 1.7e9 + begin, 10.0)
+
+
+def length_of(attempt: Attempt) -> int:
+    return int(attempt.cell.params.values()["context_length"])
+
+
+def measured(attempt: Attempt) -> Outcome:
+    """First the two shorter ones beside each other, a fifth slower for it; later one after the other."""
+    begin = (
+        {16: 0.0, 32: 1.0, 64: 20.0}[length_of(attempt)] if attempt.number == 1 else 1000.0 * attempt.number + length_of(attempt)
+    )
+    return at(attempt, begin, 12.0 if begin < 10 else 10.0)
+
+
+class Counting(FakeScheduler):
+    """at_once: what it was given each time."""
+
+    def __init__(self, measure: Callable[[Attempt], Outcome]) -> None:
+        super().__init__(measure)
+        self.at_once: list[list[Attempt]] = []
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        self.at_once.append(list(attempts))
+        return super().run(self.at_once[-1], on_start)
+
+
+@pytest.fixture
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[], Request]:
+    return lambda: resolve(write_config(CONFIG), [], [], tmp_path / "out")
+
+
+def go(request: Request, scheduler: FakeScheduler, choice: Choice = AGAIN, **more: Any) -> Summary:
+    return run_sweep(request, choice, Means(lambda example: scheduler, lambda total, left: Silent(), **more))
+
+
+def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
+    attempt = make_attempt(context_length=16)
+    scheduler = FakeScheduler(lambda one: measured(one), CPU)
+    alone = OneByOne(scheduler, {attempt.cell.id: Placed("one", "", "")})
+    assert alone.places("cuda") == 1
+    assert len(list(alone.run([attempt, attempt], lambda started: None))) == 2
+    assert "CUDA_VISIBLE_DEVICES" not in scheduler.begun[0].settings.env
+
+
+def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_place(request_of: Callable[[], Request]) -> None:
+    summary = go(request_of(), FakeScheduler(measured), Choice())
+    assert (summary.beside, summary.disturbed) == (2, 0)
+    cells = load_results(request_of().run).cells.set_index("context_length")
+    assert cells["beside"].to_dict() == {16: True, 32: True, 64: False}
+    assert cells["neighbours"].to_dict() == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
+
+    scheduler = Counting(measured)
+    summary = go(request_of(), scheduler)
+    assert [[length_of(attempt) for attempt in at_once] for at_once in scheduler.at_once] == [[16], [32]]
+    assert (summary.beside, summary.statuses) == (0, {Status.OK: 2})
+    run = request_of().run
+    assert [side.medians_ms for side in sides_of(run, load_results(run)).values()] == [pytest.approx((10.045,))] * 3
+    after = load_results(run).cells.set_index("context_length")
+    assert after[["attempts", "repetitions", "beside"]].to_dict("index") == {
+        16: {"attempts": 2, "repetitions": 1, "beside": False},
+        32: {"attempts": 2, "repetitions": 1, "beside": False},
+        64: {"attempts": 1, "repetitions": 1, "beside": False},
+    }
+    assert not go(request_of(), FakeScheduler(measured)).statuses
+
+
+def test_repetitions_of_what_is_measured_again_add_to_it_alone(request_of: Callable[[], Request]) -> None:
+    go(request_of(), FakeScheduler(measured), Choice())
+    scheduler = FakeScheduler(measured)
+    go(request_of(), scheduler, Choice(retry=frozenset({BESIDE}), repeat=2))
+    assert [(length_of(one), one.number, one.replaces) for one in scheduler.begun] == [
+        (16, 2, True), (32, 2, True), (64, 2, False), (16, 3, False), (32, 3, False),
+    ]  # fmt: skip
+    run = request_of().run
+    assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
+    assert sorted(len(side.medians_ms) for side in sides_of(run, load_results(run)).values()) == [2, 2, 2]
+
+
+def test_what_fails_when_it_is_measured_again_takes_nobodys_place(request_of: Callable[[], Request]) -> None:
+    def crashing(attempt: Attempt) -> Outcome:
+        return Outcome(attempt, Status.CRASHED, "", "", {}, {"host": "one"}, (), 1.7e9 + 1000, 1.0)
+
+    go(request_of(), FakeScheduler(measured), Choice())
+    go(request_of(), FakeScheduler(crashing))
+    cells = load_results(request_of().run).cells.set_index("context_length")
+    assert cells.loc[16, ["status", "attempt", "repetitions"]].to_list() == ["ok", 1, 1]
+    scheduler = FakeScheduler(measured)
+    go(request_of(), scheduler)
+    assert [length_of(attempt) for attempt in scheduler.begun] == [16, 32]
