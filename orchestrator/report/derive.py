@@ -420,10 +420,11 @@ def _with_host(wide: pd.DataFrame) -> pd.DataFrame:
     if "waited_for_core" in wide:
         waited = wide["waited_for_core"]
         wide["disturbed"] = (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
-    known = wide["neighbours"].notna()
-    if not known.any():
+    if not wide["neighbours"].notna().any():
         return wide.drop(columns="neighbours")
-    wide["beside"] = (needs_host(wide) & (wide["neighbours"] >= MOSTLY)).astype("boolean").where(known)
+    if "step_ms_median" in wide:
+        known = wide["neighbours"].notna() & wide["step_ms_median"].notna()
+        wide["beside"] = (needs_host(wide) & (wide["neighbours"] >= MOSTLY)).astype("boolean").where(known)
     return wide
 
 

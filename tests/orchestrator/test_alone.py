@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,17 @@ def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_p
         64: {"attempts": 1, "repetitions": 1, "beside": False},
     }
     assert not go(request_of(), FakeScheduler(measured)).statuses
+
+
+def test_what_was_not_timed_was_slowed_by_nobody(request_of: Callable[[], Request]) -> None:
+    def one_runs_out(attempt: Attempt) -> Outcome:
+        outcome = measured(attempt)
+        return replace(outcome, status=Status.OOM, samples=()) if length_of(attempt) == 16 else outcome
+
+    assert go(request_of(), FakeScheduler(one_runs_out), Choice()).beside == 1
+    scheduler = FakeScheduler(measured)
+    go(request_of(), scheduler)
+    assert [length_of(attempt) for attempt in scheduler.begun] == [32]
 
 
 def test_repetitions_of_what_is_measured_again_add_to_it_alone(request_of: Callable[[], Request]) -> None:
