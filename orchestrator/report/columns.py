@@ -127,6 +127,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("host_lead_ms", "ms", "how far the host was ahead of the device at the end of a phase, the largest median of all"),
     Column("waits_for_host", "", "whether that is less than a tenth of a step: the host is then the bottleneck"),
     Column("waited_for_core", "", "of the timing, how long a thread at most waited for a core that others had: a fraction"),
+    Column("host_pace_{when}", "1/ms", "small operations that the host hands to torch, before the timing or after: its speed"),
     Column("disturbed", "", "whether that is more than 0.1, of a cell that needs its host: something else had the cores"),
     Column("beside", "", "whether those are 0.5 or more, of a cell that needs its host: they may have slowed it"),
     Column("tokens_per_s", "tokens/s", "over the median of the whole step"),

@@ -3,7 +3,8 @@
 What a process measures scatters within it, which the interval of its median tells, and from process to process, which
 only repetitions tell (`sweep run --repeat`): on an H200 host-bound cells differ by several percent between two processes
 that do the same, others by less than a thousandth. A difference counts where the intervals of the two sides leave a gap
-*and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed.
+*and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed, and in
+operations of the host where a cell needs that and its speed differed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ WAITS = "it waits for its host"
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
-_CLOCKS_DIFFER = 0.01
+_SPEEDS_DIFFER = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
 
@@ -49,7 +50,8 @@ class Side:
 
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
     clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
-    waited_for_core: where the cell needs its host, the share of the timing that a thread waited for a core of it.
+    waited_for_core, pace: where the cell needs its host, the share of the timing that a thread waited for a core of it, and the
+    host's speed in operations a ms.
     """
 
     medians_ms: tuple[float, ...]
@@ -58,6 +60,7 @@ class Side:
     clock_mhz: float | None = None
     waits: bool = False
     waited_for_core: float = 0.0
+    pace: float | None = None
 
     @property
     def ms(self) -> float:
@@ -173,8 +176,10 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
     if not _apart(before, after, verdict):
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
-    if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
-        return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
+    clocks, paces = (before.clock_mhz, after.clock_mhz), (before.pace, after.pace)
+    for speeds, said in ((clocks, "the clock: {:.0f} → {:.0f} MHz"), (paces, "the host: {:.0f} → {:.0f} operations a ms")):
+        if _differ(*speeds) and not _apart(_scaled(before, speeds[0]), _scaled(after, speeds[1]), verdict):
+            return so(Verdict.AMBIGUOUS, said.format(*speeds))
     if (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > MOST_WAITED:
         return so(Verdict.AMBIGUOUS, f"something else had the cores {waited:.0%} of the time")
     return so(verdict, WAITS if before.waits or after.waits else "")
@@ -232,7 +237,9 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     summary = summarise(steps, ["cell", "attempt"])
     cells = results.cells
     clocks, waiting = _known(cells, "sm_clock_after"), flagged(cells, "waits_for_host")
-    waited = _known(cells[needs_host(cells)], "waited_for_core")
+    needing = cells[needs_host(cells)]
+    waited, *paces = (_known(needing, name) for name in ("waited_for_core", "host_pace_before", "host_pace_after"))
+    pace = {cell: (before + paces[1][cell]) / 2 for cell, before in paces[0].items() if cell in paces[1]}
     return {
         cell: Side(
             tuple(own["median"]),
@@ -241,6 +248,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             clocks.get(cell),
             cell in waiting,
             waited.get(cell, 0.0),
+            pace.get(cell),
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
@@ -257,15 +265,15 @@ def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
     return after.low_ms > before.high_ms if verdict is Verdict.SLOWER else after.high_ms < before.low_ms
 
 
-def _clocks_differ(before: Side, after: Side) -> bool:
-    if not before.clock_mhz or not after.clock_mhz:
-        return False
-    return abs(after.clock_mhz / before.clock_mhz - 1) > _CLOCKS_DIFFER
+def _differ(before: float | None, after: float | None) -> bool:
+    """Two speeds that are known."""
+    return before is not None and after is not None and abs(after / before - 1) > _SPEEDS_DIFFER
 
 
-def _in_cycles(side: Side) -> Side:
-    clock = side.clock_mhz or 1.0
-    return Side(tuple(ms * clock for ms in side.medians_ms), side.low_ms * clock, side.high_ms * clock)
+def _scaled(side: Side, speed: float | None) -> Side:
+    """In cycles instead of ms, or in operations of the host."""
+    by = speed or 1.0
+    return Side(tuple(ms * by for ms in side.medians_ms), side.low_ms * by, side.high_ms * by)
 
 
 def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:

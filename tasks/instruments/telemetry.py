@@ -5,6 +5,9 @@ wait for a core that something else had: Linux counts how long each thread waits
 to a hundredth of a second (proc(5)). Threads of a process wait for each other, too, which is the lesser of the two if
 nothing else runs. A neighbour that takes a core half of the time shows as 0.5, one at niceness 19 hardly. Read once each, some
 milliseconds: nothing polls beside the measurement. A counter that is refused, as in many containers, is null with the reason.
+
+What runs beside a virtual machine it does not count. That shows in `host_pace`: how fast the host hands small operations to
+torch, before the timing and after.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 
 import pynvml
 
+from tasks.harness.pace import host_pace
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 
@@ -69,6 +73,18 @@ def tell_waits(session: Session) -> Iterator[Sample]:
     yield Sample("telemetry", "waited_for_core", "", share, "timing", note=note)
 
 
+def pace_before(session: Session) -> list[Sample]:
+    return [_pace("before")]
+
+
+def pace_after(session: Session) -> list[Sample]:
+    return [_pace("after")]
+
+
+def _pace(mode: str) -> Sample:
+    return Sample("telemetry", "host_pace", "1/ms", host_pace(), mode)
+
+
 def _cores() -> Iterator[Sample]:
     """The clock, and what this process had of the cores; by its number what each of its threads has waited since it began, and
     how long each core that it may use was at work.
@@ -113,7 +129,9 @@ def _try(read: Callable[[_Handle], float], handle: _Handle) -> tuple[float | Non
 
 STAGES = (
     Stage("telemetry before", 15, read_before),
+    Stage("pace before", 22, pace_before),
     Stage("cores before", 22, look_at_cores),
     Stage("cores after", 26, tell_waits),
+    Stage("pace after", 26, pace_after),
     Stage("telemetry after", 30, read_after),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from tasks.harness.pace import host_pace
 from tasks.instruments import telemetry
 
 
@@ -122,3 +125,10 @@ def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(monkeypatch
     (beside,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
     assert beside.value is not None
     assert beside.value > 1.0  # a second of each, in no time
+
+
+def test_a_pace_is_operations_a_ms_and_a_chunk_that_was_held_up_does_not_move_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk of 50 takes 100 µs, every third ten times as long."""
+    passed = itertools.chain.from_iterable((0, 1_000_000 if chunk % 3 == 0 else 100_000) for chunk in itertools.count())
+    monkeypatch.setattr(time, "perf_counter_ns", partial(next, itertools.accumulate(passed)))
+    assert host_pace() == pytest.approx(500.0)

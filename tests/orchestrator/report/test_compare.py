@@ -93,6 +93,7 @@ def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
 
 
 CALM = Noise(0.001, 20)
+SLOWED = "the host: {} → {} operations a ms"
 OTHERS = "something else had the cores {} of the time"
 
 
@@ -110,6 +111,9 @@ OTHERS = "something else had the cores {} of the time"
         (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Side((10.0,), 9.9, 10.1), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1), Side((10.0,), 9.9, 10.1, waited_for_core=0.12), Verdict.FASTER, ""),  # and yet
+        (Side((10.0,), 9.9, 10.1, pace=500), Side((15.0,), 14.9, 15.1, pace=333), Verdict.AMBIGUOUS, SLOWED.format(500, 333)),
+        (Side((10.0,), 9.9, 10.1, pace=500), Side((15.0,), 14.9, 15.1, pace=400), Verdict.SLOWER, ""),  # than the host was
+        (Side((10.0,), 9.9, 10.1, pace=500), Side((15.0,), 14.9, 15.1), Verdict.SLOWER, ""),
     ],
 )
 def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
@@ -195,6 +199,31 @@ def test_what_waits_for_its_host_is_said_where_it_differs(
 
 def waited(outcome: Outcome, share: float | None) -> Outcome:
     return replace(outcome, samples=(*outcome.samples, Sample("telemetry", "waited_for_core", "", share, "timing")))
+
+
+def paced(outcome: Outcome, before: float, after: float) -> Outcome:
+    paces = (Sample("telemetry", "host_pace", "1/ms", value, when) for when, value in (("before", before), ("after", after)))
+    return replace(outcome, samples=(*outcome.samples, *paces))
+
+
+def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
+    tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
+) -> None:
+    slow, gpu = (22.0, 23.0, 24.0), {"device": "cuda"}
+    quick, lagging = ({"step_ms": ms} for ms in ((11.0, 11.5, 12.0), slow))
+    before = write(
+        tmp_path / "a",
+        paced(make_outcome(batch_size=1, **quick), 420.0, 380.0),
+        paced(queued(make_outcome(batch_size=2, **gpu), 10.0, 20.0), 400.0, 400.0),
+    )
+    after = write(
+        tmp_path / "b",
+        paced(make_outcome(batch_size=1, **lagging), 220.0, 180.0),
+        paced(queued(make_outcome(batch_size=2, **gpu), 20.0, 40.0), 200.0, 200.0),
+    )
+    done = sweep_here("compare", before.folder, after.folder)
+    assert done.stdout.count(SLOWED.format(400, 200)) == 1  # the GPU's host was ahead
+    assert "1 SLOWER, 1 AMBIGUOUS" in done.stdout
 
 
 def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
