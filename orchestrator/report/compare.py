@@ -3,8 +3,8 @@
 What a process measures scatters within it, which the interval of its median tells, and from process to process, which
 only repetitions tell (`sweep run --repeat`): on an H200 host-bound cells differ by several percent between two processes
 that do the same, others by less than a thousandth. A difference counts where the intervals of the two sides leave a gap
-*and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed, and in
-operations of the host where a cell needs that and its speed differed.
+*and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed, and where
+a cell needs its host in operations of that, as fast as it was seen to be.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAITS = "it waits for its host"
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
-_SPEEDS_DIFFER = 0.01
+_CLOCKS_DIFFER = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
 
@@ -50,8 +50,8 @@ class Side:
 
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
     clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
-    waited_for_core, pace: where the cell needs its host, the share of the timing that a thread waited for a core of it, and the
-    host's speed in operations a ms.
+    waited_for_core, paces: where the cell needs its host, the share of the timing that a thread waited for a core of it, and the
+    least and the greatest that is known of the host's speed, in operations a ms.
     """
 
     medians_ms: tuple[float, ...]
@@ -60,7 +60,7 @@ class Side:
     clock_mhz: float | None = None
     waits: bool = False
     waited_for_core: float = 0.0
-    pace: float | None = None
+    paces: tuple[float, float] | None = None
 
     @property
     def ms(self) -> float:
@@ -176,10 +176,10 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
     if not _apart(before, after, verdict):
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
-    clocks, paces = (before.clock_mhz, after.clock_mhz), (before.pace, after.pace)
-    for speeds, said in ((clocks, "the clock: {:.0f} → {:.0f} MHz"), (paces, "the host: {:.0f} → {:.0f} operations a ms")):
-        if _differ(*speeds) and not _apart(_scaled(before, speeds[0]), _scaled(after, speeds[1]), verdict):
-            return so(Verdict.AMBIGUOUS, said.format(*speeds))
+    if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
+        return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
+    if before.paces and after.paces and not _apart(_in_operations(before), _in_operations(after), verdict):
+        return so(Verdict.AMBIGUOUS, f"the host: {_told(before.paces)} → {_told(after.paces)} operations a ms")
     if (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > MOST_WAITED:
         return so(Verdict.AMBIGUOUS, f"something else had the cores {waited:.0%} of the time")
     return so(verdict, WAITS if before.waits or after.waits else "")
@@ -238,8 +238,8 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     cells = results.cells
     clocks, waiting = _known(cells, "sm_clock_after"), flagged(cells, "waits_for_host")
     needing = cells[needs_host(cells)]
-    waited, *paces = (_known(needing, name) for name in ("waited_for_core", "host_pace_before", "host_pace_after"))
-    pace = {cell: (before + paces[1][cell]) / 2 for cell, before in paces[0].items() if cell in paces[1]}
+    waited = _known(needing, "waited_for_core")
+    paces = _both_known(needing, "host_pace_before", "host_pace_after")
     return {
         cell: Side(
             tuple(own["median"]),
@@ -248,7 +248,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             clocks.get(cell),
             cell in waiting,
             waited.get(cell, 0.0),
-            pace.get(cell),
+            paces.get(cell),
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
@@ -260,20 +260,40 @@ def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
     return {str(cell): float(value) for cell, value in zip(known["cell"], known.get(column, ()), strict=True)}
 
 
+def _both_known(cells: pd.DataFrame, *columns: str) -> dict[str, tuple[float, float]]:
+    """The least and the greatest of the numbers in them, where all are there."""
+    known = [_known(cells, column) for column in columns]
+    every = {cell: [one[cell] for one in known] for cell in set.intersection(*map(set, known))}
+    return {cell: (min(values), max(values)) for cell, values in every.items()}
+
+
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
     """Whether a gap is between the intervals, on the side that the verdict says."""
     return after.low_ms > before.high_ms if verdict is Verdict.SLOWER else after.high_ms < before.low_ms
 
 
-def _differ(before: float | None, after: float | None) -> bool:
-    """Two speeds that are known."""
-    return before is not None and after is not None and abs(after / before - 1) > _SPEEDS_DIFFER
+def _clocks_differ(before: Side, after: Side) -> bool:
+    if not before.clock_mhz or not after.clock_mhz:
+        return False
+    return abs(after.clock_mhz / before.clock_mhz - 1) > _CLOCKS_DIFFER
 
 
-def _scaled(side: Side, speed: float | None) -> Side:
-    """In cycles instead of ms, or in operations of the host."""
-    by = speed or 1.0
-    return Side(tuple(ms * by for ms in side.medians_ms), side.low_ms * by, side.high_ms * by)
+def _in_cycles(side: Side) -> Side:
+    clock = side.clock_mhz or 1.0
+    return _scaled(side, clock, clock)
+
+
+def _in_operations(side: Side) -> Side:
+    """How many of the host's the step takes: its speed is known before the timing and after, and not between."""
+    return _scaled(side, *(side.paces or (1.0, 1.0)))
+
+
+def _scaled(side: Side, low: float, high: float) -> Side:
+    return Side(side.medians_ms, side.low_ms * low, side.high_ms * high)
+
+
+def _told(paces: tuple[float, float]) -> str:
+    return " to ".join(dict.fromkeys(f"{pace:.0f}" for pace in paces))
 
 
 def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:

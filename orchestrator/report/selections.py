@@ -53,3 +53,8 @@ def having(*columns: str) -> Selection:
         return cells[cells[present].notna().any(axis=1)] if present else cells.iloc[:0]
 
     return choose
+
+
+def marked(column: str) -> Selection:
+    """The cells of which that is known to be true."""
+    return lambda cells: cells[cells[column].fillna(False).astype(bool)] if column in cells else cells.iloc[:0]

@@ -6,7 +6,7 @@ from orchestrator.report.allocation_tables import ALLOCATION_TABLES
 from orchestrator.report.kernel_tables import KERNEL_TABLES
 from orchestrator.report.layouts import Across, ByPhase, Growth, Ladder, Listing
 from orchestrator.report.memory_tables import MEMORY_TABLES
-from orchestrator.report.selections import both, having, of_task, varying, with_baseline
+from orchestrator.report.selections import both, having, marked, of_task, varying, with_baseline
 from orchestrator.report.table import Table
 from orchestrator.report.values import (
     break_even,
@@ -272,6 +272,23 @@ TABLES: tuple[Table, ...] = (
             )
         ),
         having("step_pipelined_ms_median"),
+    ),
+    Table(
+        "host",
+        "What waits for its host",
+        "And what that did meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's "
+        "core, and how many small operations a ms it handed to torch, before the timing and after.",
+        Listing(
+            (
+                ("step", median_interval("step_ms")),
+                ("host ahead, at most ms", ms("host_lead_ms")),
+                ("other cells", number("neighbours")),
+                ("waited for a core", number("waited_for_core", ".1%")),
+                ("operations a ms before", number("host_pace_before", ".0f")),
+                ("after", number("host_pace_after", ".0f")),
+            )
+        ),
+        marked("waits_for_host"),
     ),
     *MEMORY_TABLES,
     Table(

@@ -97,6 +97,10 @@ SLOWED = "the host: {} → {} operations a ms"
 OTHERS = "something else had the cores {} of the time"
 
 
+def paced_side(ms: float, slowest: float, fastest: float) -> Side:
+    return Side((ms,), ms - 0.1, ms + 0.1, paces=(slowest, fastest))
+
+
 @pytest.mark.parametrize(
     ("before", "after", "verdict", "reason"),
     [
@@ -111,9 +115,10 @@ OTHERS = "something else had the cores {} of the time"
         (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Side((10.0,), 9.9, 10.1), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1), Side((10.0,), 9.9, 10.1, waited_for_core=0.12), Verdict.FASTER, ""),  # and yet
-        (Side((10.0,), 9.9, 10.1, pace=500), Side((15.0,), 14.9, 15.1, pace=333), Verdict.AMBIGUOUS, SLOWED.format(500, 333)),
-        (Side((10.0,), 9.9, 10.1, pace=500), Side((15.0,), 14.9, 15.1, pace=400), Verdict.SLOWER, ""),  # than the host was
-        (Side((10.0,), 9.9, 10.1, pace=500), Side((15.0,), 14.9, 15.1), Verdict.SLOWER, ""),
+        (paced_side(10.0, 500, 500), paced_side(15.0, 333, 334), Verdict.AMBIGUOUS, SLOWED.format("500", "333 to 334")),
+        (paced_side(10.0, 250, 500), paced_side(15.0, 300, 500), Verdict.AMBIGUOUS, SLOWED.format("250 to 500", "300 to 500")),
+        (paced_side(10.0, 490, 500), paced_side(15.0, 390, 400), Verdict.SLOWER, ""),  # by more than the host was
+        (paced_side(10.0, 490, 500), Side((15.0,), 14.9, 15.1), Verdict.SLOWER, ""),
     ],
 )
 def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
@@ -222,7 +227,7 @@ def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
         paced(queued(make_outcome(batch_size=2, **gpu), 20.0, 40.0), 200.0, 200.0),
     )
     done = sweep_here("compare", before.folder, after.folder)
-    assert done.stdout.count(SLOWED.format(400, 200)) == 1  # the GPU's host was ahead
+    assert done.stdout.count(SLOWED.format("380 to 420", "180 to 220")) == 1  # the GPU's host was ahead
     assert "1 SLOWER, 1 AMBIGUOUS" in done.stdout
 
 
