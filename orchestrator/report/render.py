@@ -175,8 +175,9 @@ def provenance(results: Results) -> str:
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
         _repetitions(cells),
-        _flawed(cells, "disturbed", "while something else had the cores"),
-        _flawed(cells, "beside", "needed their host beside others"),
+        _marked(cells, "waits_for_host", "wait for their host"),
+        _marked(cells, "disturbed", "while something else had the cores"),
+        _marked(cells, "beside", "needed their host beside others"),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),
     ]
@@ -206,8 +207,8 @@ def _repetitions(cells: pd.DataFrame) -> str:
     return f"the last of up to {often} times measured" if often > 1 else ""
 
 
-def _flawed(cells: pd.DataFrame, flaw: str, said: str) -> str:
-    count = int(cells[flaw].sum()) if flaw in cells else 0
+def _marked(cells: pd.DataFrame, mark: str, said: str) -> str:
+    count = int(cells[mark].sum()) if mark in cells else 0
     return f"{count} of {len(cells)} cells {said}" if count else ""
 
 
