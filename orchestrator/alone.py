@@ -37,7 +37,7 @@ class OneByOne:
         return min(1, self._scheduler.places(device, kind))
 
     def prepare(self, attempt: Attempt) -> None:
-        """They were, for the cells that ran beside each other."""
+        """The one place is by its first cell; those of cells that ran beside each other are."""
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
