@@ -43,6 +43,7 @@ from tasks.prediction.records import Prediction, why_not
 if TYPE_CHECKING:
     import pandas as pd
 
+_ONCE_WITH_VALUE = ("--retry", "--only", "--repeat")  # options that ask for more, or for less, than what is missing
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
 
@@ -116,10 +117,20 @@ def resolve_again(run: Run) -> Request:
 
 
 def last_command(run: Run) -> str:
-    """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another."""
+    """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another.
+
+    Without what it asked for beyond what was missing, such as --retry: that has been done.
+    """
     manifest = run.read_manifest()
     swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
-    return shlex.join(["sweep", *(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run)])])
+    words = iter(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run)])
+    kept = ["sweep"]
+    for word in words:
+        if word in _ONCE_WITH_VALUE:
+            next(words, None)
+        elif word != "--fresh" and not word.startswith(tuple(f"{option}=" for option in _ONCE_WITH_VALUE)):
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:

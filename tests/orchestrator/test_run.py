@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.inspection import describe_status
 from orchestrator.plan import Choice
-from orchestrator.run import Means, Request, Summary, resolve, resolve_again, run_sweep
+from orchestrator.run import Means, Request, Summary, last_command, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
 from orchestrator.supervisor import Started
 from tasks.harness.journal import Journal
@@ -440,3 +441,12 @@ def test_the_status_tells_of_cells_that_the_last_command_left_out(request_of: Ca
     go(request_of(wheres=["context_length=16|256"], sets=["context_length=16,256"]), FakeScheduler(outcome_of))
     narrowed = list(describe_status(resolve_again(request_of().run)))
     assert narrowed[:2] == ["     2 ok", "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom"]
+
+
+def test_the_status_names_the_command_without_what_it_asked_for_once(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--repeat", "3", "--set", "seed=1", "--out", "a b"]
+    monkeypatch.setattr(sys, "argv", ["sweep", *words])
+    go(request_of(), FakeScheduler(outcome_of))
+    assert last_command(request_of().run) == "sweep run c.yaml --set seed=1 --out 'a b'"
