@@ -1,4 +1,4 @@
-"""Cells that are measured one at a time, so that none has another beside it, whatever there is room for."""
+"""Cells that are measured one at a time, so that none has another of its run beside it, whatever there is room for."""
 
 from __future__ import annotations
 

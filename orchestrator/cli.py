@@ -77,7 +77,7 @@ choice_options = _with_options(
             "--retry",
             multiple=True,
             type=click.Choice([*STATUSES, "disturbed", "beside"]),
-            help="Also cells of this status, those `disturbed`, or, one at a time, those that needed their host beside others.",
+            help="Also cells of this status, those `disturbed`, or `beside` others: then all are measured one at a time.",
         ),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),

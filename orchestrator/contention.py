@@ -62,18 +62,19 @@ def lasting(means: Means) -> Iterator[Means]:
 
 
 def cells_beside_others(request: Request) -> dict[str, Placed]:
-    """By its id, each cell that was timed, and where: all of its successes beside others on that host, for most of their time."""
+    """By its id, each cell that was timed, and where: all of its successes that count beside others on that host."""
     import pandas as pd
 
-    from orchestrator.report.neighbours import MOSTLY, neighbours
+    from orchestrator.report.derive import that_count
+    from orchestrator.report.neighbours import SOME, neighbours
 
-    attempts = request.run.read("attempts", ["cell", "attempt", "status", "facts", "started_at", "wall_s"])
+    attempts = request.run.read("attempts", ["cell", "attempt", "status", "facts", "started_at", "wall_s", "replaces"])
     if attempts.empty:
         return {}
     facts = pd.DataFrame([_facts(text) for text in attempts["facts"]], columns=["host", "gpu", "uuid"], index=attempts.index)
     attempts = attempts.join(facts)
-    attempts["beside"] = neighbours(attempts) >= MOSTLY
-    well = attempts[attempts["status"] == Status.OK].sort_values(["cell", "attempt"])
+    attempts["beside"] = neighbours(attempts) >= SOME
+    well = that_count(attempts).sort_values(["cell", "attempt"])
     beside = well.groupby("cell").filter(lambda own: bool(own["beside"].all()))
     timed = set(_timed(request.run)) & {cell.id for cell in request.expansion.cells}
     latest = beside[beside["cell"].isin(timed)].groupby("cell").tail(1)
@@ -111,7 +112,7 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
         yield f"contention: {_cells(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
     if not cells:
         return
-    report = replace(compare(alone, beside, only=cells), only_before=0, only_after=0)
+    report = replace(compare(alone, beside, only=cells, by_host=False), only_before=0, only_after=0)
     ratios = sorted(one.ratio for one in report.comparisons)
     counts = ((verdict, sum(one.verdict is verdict for one in report.comparisons)) for verdict in Verdict)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import RunError
@@ -94,13 +95,17 @@ class Plan:
 
 def read_history(run: Run) -> dict[str, Past]:
     """What a run's folder knows of each cell."""
-    history: dict[str, Past] = {}
     rows = run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"])
-    for cell, number, status, wall, replaces in sorted(rows, key=lambda row: row[:2]):
-        past = history.get(cell, Past())
-        replaced = past.statuses.count(Status.OK) if replaces and status == Status.OK else past.replaced
-        history[cell] = Past((*past.statuses, _status(status, run)), (*past.walls_s, wall), number, replaced)
-    return history
+    ordered = sorted(rows, key=lambda row: row[:2])
+    return {cell: _past([row[1:] for row in own], run) for cell, own in groupby(ordered, key=lambda row: row[0])}
+
+
+def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> Past:
+    """Of a cell's attempts, each with its number, its status, its seconds and the number that it replaces up to."""
+    numbers, words, walls, _ = zip(*attempts, strict=True)
+    well = [(number, until or 0) for number, word, _, until in attempts if word == Status.OK]
+    until = max((until for _, until in well), default=0)
+    return Past(tuple(_status(word, run) for word in words), walls, numbers[-1], sum(number <= until for number, _ in well))
 
 
 def _status(word: str, run: Run) -> Status:
@@ -121,12 +126,13 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(cell, 0, f"left out: {status}, not asked for")
     if status == PENDING:
         return Decision(cell, missing, "new")
-    if status in choice.only:
-        return Decision(cell, max(missing, 1), f"asked for: was {status}", missing <= 0 < past.successes)
     if choice.fresh:
-        return Decision(cell, choice.repeat, f"fresh: was {status}", past.successes > 0)
+        return _again(cell, past, choice, f"fresh: was {status}")
     for asked in sorted(choice.retry & {status, *past.flaws}):
-        return Decision(cell, choice.repeat, f"retry: was {asked}", past.successes > 0)
+        return _again(cell, past, choice, f"retry: was {asked}")
+    if status in choice.only and not choice.retry:
+        asked = f"asked for: was {status}"
+        return Decision(cell, missing, asked) if missing > 0 else _again(cell, past, choice, asked)
     if status == Status.OOM_INFERRED and not choice.infer_oom:
         return Decision(cell, missing, "was inferred, not measured")
     if status == Status.OK and missing > 0:
@@ -136,3 +142,8 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
     if past.failures >= attempts:
         return Decision(cell, 0, f"given up after {past.failures} attempts: {status}; --retry {status} tries again")
     return Decision(cell, missing, f"retry: was {status}")
+
+
+def _again(cell: Cell, past: Past, choice: Choice, reason: str) -> Decision:
+    """In place of what succeeded before, no less often than that."""
+    return Decision(cell, max(choice.repeat, past.successes), reason, past.successes > 0)

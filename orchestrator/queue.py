@@ -200,8 +200,8 @@ class Queue:
         return [self._inferred[place * len(self._inferred) // wanted] for place in range(wanted)]
 
     def _next_attempt(self, cell: Cell) -> Attempt:
-        attempt = replace(self._number(cell), replaces=cell.id in self._replacing)
-        self._replacing.discard(cell.id)
+        replaces = self._history[cell.id].last_number if cell.id in self._replacing else 0
+        attempt = replace(self._number(cell), replaces=replaces)
         self._running[cell.id, attempt.number] = Begun(cell, time.monotonic())
         return attempt
 

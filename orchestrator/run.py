@@ -119,7 +119,7 @@ def resolve_again(run: Run) -> Request:
 def last_command(run: Run) -> str:
     """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another.
 
-    Without what it asked for beyond what was missing, such as --retry: that has been done.
+    Without what asks for more than what is missing, such as --retry.
     """
     manifest = run.read_manifest()
     swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]

@@ -72,7 +72,7 @@ ATTEMPTS = pa.schema(
         ("started_at", pa.timestamp("us", tz="UTC")),
         ("wall_s", pa.float64()),
         ("timeout_s", pa.float64()),
-        ("replaces", pa.bool_()),
+        ("replaces", pa.int32()),
         ("commit", pa.string()),
     ]
 )

@@ -50,8 +50,8 @@ class Side:
 
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
     clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
-    waited_for_core, paces: where the cell needs its host, the share of the timing that a thread waited for a core of it, and the
-    least and the greatest that is known of the host's speed, in operations a ms.
+    needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
+    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms.
     """
 
     medians_ms: tuple[float, ...]
@@ -59,6 +59,7 @@ class Side:
     high_ms: float
     clock_mhz: float | None = None
     waits: bool = False
+    needs_host: bool = False
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
 
@@ -138,10 +139,17 @@ class Report:
         return math.exp(sum(math.log(one.ratio) for one in self.comparisons) / len(self.comparisons))
 
 
-def compare(before: Run, after: Run, cells: tuple[str, str] | None = None, only: frozenset[str] | None = None) -> Report:
+def compare(
+    before: Run,
+    after: Run,
+    cells: tuple[str, str] | None = None,
+    only: frozenset[str] | None = None,
+    by_host: bool = True,
+) -> Report:
     """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids.
 
-    only: none but these, by their ids. Raises RunError where there is nothing to compare.
+    only: none but these, by their ids. by_host: whether what the host did explains a difference. Raises RunError where there is
+    nothing to compare.
     """
     first, second = load_results(before.require()), load_results(after.require())
     sides = sides_of(before, first), sides_of(after, second)
@@ -156,7 +164,7 @@ def compare(before: Run, after: Run, cells: tuple[str, str] | None = None, only:
     held = [(sides[0][a], sides[1][b]) for a, b in pairs]
     noise, noises = noise_of(everything), noises_of(held, everything)
     return Report(
-        tuple(judge(labels[a], *two, own) for (a, _), two, own in zip(pairs, held, noises, strict=True)),
+        tuple(judge(labels[a], *two, own, by_host) for (a, _), two, own in zip(pairs, held, noises, strict=True)),
         noise,
         {**apart, **_differences(first.cells, second.cells, pairs)},
         0 if named else len(sides[0]) - len(pairs),
@@ -164,7 +172,7 @@ def compare(before: Run, after: Run, cells: tuple[str, str] | None = None, only:
     )
 
 
-def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
+def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = True) -> Comparison:
     """Holds one cell's two sides against each other."""
 
     def so(verdict: Verdict, reason: str = "") -> Comparison:
@@ -178,9 +186,9 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
-    if before.paces and after.paces and not _apart(_in_operations(before), _in_operations(after), verdict):
+    if by_host and _hosts_explain(before, after, verdict):
         return so(Verdict.AMBIGUOUS, f"the host: {_told(before.paces)} → {_told(after.paces)} operations a ms")
-    if (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > MOST_WAITED:
+    if by_host and (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > MOST_WAITED:
         return so(Verdict.AMBIGUOUS, f"something else had the cores {waited:.0%} of the time")
     return so(verdict, WAITS if before.waits or after.waits else "")
 
@@ -231,15 +239,16 @@ def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
 def sides_of(run: Run, results: Results) -> dict[str, Side]:
     """By cell, of every success that counts."""
     well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
-    steps = step_attempts(run.read("samples").merge(well, on=["cell", "attempt"]))
+    samples = run.read("samples").merge(well, on=["cell", "attempt"])
+    steps = step_attempts(samples)
     if steps.empty:
         return {}
     summary = summarise(steps, ["cell", "attempt"])
     cells = results.cells
     clocks, waiting = _known(cells, "sm_clock_after"), flagged(cells, "waits_for_host")
     needing = cells[needs_host(cells)]
-    waited = _known(needing, "waited_for_core")
-    paces = _both_known(needing, "host_pace_before", "host_pace_after")
+    waited, paces = _known(needing, "waited_for_core"), _paces(samples)
+    needs = set(map(str, needing["cell"]))
     return {
         cell: Side(
             tuple(own["median"]),
@@ -247,6 +256,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             own["ci_high"].median(),
             clocks.get(cell),
             cell in waiting,
+            cell in needs,
             waited.get(cell, 0.0),
             paces.get(cell),
         )
@@ -260,11 +270,10 @@ def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
     return {str(cell): float(value) for cell, value in zip(known["cell"], known.get(column, ()), strict=True)}
 
 
-def _both_known(cells: pd.DataFrame, *columns: str) -> dict[str, tuple[float, float]]:
-    """The least and the greatest of the numbers in them, where all are there."""
-    known = [_known(cells, column) for column in columns]
-    every = {cell: [one[cell] for one in known] for cell in set.intersection(*map(set, known))}
-    return {cell: (min(values), max(values)) for cell, values in every.items()}
+def _paces(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """By cell, the least and the greatest of all its attempts."""
+    read = samples[(samples["metric"] == "host_pace") & samples["value"].notna()].groupby("cell")["value"]
+    return {str(cell): (least, greatest) for cell, least, greatest in read.agg(["min", "max"]).itertuples()}
 
 
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
@@ -292,8 +301,17 @@ def _scaled(side: Side, low: float, high: float) -> Side:
     return Side(side.medians_ms, side.low_ms * low, side.high_ms * high)
 
 
-def _told(paces: tuple[float, float]) -> str:
-    return " to ".join(dict.fromkeys(f"{pace:.0f}" for pace in paces))
+def _hosts_explain(before: Side, after: Side, verdict: Verdict) -> bool:
+    """Where a cell needs its host: whether the slower side saw the slower one, by as much as they differ."""
+    if not before.paces or not after.paces or not (before.needs_host or after.needs_host):
+        return False
+    slower, faster = (after, before) if verdict is Verdict.SLOWER else (before, after)
+    was_slower = min(slower.paces or ()) < min(faster.paces or ())
+    return was_slower and not _apart(_in_operations(before), _in_operations(after), verdict)
+
+
+def _told(paces: tuple[float, float] | None) -> str:
+    return " to ".join(dict.fromkeys(f"{pace:.0f}" for pace in paces or ()))
 
 
 def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:

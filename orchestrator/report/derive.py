@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.report.gpus import peak_tflops
-from orchestrator.report.neighbours import MOSTLY, hosts_of, neighbours
+from orchestrator.report.neighbours import SOME, hosts_of, neighbours
 from orchestrator.report.statistics import STATISTICS, summarise
 from orchestrator.store import give_back_memory
 
@@ -68,7 +68,8 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         return pd.DataFrame(
             {name: pd.Series(dtype=of) for name, of in (("cell", "string"), ("status", "string"), ("attempt", "Int32"))}
         )
-    chosen = _chosen(attempts.assign(neighbours=_neighbours(attempts)))
+    attempts = attempts.assign(neighbours=_neighbours(attempts))
+    chosen = _chosen(attempts)
     rows = chosen.merge(_count_attempts(attempts), on="cell")
     params = _unfold(rows["params"])
     evidence, facts = _unfold(rows["evidence"]), _unfold(rows["facts"])
@@ -77,7 +78,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
             rows[["cell", "task"]],
             params,
             rows[["status", "stage", "phase", "attempt", "attempts", "repetitions", "started_at", "wall_s", "neighbours"]],
-            rows[["commit"]],
+            rows[["most_neighbours", "commit"]],
             _columns(facts, _FACTS, taken=params),
             _columns(evidence, _EVIDENCE, taken=params),
             facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops"),
@@ -91,7 +92,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         if len(columns):
             wide = wide.merge(columns, left_on="cell", right_index=True, how="left")
         give_back_memory()
-    whole = _with_host(_with_whole_step(wide))
+    whole = _with_host(_with_whole_step(wide.copy()))  # in one piece again, to which columns can be added
     return _with_square_bytes(_with_profile_cost(_with_utilisation(_with_rates(whole)))).apply(_nullable)
 
 
@@ -302,21 +303,24 @@ def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """And how many of them are successes that count."""
-    counted = {"attempts": attempts, "repetitions": that_count(attempts)}
-    counts = pd.DataFrame({name: rows.groupby("cell").size() for name, rows in counted.items()})
-    return counts.fillna(0).astype(int).reset_index(names="cell")
+    """And how many of them are successes that count, with the most neighbours that one of those had."""
+    counting = that_count(attempts).groupby("cell")
+    counts = pd.DataFrame({"attempts": attempts.groupby("cell").size(), "repetitions": counting.size()})
+    return counts.fillna(0).astype(int).assign(most_neighbours=counting["neighbours"].max()).reset_index(names="cell")
 
 
 def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The successes of each cell since one was measured in place of all before it."""
+    """The successes of each cell that no other was measured in place of."""
     well = attempts[attempts["status"] == "ok"]
-    replacing = well[well["replaces"].fillna(False).astype(bool)].groupby("cell")["attempt"].max()
-    return well[well["attempt"] >= well["cell"].map(replacing).astype("float64").fillna(0)]
+    replaced_until = well["cell"].map(well.groupby("cell")["replaces"].max())
+    return well[well["attempt"] > replaced_until.astype("float64").fillna(0)]
 
 
 def _neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
-    return neighbours(attempts[["started_at", "wall_s"]].assign(host=hosts_of(attempts["facts"])))
+    # Of runs that are read together each has hosts of its own: two machines may have one name.
+    runs = [str(cell).rpartition(":")[0] for cell in attempts["cell"]]
+    hosts = [host and f"{run}:{host}" for run, host in zip(runs, hosts_of(attempts["facts"]), strict=True)]
+    return neighbours(attempts[["started_at", "wall_s"]].assign(host=hosts))
 
 
 _NESTED = (dict, list)
@@ -409,7 +413,7 @@ def _with_host(wide: pd.DataFrame) -> pd.DataFrame:
     """`waits_for_host`: whether the host was hardly ever ahead of the device in a step, which then takes as long as the host.
 
     Where that makes a step longer, `disturbed`: whether what else ran on the host took its cores meanwhile, and `beside`: whether
-    other cells ran there.
+    other cells ran there beside one of its repetitions.
 
     Of 36 cells measured on two H200 machines, among neighbours and alone, the 19 whose host was further ahead took the same
     within 1.3 %; the 17 others took up to 1.41 times as long among neighbours.
@@ -420,11 +424,12 @@ def _with_host(wide: pd.DataFrame) -> pd.DataFrame:
     if "waited_for_core" in wide:
         waited = wide["waited_for_core"]
         wide["disturbed"] = (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
-    if not wide["neighbours"].notna().any():
+    most = wide.pop("most_neighbours")
+    if wide["neighbours"].isna().all():
         return wide.drop(columns="neighbours")
     if "step_ms_median" in wide:
-        known = wide["neighbours"].notna() & wide["step_ms_median"].notna()
-        wide["beside"] = (needs_host(wide) & (wide["neighbours"] >= MOSTLY)).astype("boolean").where(known)
+        known = most.notna() & wide["step_ms_median"].notna()
+        wide["beside"] = (needs_host(wide) & (most >= SOME)).astype("boolean").where(known)
     return wide
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-MOSTLY = 0.5  # of its time, that something ran beside an attempt
+SOME = 0.5  # in the mean over its time: from where on others ran beside an attempt
 
 
 def hosts_of(facts: Iterable[str]) -> list[str]:

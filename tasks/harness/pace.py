@@ -1,7 +1,7 @@
 """How fast the host does what an eager step has it do: hand small operations to torch, one after another.
 
-To a cell that waits for its host this is what its clock is to a GPU. It differs between processors, and with what else runs on
-the machine: outside of a virtual one, too, where nothing else tells it.
+It differs between processors, and with what else runs on the machine: outside of a virtual one, too, of which Linux tells only
+where the hypervisor does. It may jump from one second to the next: a sign, no measure of what passes between two readings.
 """
 
 from __future__ import annotations

@@ -56,14 +56,14 @@ class Settings:
 class Attempt:
     """One try at a cell. `folder` holds everything it leaves behind.
 
-    replaces: whether a success is in place of the earlier ones, and no repetition of them.
+    replaces: the number of the attempt up to which the cell's successes count no more once this is one; 0 for none.
     """
 
     cell: Cell
     number: int
     folder: str
     settings: Settings
-    replaces: bool = False
+    replaces: int = 0
 
     @property
     def path(self) -> Path:
@@ -85,7 +85,7 @@ class Attempt:
     def from_json(cls, text: str) -> Attempt:
         body = json.loads(text)
         settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()}
-        cell, replaces = make_cell(body["task"], body["params"]), body.get("replaces", False)
+        cell, replaces = make_cell(body["task"], body["params"]), body.get("replaces", 0)
         return cls(cell, body["number"], body["folder"], Settings(**settings), replaces)
 
 

@@ -6,8 +6,8 @@ to a hundredth of a second (proc(5)). Threads of a process wait for each other, 
 nothing else runs. A neighbour that takes a core half of the time shows as 0.5, one at niceness 19 hardly. Read once each, some
 milliseconds: nothing polls beside the measurement. A counter that is refused, as in many containers, is null with the reason.
 
-What runs beside a virtual machine it does not count. That shows in `host_pace`: how fast the host hands small operations to
-torch, before the timing and after.
+What runs beside a virtual machine it counts only where the hypervisor tells it. `host_pace` is a sign of that: how fast the host
+hands small operations to torch, before the timing and after.
 """
 
 from __future__ import annotations

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from orchestrator.alone import OneByOne, Placed
-from orchestrator.plan import BESIDE, Choice
+from orchestrator.plan import BESIDE, Choice, read_history
 from orchestrator.report.compare import sides_of
 from orchestrator.report.frames import load_results
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.schedulers import OnStart
+from orchestrator.store import Run
+from orchestrator.together import open_runs
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 from tests.orchestrator.test_run import CPU, FakeScheduler, Silent
 
@@ -70,7 +72,8 @@ def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
     attempt = make_attempt(context_length=16)
     scheduler = FakeScheduler(lambda one: measured(one), CPU)
     alone = OneByOne(scheduler, {attempt.cell.id: Placed("one", "", "")})
-    assert alone.places("cuda") == 1
+    scheduler.places = lambda device, kind=None: 0 if kind else 4  # type: ignore[method-assign]
+    assert (alone.places("cuda"), alone.places("cuda", "A100")) == (1, 0)
     assert len(list(alone.run([attempt, attempt], lambda started: None))) == 2
     assert "CUDA_VISIBLE_DEVICES" not in scheduler.begun[0].settings.env
 
@@ -113,7 +116,7 @@ def test_repetitions_of_what_is_measured_again_add_to_it_alone(request_of: Calla
     scheduler = FakeScheduler(measured)
     go(request_of(), scheduler, Choice(retry=frozenset({BESIDE}), repeat=2))
     assert [(length_of(one), one.number, one.replaces) for one in scheduler.begun] == [
-        (16, 2, True), (32, 2, True), (64, 2, False), (16, 3, False), (32, 3, False),
+        (16, 2, 1), (32, 2, 1), (64, 2, 0), (16, 3, 1), (32, 3, 1),
     ]  # fmt: skip
     run = request_of().run
     assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
@@ -131,3 +134,43 @@ def test_what_fails_when_it_is_measured_again_takes_nobodys_place(request_of: Ca
     scheduler = FakeScheduler(measured)
     go(request_of(), scheduler)
     assert [length_of(attempt) for attempt in scheduler.begun] == [16, 32]
+
+
+def test_a_success_is_replaced_whichever_of_those_in_its_place_succeeds(request_of: Callable[[], Request]) -> None:
+    """They may run at once, and the first of them fail."""
+
+    def first_fails(attempt: Attempt) -> Outcome:
+        outcome = measured(attempt)
+        return replace(outcome, status=Status.CRASHED, samples=()) if attempt.number == 2 else outcome
+
+    go(request_of(), FakeScheduler(measured), Choice())
+    request = request_of()
+    begun = FakeScheduler(first_fails)
+    begun.run = lambda attempts, on_start: map(first_fails, list(attempts))  # type: ignore[method-assign,assignment]
+    run_sweep(
+        request,
+        Choice(retry=frozenset({"ok"}), repeat=2),
+        Means(lambda example: begun, lambda total, left: Silent()),
+    )
+    cells = load_results(request.run).cells
+    assert cells[["attempts", "repetitions", "attempt"]].to_numpy().tolist() == [[3, 1, 3]] * 3
+    assert {past.successes for past in read_history(request.run).values()} == {1}
+
+
+def test_one_of_several_repetitions_beside_others_is_enough(request_of: Callable[[], Request]) -> None:
+    go(request_of(), FakeScheduler(measured), Choice())
+    go(request_of(), FakeScheduler(measured), Choice(repeat=3))
+    cells = load_results(request_of().run).cells.set_index("context_length")
+    assert cells["neighbours"].to_list() == [0.0, 0.0, 0.0]
+    assert cells["beside"].to_list() == [True, True, False]
+    scheduler = FakeScheduler(measured)
+    go(request_of(), scheduler)
+    assert sorted(length_of(attempt) for attempt in scheduler.begun) == [16, 16, 16, 32, 32, 32]
+
+
+def test_runs_that_are_read_together_have_hosts_of_their_own(request_of: Callable[[], Request], tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        go(replace(request_of(), run=Run(folder)), FakeScheduler(lambda one: at(one, length_of(one), 10.0)), Choice())
+    alone = load_results(Run(folders[0])).cells["neighbours"].to_list()
+    assert load_results(open_runs(folders)).cells["neighbours"].to_list() == alone * 2

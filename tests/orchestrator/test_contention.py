@@ -183,3 +183,26 @@ def test_alone_the_compilers_cache_of_the_run_is_used(request_of: Callable[..., 
     assert alone.config.env["TORCHINDUCTOR_CACHE_DIR"] == str(request.run.folder.absolute() / "cache" / "inductor")
     own = request_of(CONFIG + "env: {TORCHINDUCTOR_CACHE_DIR: /mine}\n")
     assert request_alone(own, []).config.env["TORCHINDUCTOR_CACHE_DIR"] == "/mine"
+
+
+def test_what_neighbours_did_to_the_host_is_no_excuse_here(request_of: Callable[..., Request]) -> None:
+    """It is what is asked."""
+
+    def slowing(attempt: Attempt) -> Outcome:
+        outcome = beside(attempt)
+        pace = 400.0 if attempt.settings.alone_on else 200.0
+        paces = (Sample("telemetry", "host_pace", "1/ms", pace, when) for when in ("before", "after"))
+        return replace(outcome, samples=(*outcome.samples, *paces))
+
+    _, said = go(request_of(), FakeScheduler(slowing))
+    assert of_contention(said).endswith("3 SLOWER")
+
+
+def test_what_was_measured_again_beside_others_is_checked(request_of: Callable[..., Request]) -> None:
+    alone = FakeScheduler(lambda one: measured(one, 1000.0 * one.number + 10 * length_of(one), 5.0))
+    means = Means(lambda example: alone, lambda total, left: Silent())
+    run_sweep(request_of(), Choice(), means)
+    assert not cells_beside_others(request_of())
+    again = FakeScheduler(lambda one: replace(beside(replace(one, number=1)), attempt=one))
+    run_sweep(request_of(), Choice(fresh=True), replace(means, open_scheduler=lambda example: again))
+    assert len(cells_beside_others(request_of())) == 3

@@ -61,6 +61,24 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice)
     assert not make_plan([one], {one.id: Past((S.FAILED,), (1.0,), 1)}, choice, 3).decisions[0].replaces
 
 
+@pytest.mark.parametrize(
+    ("choice", "flaws", "times", "replaces"),
+    [
+        (Choice(retry=frozenset({"beside"})), {"beside"}, 3, True),  # no less often than before
+        (Choice(only=frozenset({"ok"}), retry=frozenset({"beside"})), {"beside"}, 3, True),
+        (Choice(only=frozenset({"ok"}), retry=frozenset({"beside"})), set(), 0, False),
+        (Choice(only=frozenset({"ok"}), repeat=3), set(), 3, True),
+        (Choice(only=frozenset({"ok"}), repeat=5), set(), 2, False),
+        (Choice(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),
+    ],
+)
+def test_repetitions_are_kept_in_number(choice: Choice, flaws: set[str], times: int, replaces: bool) -> None:
+    one = cell()
+    history = {one.id: Past((S.OK,) * 3, (1.0,) * 3, 3, flaws=frozenset(flaws))}
+    decision = make_plan([one], history, choice, 3).decisions[0]
+    assert (decision.times, decision.replaces) == (times, replaces)
+
+
 def test_up_to_the_limit_of_attempts() -> None:
     assert decide((S.FAILED, S.CRASHED))[0]
     run, reason = decide((S.FAILED, S.CRASHED, S.TIMEOUT))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of
+from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of, sides_of
 from orchestrator.report.frames import load_results
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
@@ -97,8 +97,8 @@ SLOWED = "the host: {} → {} operations a ms"
 OTHERS = "something else had the cores {} of the time"
 
 
-def paced_side(ms: float, slowest: float, fastest: float) -> Side:
-    return Side((ms,), ms - 0.1, ms + 0.1, paces=(slowest, fastest))
+def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) -> Side:
+    return Side((ms,), ms - 0.1, ms + 0.1, needs_host=needs, paces=(slowest, fastest))
 
 
 @pytest.mark.parametrize(
@@ -116,8 +116,16 @@ def paced_side(ms: float, slowest: float, fastest: float) -> Side:
         (Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Side((10.0,), 9.9, 10.1), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1), Side((10.0,), 9.9, 10.1, waited_for_core=0.12), Verdict.FASTER, ""),  # and yet
         (paced_side(10.0, 500, 500), paced_side(15.0, 333, 334), Verdict.AMBIGUOUS, SLOWED.format("500", "333 to 334")),
-        (paced_side(10.0, 250, 500), paced_side(15.0, 300, 500), Verdict.AMBIGUOUS, SLOWED.format("250 to 500", "300 to 500")),
+        (paced_side(10.0, 300, 500), paced_side(15.0, 250, 500), Verdict.AMBIGUOUS, SLOWED.format("300 to 500", "250 to 500")),
         (paced_side(10.0, 490, 500), paced_side(15.0, 390, 400), Verdict.SLOWER, ""),  # by more than the host was
+        (
+            paced_side(10.0, 500, 500, needs=False),
+            paced_side(15.0, 333, 334),
+            Verdict.AMBIGUOUS,
+            SLOWED.format("500", "333 to 334"),
+        ),
+        (paced_side(10.0, 500, 500, needs=False), paced_side(15.0, 333, 334, needs=False), Verdict.SLOWER, ""),
+        (paced_side(10.0, 250, 500), paced_side(15.0, 300, 500), Verdict.SLOWER, ""),  # on a host that was never as slow
         (paced_side(10.0, 490, 500), Side((15.0,), 14.9, 15.1), Verdict.SLOWER, ""),
     ],
 )
@@ -214,21 +222,32 @@ def paced(outcome: Outcome, before: float, after: float) -> Outcome:
 def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
     tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
 ) -> None:
+    """Also of a cell that came to wait for its host because that became slower."""
     slow, gpu = (22.0, 23.0, 24.0), {"device": "cuda"}
     quick, lagging = ({"step_ms": ms} for ms in ((11.0, 11.5, 12.0), slow))
     before = write(
         tmp_path / "a",
         paced(make_outcome(batch_size=1, **quick), 420.0, 380.0),
         paced(queued(make_outcome(batch_size=2, **gpu), 10.0, 20.0), 400.0, 400.0),
+        paced(queued(make_outcome(batch_size=3, **gpu), 10.0, 1.2), 400.0, 400.0),
     )
     after = write(
         tmp_path / "b",
         paced(make_outcome(batch_size=1, **lagging), 220.0, 180.0),
         paced(queued(make_outcome(batch_size=2, **gpu), 20.0, 40.0), 200.0, 200.0),
+        paced(queued(make_outcome(batch_size=3, **gpu), 15.0, 0.01), 200.0, 200.0),
     )
     done = sweep_here("compare", before.folder, after.folder)
-    assert done.stdout.count(SLOWED.format("380 to 420", "180 to 220")) == 1  # the GPU's host was ahead
-    assert "1 SLOWER, 1 AMBIGUOUS" in done.stdout
+    assert done.stdout.count(SLOWED.format("380 to 420", "180 to 220")) == 1
+    assert done.stdout.count(SLOWED.format("400", "200")) == 1
+    assert "1 SLOWER, 2 AMBIGUOUS" in done.stdout  # one GPU's host was ahead on both
+    assert [one.verdict for one in compare(before, after, by_host=False).comparisons] == [Verdict.SLOWER] * 3
+
+
+def test_the_speed_of_the_host_is_that_of_all_repetitions(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    run = write(tmp_path / "a", *(paced(make_outcome(number=number), 100.0 * number, 110.0) for number in (1, 2, 3)))
+    (side,) = sides_of(run, load_results(run)).values()
+    assert side.paces == (100.0, 300.0)
 
 
 def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
