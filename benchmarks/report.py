@@ -163,6 +163,7 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
     for mode, metric in itertools.product(("before", "after"), ("sm_clock", "memory_clock", "power", "temperature", "energy")):
         yield "telemetry", mode, "", metric, "J" if metric == "energy" else "unit", 1
     yield "telemetry", "timing", "", "waited_for_core", "", 1
+    yield from (("telemetry", mode, "", "host_pace", "1/ms", 1) for mode in ("before", "after"))
 
 
 def _samples(cells: Sequence[Cell]) -> pa.Table:

@@ -103,9 +103,10 @@ def read_history(run: Run) -> dict[str, Past]:
 def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> Past:
     """Of a cell's attempts, each with its number, its status, its seconds and the number that it replaces up to."""
     numbers, words, walls, _ = zip(*attempts, strict=True)
-    well = [(number, until or 0) for number, word, _, until in attempts if word == Status.OK]
-    until = max((until for _, until in well), default=0)
-    return Past(tuple(_status(word, run) for word in words), walls, numbers[-1], sum(number <= until for number, _ in well))
+    well = [(number, until) for number, word, _, until in attempts if word == Status.OK]
+    replaced_until = max((until for _, until in well if until), default=0)
+    replaced = sum(number <= replaced_until for number, _ in well) if replaced_until else 0
+    return Past(tuple([_status(word, run) for word in words]), walls, numbers[-1], replaced)
 
 
 def _status(word: str, run: Run) -> Status:

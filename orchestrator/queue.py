@@ -65,7 +65,7 @@ class Queue:
         self._deadline = deadline
         self._settings = settings
         self._history = plan.history
-        self._replacing = {decision.cell.id for decision in plan.decisions if decision.times and decision.replaces}
+        self._replaces = {one.cell.id: plan.history[one.cell.id].last_number for one in plan.decisions if one.replaces}
         self._folders = run.highest_attempts()
         self._all = cells
         self._places: Mapping[str, int] = {}
@@ -200,8 +200,7 @@ class Queue:
         return [self._inferred[place * len(self._inferred) // wanted] for place in range(wanted)]
 
     def _next_attempt(self, cell: Cell) -> Attempt:
-        replaces = self._history[cell.id].last_number if cell.id in self._replacing else 0
-        attempt = replace(self._number(cell), replaces=replaces)
+        attempt = replace(self._number(cell), replaces=self._replaces.get(cell.id, 0))
         self._running[cell.id, attempt.number] = Begun(cell, time.monotonic())
         return attempt
 

@@ -22,7 +22,7 @@ from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run
 if TYPE_CHECKING:
     import pandas as pd
 
-_MARK = ":"
+MARK = ":"  # between the name of a run and the id of its cell
 
 
 class Together(Run):
@@ -72,11 +72,11 @@ class Together(Run):
         return sum(run.missing() for run in self._runs.values())
 
     def attempt_folder(self, cell: str, number: int) -> Path:
-        name, _, own = cell.rpartition(_MARK)
+        name, _, own = cell.rpartition(MARK)
         return self._runs[name].attempt_folder(own, number)
 
     def bring_artifacts(self, cell: str = "") -> None:
-        name, _, own = cell.rpartition(_MARK)
+        name, _, own = cell.rpartition(MARK)
         for run in [self._runs[name]] if name else self._runs.values():
             run.bring_artifacts(own)
 
@@ -173,7 +173,7 @@ def _named(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Its cells called by the run as well; the run is the first of a cell's parameters."""
     if "cell" in frame:
         cell = frame["cell"]
-        named = cell.cat.rename_categories(lambda one: f"{name}{_MARK}{one}") if hasattr(cell, "cat") else name + _MARK + cell
+        named = cell.cat.rename_categories(lambda one: f"{name}{MARK}{one}") if hasattr(cell, "cat") else name + MARK + cell
         frame = frame.assign(cell=named)
     if "params" in frame:
         frame = frame.assign(params=[json.dumps({"run": name, **json.loads(params)}) for params in frame["params"]])

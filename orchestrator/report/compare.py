@@ -186,10 +186,8 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
-    if by_host and _hosts_explain(before, after, verdict):
-        return so(Verdict.AMBIGUOUS, f"the host: {_told(before.paces)} → {_told(after.paces)} operations a ms")
-    if by_host and (waited := (after if verdict is Verdict.SLOWER else before).waited_for_core) > MOST_WAITED:
-        return so(Verdict.AMBIGUOUS, f"something else had the cores {waited:.0%} of the time")
+    if by_host and (reason := _of_the_host(before, after, verdict)):
+        return so(Verdict.AMBIGUOUS, reason)
     return so(verdict, WAITS if before.waits or after.waits else "")
 
 
@@ -301,17 +299,25 @@ def _scaled(side: Side, low: float, high: float) -> Side:
     return Side(side.medians_ms, side.low_ms * low, side.high_ms * high)
 
 
-def _hosts_explain(before: Side, after: Side, verdict: Verdict) -> bool:
-    """Where a cell needs its host: whether the slower side saw the slower one, by as much as they differ."""
-    if not before.paces or not after.paces or not (before.needs_host or after.needs_host):
-        return False
+def _of_the_host(before: Side, after: Side, verdict: Verdict) -> str:
+    """What the slower side's host did that explains the difference; else nothing."""
     slower, faster = (after, before) if verdict is Verdict.SLOWER else (before, after)
-    was_slower = min(slower.paces or ()) < min(faster.paces or ())
-    return was_slower and not _apart(_in_operations(before), _in_operations(after), verdict)
+    if _had_slower_host(slower, faster) and not _apart(_in_operations(before), _in_operations(after), verdict):
+        return f"the host: {_told(before)} → {_told(after)} operations a ms"
+    if slower.waited_for_core > MOST_WAITED:
+        return f"something else had the cores {slower.waited_for_core:.0%} of the time"
+    return ""
 
 
-def _told(paces: tuple[float, float] | None) -> str:
-    return " to ".join(dict.fromkeys(f"{pace:.0f}" for pace in paces or ()))
+def _had_slower_host(slower: Side, faster: Side) -> bool:
+    """Of a cell that needs its host."""
+    if not slower.paces or not faster.paces:
+        return False
+    return (slower.needs_host or faster.needs_host) and slower.paces[0] < faster.paces[0]
+
+
+def _told(side: Side) -> str:
+    return " to ".join(dict.fromkeys(f"{pace:.0f}" for pace in side.paces or ()))
 
 
 def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from orchestrator.report.gpus import peak_tflops
 from orchestrator.report.neighbours import SOME, hosts_of, neighbours
 from orchestrator.report.statistics import STATISTICS, summarise
 from orchestrator.store import give_back_memory
+from orchestrator.together import MARK
 
 _KEY = ["cell", "attempt"]
 _HARDLY_AHEAD = 0.1  # of a step
@@ -318,7 +319,7 @@ def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
 
 def _neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
     # Of runs that are read together each has hosts of its own: two machines may have one name.
-    runs = [str(cell).rpartition(":")[0] for cell in attempts["cell"]]
+    runs = [str(cell).rpartition(MARK)[0] for cell in attempts["cell"]]
     hosts = [host and f"{run}:{host}" for run, host in zip(runs, hosts_of(attempts["facts"]), strict=True)]
     return neighbours(attempts[["started_at", "wall_s"]].assign(host=hosts))
 
