@@ -47,18 +47,20 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, every
 def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where nothing can be said."""
     cells = plan.to_run
+    if not cells:
+        return ""
     on_gpu = any(cell.params.device == "cuda" for cell in cells)
     here = gpu_names() if on_gpu and card is None else ()
     gpu = (driver_name(card) if card else next(iter(here), None)) if on_gpu else None
     elsewhere = card is not None and gpu not in _measured_on(request)
     conditions = Conditions.of(make_settings(request, None), gpu)
     estimator = Estimator(request.expansion.cells, {} if elsewhere else plan.history, conditions)
-    widest = max((cell.params.gpu_count for cell in cells), default=0)
+    widest = max(cell.params.gpu_count for cell in cells)
     expected = expect(estimator, cells, {"cuda": max(1, len(here), widest)})
     if expected:
         where = _where(cells, card, here, widest)
         return f"expected: {format_seconds(expected.wall_s)} on {where}{',' if on_gpu else ''} {expected}"
-    if not on_gpu or not cells:
+    if not on_gpu:
         return ""
     named = card.name if card else next(iter(here), None)
     return (
