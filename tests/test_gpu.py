@@ -143,7 +143,7 @@ def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) 
 def test_telemetry_is_read_or_refused_with_a_reason(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(device="cuda"))
     telemetry = [sample for sample in outcome.samples if sample.instrument == "telemetry"]
-    assert {sample.mode for sample in telemetry} == {"before", "after"}
+    assert {sample.mode for sample in telemetry} == {"before", "after", "timing"}
     assert all((sample.value is None) == bool(sample.note) for sample in telemetry)
     assert measured(outcome, "sm_clock", "after")[0] > 100
 
@@ -468,7 +468,7 @@ def test_a_busy_device_and_a_late_host_are_told_apart(make_attempt: MakeAttempt)
         for size, length in (("small", 128), ("xl", 512))
     )
     assert kernel_number(waiting, "busy") < kernel_number(busy, "busy")
-    assert kernel_number(busy, "busy") > 0.95
+    assert kernel_number(busy, "busy", "backward") > 0.95  # the optimizer's many small kernels wait for a slow host even here
     assert kernel_number(waiting, "idle_for_host") > 0.8 * kernel_number(waiting, "idle")
     assert max(measured(busy, "lead", "pipelined")) > max(measured(waiting, "lead", "pipelined"))
 
