@@ -69,6 +69,12 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
         {"ok": 2},
         {"memory-cpu", "attention-ladder"},
     ),
+    "oom-map": (
+        [*TRAINING, "memory_limit_gib=1", "precision=fp32"],
+        [],
+        {"ok": 2},
+        {"oom-map"},
+    ),
     "numerics": (
         ["accumulator=fp32", "addend=fp16", "upcast=false", "at_once=false", "autocast=bf16", "norm=rms_norm", "dtype=fp16",
          "scale=1.0", "width=64", "eps=0.01"],

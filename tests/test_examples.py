@@ -1,23 +1,29 @@
-"""What a stranger opens first runs: the notebook from its first cell to its last, the README's lines on other programs."""
+"""What a stranger opens first runs: the notebook, studies one after the other, the README's lines on other programs."""
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from ruamel.yaml import YAML
 
 from orchestrator.report.frames import load_results
 from orchestrator.store import Run
+from orchestrator.together import Publication, is_publication
 from tasks.harness.records import Outcome, Status
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+PUBLISHED: dict[str, str] = YAML(typ="safe").load(ROOT / "examples" / "publication.yaml")
 
 
 @pytest.fixture
@@ -64,6 +70,74 @@ def test_duckdb_and_polars_read_the_same_numbers(here: Path) -> None:
     assert dict(names["medians"].fetchall()) == ok.groupby("precision")["step_ms_median"].median().to_dict()  # type: ignore[attr-defined]
     steps = names["steps"]
     assert dict(steps.iter_rows()) == ok.set_index("cell")["step_ms_mean"].to_dict()  # type: ignore[attr-defined]
+
+
+STUDIES = """
+one: tiny.yaml --set context_length=8 --where precision=fp32
+two: tiny.yaml
+"""
+TINY = """
+name: tiny
+grids:
+  - task: train_step
+    fixed: {device: cpu, size: tiny, vocab_size: 50, batch_size: 1, warmup_steps: 1, measured_steps: 2, pass: forward}
+    axes: {context_length: [8, 16], precision: [fp32, bf16]}
+"""
+
+
+@pytest.fixture
+def publication(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    (tmp_path / "studies.yaml").write_text(STUDIES)
+    (tmp_path / "tiny.yaml").write_text(TINY)
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        own = ["--out", "all", "--studies", "studies.yaml", *words, "--", "--scheduler", "serial", "--start-method", "spawn"]
+        return subprocess.run(
+            [sys.executable, ROOT / "examples" / "publication.py", *own],
+            cwd=tmp_path, capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+
+    return call
+
+
+@pytest.mark.slow
+def test_studies_one_after_the_other_and_then_published(
+    publication: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Ended, called again and published: no cell is measured twice, and what is not there yet is left out."""
+    stopped = publication("--minutes", "0")
+    assert (stopped.returncode, stopped.stdout) == (75, "")
+    assert publication("--only", "one", "--publish", "alone").returncode == 0
+    assert is_publication(tmp_path / "alone")
+    assert not (tmp_path / "alone" / "two").exists()
+    done = publication("--publish", "published", "--minutes", "60")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.index("== one") < done.stdout.index("== two")
+    cells = load_results(Publication(tmp_path / "published")).cells
+    assert cells.groupby("run").size().to_dict() == {"one": 1, "two": 4}
+    assert (cells["status"] == "ok").all()
+    assert (cells["attempts"] == 1).all()
+
+
+def test_a_study_that_is_not_there_and_one_that_cannot_run(
+    publication: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    unknown = publication("--only", "one,three")
+    assert unknown.returncode == 1
+    assert unknown.stderr == "publication.py: studies.yaml names no study three\n"
+    (tmp_path / "tiny.yaml").unlink()
+    missing = publication("--publish", "published")
+    assert missing.returncode == 2
+    assert "tiny.yaml" in missing.stderr
+    assert not (tmp_path / "published").exists()
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_study_of_the_publication_names_cells(name: str, sweep_here: Callable[..., Result]) -> None:
+    config, *options = shlex.split(PUBLISHED[name])
+    planned = sweep_here("plan", ROOT / config, *options, "--out", "out", "--gpu", "H200")
+    assert planned.exit_code == 0, planned.output
+    assert "pending" in planned.stdout
 
 
 STAND_INS = {

@@ -30,7 +30,7 @@ LINES = [line.split("   #")[0].strip() for block in BLOCKS for line in block.spl
 COMMANDS = [line for line in (line.removeprefix("$ ") for line in LINES) if line.startswith(("sweep ", "python -c"))]
 
 
-OTHERS = ("--nodes", "--gpus-per-node", "--time", "--working-dir")  # of sbatch and of Ray
+OTHERS = ("--nodes", "--gpus-per-node", "--time", "--working-dir", "--minutes", "--publish")  # of sbatch, of Ray, of examples/
 
 
 def test_every_command_there_is_stands_in_it() -> None:
