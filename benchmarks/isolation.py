@@ -23,16 +23,14 @@ from __future__ import annotations
 import gc
 import json
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from folders import new_folder
 from options import cell_options
 
 Values = dict[str, Any]
@@ -50,10 +48,10 @@ def main() -> None:
     taken: dict[str, Taken] = {}
     for way in options.rounds * options.ways.split(","):
         of = fresh if way == "processes" else cells
-        began = time.monotonic()
-        with folder_for(way, options.keep) as folder:
-            looped = WAYS[way](of, [str(options.config), *selection, "--out", folder])
-        seconds = time.monotonic() - began
+        with new_folder(way, options.keep) as folder:
+            began = time.monotonic()
+            looped = WAYS[way](of, [str(options.config), *selection, "--out", str(folder)])
+            seconds = time.monotonic() - began
         note(taken, way, Taken(seconds, len(of)))
         if looped:
             note(taken, f"{way}, but for what runs on", Taken(seconds - sum(one.running_on_s for one in looped), len(of)))
@@ -84,15 +82,6 @@ def drawn(cells: list[Values], count: int | None) -> list[Values]:
         return cells
     chosen = set(random.Random(0).sample(range(len(cells)), count))
     return [cell for place, cell in enumerate(cells) if place in chosen]
-
-
-@contextmanager
-def folder_for(way: str, keep: Path | None) -> Iterator[str]:
-    """A new one, so that every round measures all cells."""
-    with tempfile.TemporaryDirectory() as folder:
-        yield folder
-        if keep:
-            shutil.copytree(folder, keep / way, dirs_exist_ok=True, ignore=shutil.ignore_patterns("artifacts", "cache"))
 
 
 def note(taken: dict[str, Taken], way: str, found: Taken) -> None:

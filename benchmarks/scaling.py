@@ -6,7 +6,7 @@ Runs the same cells with `sweep run` on one GPU and on all, by turns, each time 
 start from an empty cache too. Prints seconds of the whole command and from the first cell's start to the last one's end, the
 speed-up over one GPU, and that by the number of GPUs: 1 is perfect. Then what the neighbours change: what a cell's seconds
 went into, and the ratio of the medians of a step, among others / alone, of each cell. Memory is predicted once beforehand,
-untimed: answers are kept from sweep to sweep.
+untimed: answers are kept from sweep to sweep. `--keep FOLDER` keeps what was measured, as results like any others.
 
 Without a GPU, `--cpu-cells N` holds N cells at a time against one. They share the cores that one has to itself: it shows that
 this works, not how a sweep scales.
@@ -19,12 +19,12 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from folders import new_folder
 from options import cell_options
 from tabulate import tabulate
 
@@ -56,6 +56,7 @@ def main() -> None:
     parser = cell_options(__doc__, 1, "how often on one and on all  [1]")
     parser.add_argument("--cpu-cells", type=int, help="cells are on the CPU, so many at a time")
     parser.add_argument("--json", type=Path, help="also write each sweep here")
+    parser.add_argument("--keep", type=Path, help="the folder in which what each sweep measured is kept")
     options = parser.parse_args()
     most = options.cpu_cells or len(gpu_names())
     if most < 2:
@@ -64,18 +65,18 @@ def main() -> None:
     sweep(["plan", *cells, "--memory"], {})
     runs: list[Swept] = []
     for _ in range(options.rounds):
-        runs += [measure(cells, places, on_cpu=bool(options.cpu_cells)) for places in (1, most)]
-        if options.json:
-            options.json.write_text(json.dumps([asdict(run) for run in runs]))
+        for places in (1, most):
+            runs.append(measure(cells, places, bool(options.cpu_cells), options.keep))
+            if options.json:
+                options.json.write_text(json.dumps([asdict(run) for run in runs]))
     print(scaling(runs))
     print(seconds(runs))
     print(contention(runs))
 
 
-def measure(cells: Sequence[str], places: int, on_cpu: bool) -> Swept:
-    """The cells in a results folder of their own, which is gone afterwards."""
-    with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
-        out = Path(folder) / "run"
+def measure(cells: Sequence[str], places: int, on_cpu: bool, keep: Path | None) -> Swept:
+    """The cells in a results folder of their own."""
+    with new_folder(f"{places}-at-once", keep) as out:
         began = time.monotonic()
         how = ["--cpu-cells", str(places)] if on_cpu else []
         sweep(["run", *cells, "--out", str(out), *how], _one_gpu() if places == 1 and not on_cpu else {})

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+import orchestrator
 from tests.conftest import ROOT
 
 CONFIG = """
@@ -34,6 +35,7 @@ def test_a_grid_alone_and_together(
     write_config: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     """Without Ray, which other tests start: two cells at a time are then one after the other."""
     called: list[list[str]] = []
@@ -44,6 +46,7 @@ def test_a_grid_alone_and_together(
 
     monkeypatch.setattr(scaling, "sweep", sweep)
     words = [str(write_config(CONFIG)), "--set", "seed=0,1", "--where", "seed=1", "--cpu-cells", "2"]
+    words += ["--keep", str(tmp_path / "kept")]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *words])
     scaling.main()
     assert [one[0] for one in called] == ["plan", "run", "run"]
@@ -54,6 +57,25 @@ def test_a_grid_alone_and_together(
     assert "a step among others / alone: " in said
     assert "in 2 cells" in said
     assert "0 cells did not end alike in all sweeps" in said
+    kept = orchestrator.load(tmp_path / "kept" / "1-at-once", tmp_path / "kept" / "2-at-once").cells
+    assert kept.groupby("run")["cell"].nunique().to_dict() == {"1-at-once": 2, "2-at-once": 2}
+
+
+def test_rounds_are_kept_apart_however_they_end(scaling: Any, tmp_path: Path) -> None:
+    def end_early(word: str) -> None:
+        with scaling.new_folder("sweep", tmp_path) as folder:
+            (folder / "run.json").write_text(word)
+            (folder / "artifacts").mkdir()
+            sys.exit(2)
+
+    for word in ("first", "second"):
+        with pytest.raises(SystemExit):
+            end_early(word)
+    assert {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.json")} == {
+        "sweep/run.json": "first",
+        "sweep-2/run.json": "second",
+    }
+    assert not list(tmp_path.rglob("artifacts"))
 
 
 def test_speed_up_and_contention(scaling: Any) -> None:

@@ -1,0 +1,26 @@
+"""Where a benchmark's sweeps measure: a results folder for each, which is gone afterwards or kept."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+
+@contextmanager
+def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
+    """A new one, so that every round measures all cells. keep: a folder in which a copy is left, however the round ends.
+
+    Without artifacts and caches. What an earlier round left there stays: the second is called `NAME-2`.
+    """
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        try:
+            yield Path(folder)
+        finally:
+            if keep:
+                left = (keep / (name if number == 1 else f"{name}-{number}") for number in count(1))
+                free = next(place for place in left if not place.exists())
+                shutil.copytree(folder, free, ignore=shutil.ignore_patterns("artifacts", "cache"))
