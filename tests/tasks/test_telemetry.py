@@ -68,17 +68,20 @@ def waited_for_core() -> Any:
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it")
 def test_a_neighbour_that_takes_the_core_shows() -> None:
     cores = os.sched_getaffinity(0)
-    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    busy = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    others = [subprocess.Popen(busy, stdout=subprocess.PIPE) for _ in range(2)]
     try:
+        for other in others:
+            assert other.stdout is not None
+            assert other.stdout.readline()  # it has begun
         for pid in (0, *(other.pid for other in others)):
             os.sched_setaffinity(pid, {min(cores)})
-        time.sleep(0.3)
         assert waited_for_core().value > 0.4  # three in turns
     finally:
         os.sched_setaffinity(0, cores)
         for other in others:
             other.kill()
-            other.wait()
+            other.communicate()
 
 
 def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_told(
