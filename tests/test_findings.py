@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from orchestrator.report.formats import files_of
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.plots import Drawing
 from orchestrator.report.published.tables import published_tables
+from orchestrator.report.render import lay_out, to_markdown
 from orchestrator.reporting import make_report
 from orchestrator.store import Run
 from orchestrator.together import Publication
@@ -88,6 +90,15 @@ def test_the_published_tables_are_what_is_made_of_it(folder: str, published: Pat
     assert tracked.keys() == made.keys()
     assert [name for name, text in tracked.items() if text != made[name]] == []
     assert sum(path.stat().st_size for path in (ROOT / PUBLISHED / folder).rglob("*") if path.is_file()) < 25e6
+
+
+def test_the_headline_of_the_readme_is_of_it(published: Path) -> None:
+    results = load_results(Run(published / PUBLISHED / "h200" / "full"))
+    asked = {"pass": ["train_step"], "compile": ["eager"], "context_length": [512, 1024], "precision": ["fp32", "bf16"]}
+    (page,) = lay_out(replace(results, cells=results.cells[results.cells[list(asked)].isin(asked).all(axis=1)]), ["precision"])
+    (table,) = (part for part in to_markdown(page).split("\n\n") if part.startswith("|"))
+    assert len(page.rows) == 10
+    assert f"\n\n{table}\n\n" in (ROOT / "README.md").read_text()
 
 
 def test_a_run_reads_without_the_others(published: Path) -> None:

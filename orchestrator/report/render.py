@@ -18,7 +18,7 @@ from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report
 from orchestrator.report.frames import Results
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
-from orchestrator.report.values import NOTHING, format_ms
+from orchestrator.report.values import HOST_MARK, NOTHING, format_ms
 
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
@@ -75,8 +75,8 @@ def notes_of(page: Page, row: Sequence[str]) -> list[str]:
 
 
 def written_out(page: Page) -> list[list[str]]:
-    """The rows for a program: with their notes in full, since it has no foot to put them at, and 12,313 as 12313."""
-    rows = [[_ungrouped(text) for text in row] for row in page.rows]
+    """The rows for a program: with their notes in full, since it has no foot to put them at, 12,313 as 12313, and times alone."""
+    rows = [[_plain(text) for text in row] for row in page.rows]
     if not page.notes:
         return rows
     column = page.header.index(NOTES)
@@ -84,8 +84,9 @@ def written_out(page: Page) -> list[list[str]]:
     return [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
 
 
-def _ungrouped(text: str) -> str:
-    """A number without the commas between its thousands; any other text as it is."""
+def _plain(text: str) -> str:
+    """A number without the commas between its thousands, or the mark behind it; any other text as it is."""
+    text = text.removesuffix(HOST_MARK)
     return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
 
 
@@ -175,7 +176,7 @@ def provenance(results: Results) -> str:
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
         _repetitions(cells),
-        _marked(cells, "waits_for_host", "wait for their host"),
+        _marked(cells, "waits_for_host", f"wait for their host ({HOST_MARK})"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _marked(cells, "beside", "needed their host beside others"),
         _labelled("commit", _one_or_several(cells, "commit")),

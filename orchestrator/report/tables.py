@@ -17,6 +17,7 @@ from orchestrator.report.values import (
     median_interval,
     ms,
     number,
+    of_steps,
     per_pair,
     plain,
     ratio,
@@ -36,10 +37,10 @@ TABLES: tuple[Table, ...] = (
         "slow step does not move.",
         Listing(
             (
-                ("forward", mean_sd("forward_ms")),
-                ("backward", mean_sd("backward_ms")),
-                ("optimizer", mean_sd("optimizer_ms")),
-                ("total", mean_sd("step_ms")),
+                ("forward", of_steps(mean_sd("forward_ms"))),
+                ("backward", of_steps(mean_sd("backward_ms"))),
+                ("optimizer", of_steps(mean_sd("optimizer_ms"))),
+                ("total", of_steps(mean_sd("step_ms"))),
                 ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
                 ("tokens/s", number("tokens_per_s", ",.0f")),
             )
@@ -60,9 +61,9 @@ TABLES: tuple[Table, ...] = (
             ),
             (
                 ("n", lambda phase: number(f"{phase}_ms_n", ".0f")),
-                ("mean ± sd", lambda phase: mean_sd(f"{phase}_ms")),
-                ("median [95 % interval]", lambda phase: median_interval(f"{phase}_ms")),
-                ("min", lambda phase: ms(f"{phase}_ms_min")),
+                ("mean ± sd", lambda phase: of_steps(mean_sd(f"{phase}_ms"))),
+                ("median [95 % interval]", lambda phase: of_steps(median_interval(f"{phase}_ms"))),
+                ("min", lambda phase: of_steps(ms(f"{phase}_ms_min"))),
                 ("std/mean", lambda phase: relative_sd(f"{phase}_ms")),
             ),
         ),
@@ -74,7 +75,7 @@ TABLES: tuple[Table, ...] = (
         "The whole step measured after so many warm-up steps: what is not warm shows in the spread.",
         Across(
             ("warmup_steps",),
-            (("warm-up: mean ± sd", mean_sd("step_synced_ms")), ("std/mean", relative_sd("step_synced_ms"))),
+            (("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))), ("std/mean", relative_sd("step_synced_ms"))),
         ),
         varying("train_step", "warmup_steps"),
     ),
@@ -84,7 +85,7 @@ TABLES: tuple[Table, ...] = (
         "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory.",
         Across(
             ("precision",),
-            (("ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
+            (("ms", of_steps(ms("step_ms_median"))), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
         varying("train_step", "precision"),
@@ -96,7 +97,7 @@ TABLES: tuple[Table, ...] = (
         "gives it; the ceiling is what one large matrix product reached in the same run.",
         Listing(
             (
-                ("step ms", ms("step_ms_median")),
+                ("step ms", of_steps(ms("step_ms_median"))),
                 ("TFLOP/s", number("achieved_tflops", ".1f")),
                 ("peak TFLOP/s", number("peak_tflops", ".1f")),
                 ("MFU", number("mfu", ".1%")),
@@ -114,7 +115,7 @@ TABLES: tuple[Table, ...] = (
         "One large product of random matrices, repeated; its best precision is what this GPU reaches under its power cap.",
         Listing(
             (
-                ("ms", median_interval("step_ms")),
+                ("ms", of_steps(median_interval("step_ms"))),
                 ("TFLOP/s", number("achieved_tflops", ".1f")),
                 ("peak TFLOP/s", number("peak_tflops", ".1f")),
                 ("of peak", number("mfu", ".1%")),
@@ -129,7 +130,7 @@ TABLES: tuple[Table, ...] = (
         "step took with its compilation, and after how many steps that has paid, if the cache was cold.",
         Across(
             ("compile",),
-            (("ms", ms("step_ms_median")), ("GiB", gib("peak_allocated_bytes"))),
+            (("ms", of_steps(ms("step_ms_median"))), ("GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")), ("breaks even after", break_even)),
             (("first step s", number("compile_step_ms", ".1f", 1e-3)), ("cache", plain("compile_cache_seen"))),
         ),
@@ -151,7 +152,7 @@ TABLES: tuple[Table, ...] = (
                 ("recompiled", plain("compile_recompiles")),
                 ("why", plain("compile_recompile_reasons")),
                 ("CUDA graphs skipped", plain("compile_skipped_cuda_graphs")),
-                ("step ms", ms("step_ms_median")),
+                ("step ms", of_steps(ms("step_ms_median"))),
             )
         ),
         having("compile_graphs"),
@@ -163,7 +164,7 @@ TABLES: tuple[Table, ...] = (
         Ladder(
             ("compile", "compile_mode", "compile_cache"),
             "eager",
-            (("step ms", ms("step_ms_median")), ("peak GiB", gib("peak_allocated_bytes"))),
+            (("step ms", of_steps(ms("step_ms_median"))), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
         varying("train_step", "compile"),
@@ -175,9 +176,9 @@ TABLES: tuple[Table, ...] = (
         "inputs and weights take, that are held when the backward pass begins, and at most.",
         Listing(
             (
-                ("forward", mean_sd("forward_ms")),
-                ("backward", mean_sd("backward_ms")),
-                ("both", mean_sd("step_ms")),
+                ("forward", of_steps(mean_sd("forward_ms"))),
+                ("backward", of_steps(mean_sd("backward_ms"))),
+                ("both", of_steps(mean_sd("step_ms"))),
                 ("built GiB", gib("built_held_allocated_bytes")),
                 ("before backward GiB", gib("forward_held_allocated_bytes")),
                 ("after backward GiB", gib("backward_held_allocated_bytes")),
@@ -193,7 +194,11 @@ TABLES: tuple[Table, ...] = (
         "speed-up is of both.",
         Across(
             ("compile", "precision"),
-            (("forward", ms("forward_ms_median")), ("backward", ms("backward_ms_median")), ("both", ms("step_ms_median"))),
+            (
+                ("forward", of_steps(ms("forward_ms_median"))),
+                ("backward", of_steps(ms("backward_ms_median"))),
+                ("both", of_steps(ms("step_ms_median"))),
+            ),
             (("speed-up", speed_up("step_ms_median")),),
         ),
         varying("attention", "compile"),
@@ -208,9 +213,9 @@ TABLES: tuple[Table, ...] = (
             ("attention",),
             "naive",
             (
-                ("forward ms", ms("forward_ms_median")),
-                ("backward ms", ms("backward_ms_median")),
-                ("both ms", ms("step_ms_median")),
+                ("forward ms", of_steps(ms("forward_ms_median"))),
+                ("backward ms", of_steps(ms("backward_ms_median"))),
+                ("both ms", of_steps(ms("step_ms_median"))),
                 ("squares saved", number("saved_squares", ".0f")),
                 ("saved GiB", gib("saved_bytes")),
                 ("before backward GiB", gib("forward_held_allocated_bytes")),
@@ -248,7 +253,7 @@ TABLES: tuple[Table, ...] = (
             ("attention",),
             "naive",
             (
-                ("step ms", ms("step_ms_median")),
+                ("step ms", of_steps(ms("step_ms_median"))),
                 ("squares saved", number("saved_squares", ".0f")),
                 ("peak GiB", gib("peak_allocated_bytes")),
                 ("backend seen", plain("attention_seen")),
@@ -263,8 +268,8 @@ TABLES: tuple[Table, ...] = (
         "Median of the whole step in milliseconds in both modes. Where the host is hardly ever ahead, it is the bottleneck.",
         Listing(
             (
-                ("synced", median_interval("step_synced_ms")),
-                ("pipelined", median_interval("step_pipelined_ms")),
+                ("synced", of_steps(median_interval("step_synced_ms"))),
+                ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
                 ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
                 ("host ahead, at most ms", ms("host_lead_ms")),
                 ("waits for its host", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
@@ -280,7 +285,7 @@ TABLES: tuple[Table, ...] = (
         "core, and how many small operations a ms it handed to torch, before the timing and after.",
         Listing(
             (
-                ("step", median_interval("step_ms")),
+                ("step", of_steps(median_interval("step_ms"))),
                 ("host ahead, at most ms", ms("host_lead_ms")),
                 ("other cells", number("neighbours")),
                 ("waited for a core", number("waited_for_core", ".1%")),
@@ -298,7 +303,7 @@ TABLES: tuple[Table, ...] = (
         Growth(
             "context_length",
             (
-                ("step ms", "step_ms_median", ms("step_ms_median")),
+                ("step ms", "step_ms_median", of_steps(ms("step_ms_median"))),
                 ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
             ),
         ),
@@ -312,8 +317,8 @@ TABLES: tuple[Table, ...] = (
         Growth(
             "context_length",
             (
-                ("forward ms", "forward_ms_median", ms("forward_ms_median")),
-                ("backward ms", "backward_ms_median", ms("backward_ms_median")),
+                ("forward ms", "forward_ms_median", of_steps(ms("forward_ms_median"))),
+                ("backward ms", "backward_ms_median", of_steps(ms("backward_ms_median"))),
                 ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
             ),
             (("peak bytes / pair", per_pair),),

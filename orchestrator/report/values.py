@@ -18,6 +18,7 @@ SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 NOTHING = "–"
+HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 
 
@@ -132,6 +133,20 @@ def ms(column: str) -> Value:
     return measured(column, format_ms)
 
 
+def of_steps(time: Value) -> Value:
+    """A time of a cell's steps, which says so where they wait for their host."""
+
+    def show(row: Row) -> str:
+        text = time(row)
+        return text + _mark(row) if text[0].isdigit() else text
+
+    return show
+
+
+def _mark(*rows: Row) -> str:
+    return HOST_MARK if any(known(row, "waits_for_host") and row["waits_for_host"] for row in rows) else ""
+
+
 def mean_sd(stem: str) -> Value:
     """`stem` such as `forward_ms`: mean ± sample standard deviation."""
 
@@ -159,12 +174,12 @@ def relative_sd(stem: str) -> Value:
 
 
 def speed_up(column: str) -> Callable[[Row, Row], str]:
-    """How many times faster a row is than its baseline."""
+    """How many times faster a row's steps are than those of its baseline."""
 
     def compare(row: Row, baseline: Row) -> str:
         if not known(row, column):
             return absent(row)
-        return f"{baseline[column] / row[column]:.2f}×" if known(baseline, column) else NOTHING
+        return f"{baseline[column] / row[column]:.2f}×{_mark(row, baseline)}" if known(baseline, column) else NOTHING
 
     return compare
 

@@ -16,6 +16,7 @@ import pytest
 from orchestrator.errors import ConfigError
 from orchestrator.report import gpus
 from orchestrator.report.derive import TOOK
+from orchestrator.report.formats import to_csv
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.render import lay_out, provenance, to_markdown
@@ -184,6 +185,25 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
     assert [name for name in rows if name.endswith("ms")] == ["fp32 ms", "tf32 ms", "bf16 ms"]
     assert list(rows.loc["0", ["tf32 speed-up", "bf16 speed-up"]]) == ["2.00×", "2.50×"]
     assert list(rows.loc["1", ["tf32 speed-up", "bf16 ms", "bf16 speed-up"]]) == ["–", "OOM", "OOM"]
+
+
+def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(results_of: Callable[..., Results]) -> None:
+    measured = results_of(
+        outcome([40.0], precision="bf16"), outcome([100.0], precision="fp32"), outcome([50.0], precision="tf32"),
+        outcome([1070.0], precision="fp32", seed=1), outcome(status=Status.OOM, precision="bf16", seed=1),
+        outcome([107.0], precision="tf32", seed=1),
+    )  # fmt: skip
+    waits = (measured.cells["step_ms_median"].isin([50.0, 1070.0])).astype("boolean").where(measured.cells["status"] == "ok")
+    results = replace(measured, cells=measured.cells.assign(waits_for_host=waits))
+    rows = table(results, "precision").set_index("seed")[["fp32 ms", "tf32 ms", "tf32 speed-up", "bf16 ms", "bf16 speed-up"]]
+    assert list(rows.loc["0"]) == ["100.0", "50.00†", "2.00×†", "40.00", "2.50×"]
+    assert list(rows.loc["1"]) == ["1070.0†", "107.0", "10.00×†", "OOM", "OOM"]
+    timings = table(results, "timings").set_index("precision").loc["tf32"].iloc[0]
+    assert (timings["forward"], timings["total"], timings["backward / forward"]) == ("12.50 ± –†", "50.00 ± –†", "2.00")
+    (page,) = lay_out(results, ["precision"])
+    assert "2 of 6 cells wait for their host (†)" in page.provenance
+    assert "†" not in to_csv(page)
+    assert "1070.0," in to_csv(page)
 
 
 def outcome_of(task: str, facts: dict[str, Any], samples: Iterable[Sample], **params: Any) -> Outcome:
