@@ -72,7 +72,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernel-coverage",
         "How much of the kernel time is attributed, and how busy the device was",
-        "Shares of kernel time that have a phase, a module, a class. Busy: of the time from the first kernel to the last. Idle "
+        "Shares of kernel time that have a phase, a module, a class. Busy: of the time from the first kernel to the last, with "
+        "the profiler, which slows the host; when timed: the same kernels' time over the median of a step without it. Idle "
         "milliseconds a step between kernels, and those in which the host was late to launch. Cost: a profiled step over a "
         "timed one. Processing: reading the trace, as a share of the whole attempt.",
         Listing(
@@ -81,6 +82,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
                 ("module", number("attributed_to_module", ".2%")),
                 ("class", number("attributed_to_class", ".2%")),
                 ("busy", number("busy", ".1%")),
+                ("busy when timed", number("busy_timed", ".1%")),
                 ("idle ms", ms("idle_ms")),
                 ("idle for the host ms", ms("idle_for_host_ms")),
                 ("drain ms", ms("drain_ms")),
