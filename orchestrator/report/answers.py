@@ -10,6 +10,7 @@ from statistics import linear_regression, median
 
 import pandas as pd
 
+from orchestrator.report.derive import needs_host
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import OF_TIMING, ordered_values
 
@@ -51,7 +52,9 @@ def backward_over_forward(results: Results) -> Iterator[str]:
     cells = _measured(results, "train_step", "forward_ms_median", "backward_ms_median")
     for told, group in _told_apart(cells, ["precision", "compile"]):
         ratios = group["backward_ms_median"] / group["forward_ms_median"]
-        yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass"
+        ahead = ratios[~needs_host(group)]
+        own = f"; where the host is ahead {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
+        yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass{own}"
 
 
 def variability_by_warm_up(results: Results) -> Iterator[str]:

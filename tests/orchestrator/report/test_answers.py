@@ -45,6 +45,15 @@ def test_backward_over_forward_by_precision() -> None:
     )
 
 
+def test_what_waits_for_its_host_is_told_from_what_does_not() -> None:
+    waiting = cell(device="cuda", backward_ms_median=4.0, waits_for_host=True)
+    ahead = cell(device="cuda", size="xl", waits_for_host=False)
+    question = "How long is the backward pass, against the forward pass?"
+    (told,) = said(waiting, ahead)[question]
+    assert told.endswith("as long as the forward pass; where the host is ahead 2.00× (one cell)")
+    assert all(said(one)[question][0].endswith("as long as the forward pass") for one in (waiting, ahead))
+
+
 def test_variability_needs_two_numbers_of_warm_up_steps() -> None:
     question = "How much does a step vary, with and without warm-up?"
     assert question not in said(cell())
