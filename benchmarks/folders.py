@@ -16,6 +16,8 @@ def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
 
     Without artifacts and caches. What an earlier round left there stays: the second is called `NAME-2`.
     """
+    if keep:
+        keep.mkdir(parents=True, exist_ok=True)  # sooner than after hours of measuring
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         try:
             yield Path(folder)

@@ -12,6 +12,7 @@ puts all studies that are there into a folder that others may have.
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 import signal
 import subprocess
@@ -19,10 +20,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
-from orchestrator.errors import EXIT_TIME_LIMIT
+from orchestrator.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
 from orchestrator.run import git_commit
 from orchestrator.store import Run
 
@@ -32,16 +35,16 @@ _ENDED = (0, 1)  # exit codes of a sweep that came to its end, where a cell may 
 
 def main() -> None:
     options = _options()
-    said: dict[str, str] = YAML(typ="safe").load(options.studies)
-    if strangers := set(options.only) - set(said):
-        sys.exit(f"publication.py: {options.studies} names no study {', '.join(sorted(strangers))}")
+    studies = _read(options.studies)
+    if strangers := set(options.only) - set(studies):
+        _refuse(f"{options.studies} names no study {', '.join(sorted(strangers))}: there are {', '.join(studies)}")
     if (git_commit() or "+").endswith("+"):
         print("publication.py: what is measured now is of no commit: others cannot repeat it", file=sys.stderr)
     ends = time.monotonic() + options.minutes * 60
-    for name in options.only or said:
-        measure([*shlex.split(said[name]), *options.more], options.out / name, ends)
+    for name in options.only or studies:
+        measure([*studies[name], *options.more], options.out / name, ends)
     if options.publish:
-        there = [str(options.out / name) for name in said if Run(options.out / name).exists]
+        there = [str(options.out / name) for name in studies if Run(options.out / name).exists]
         sys.exit(sweep("publish", *there, "--out", str(options.publish)))
 
 
@@ -53,15 +56,45 @@ def measure(words: Sequence[str], out: Path, ends: float) -> None:
     print(f"== {out.name}", flush=True)
     code = sweep("run", *words, "--out", str(out), *([] if left_s == float("inf") else ["--time-limit", f"{left_s:.0f}s"]))
     if code not in _ENDED:
-        sys.exit(code)
+        sys.exit(code if code > 0 else EXIT_INTERRUPTED)
 
 
 def sweep(*words: str) -> int:
     """Calls it as a user does, and lets it end in order where it is interrupted."""
     process = subprocess.Popen([sys.executable, "-m", "orchestrator", *words])
-    signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends it to both
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    return process.wait()
+    stopped: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: stopped.append(number))  # a terminal sends it to both
+    signal.signal(signal.SIGTERM, lambda number, _: (stopped.append(number), process.terminate()))
+    code = process.wait()
+    return EXIT_INTERRUPTED if stopped else code
+
+
+def _read(path: Path) -> dict[str, list[str]]:
+    """What `sweep run` is given for each study. Ends this program where that is not said."""
+    try:
+        said = YAML(typ="safe").load(path)
+    except (OSError, YAMLError) as error:
+        _refuse(f"{path}: cannot be read: {str(error).splitlines()[0]}")
+    if not isinstance(said, dict) or not said:
+        _refuse(f"{path}: names no studies: write `NAME: CONFIG --set …`, one a line")
+    return {str(name): _words(path, str(name), text) for name, text in said.items()}
+
+
+def _words(path: Path, name: str, text: object) -> list[str]:
+    if not re.fullmatch(r"[\w.-]*\w", name):
+        _refuse(f"{path}: {name}: is no name for a folder: letters, digits, - and _ make one")
+    try:
+        words = shlex.split(str(text or ""))
+    except ValueError as error:
+        _refuse(f"{path}: {name}: {error}")
+    if not words or not Path(words[0]).is_file():
+        _refuse(f"{path}: {name}: begins with no config that is there: {words[0] if words else 'there is nothing'}")
+    return words
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"publication.py: {why}", file=sys.stderr)
+    sys.exit(EXIT_USER)
 
 
 def _options() -> argparse.Namespace:
@@ -72,7 +105,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--publish", type=Path, metavar="FOLDER")
     parser.add_argument("--studies", type=Path, default=_STUDIES, help=f"  [examples/{_STUDIES.name}]")
     parser.add_argument("more", nargs="*", metavar="-- OPTION")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if ":/" in str(options.out):
+        _refuse(f"--out {options.out}: must be a folder of this machine; `sweep run` itself takes others, study by study")
+    return options
 
 
 if __name__ == "__main__":

@@ -38,6 +38,9 @@ class OneLine(click.Group):
         except SweepError as error:
             click.echo(f"sweep: {error}", err=True)
             ctx.exit(EXIT_USER)
+        except KeyboardInterrupt:  # before a sweep began or after it ended: click would say 1, as of cells that failed
+            click.echo("sweep: stopped by SIGINT", err=True)
+            ctx.exit(EXIT_INTERRUPTED)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

@@ -126,8 +126,9 @@ class Queue:
                 yield self._next_attempt(cell)
 
     def example(self) -> Attempt:
-        """An attempt at the first cell as it will be made, without number or folder. There must be a cell."""
-        return Attempt(self._waiting[0].cell, 0, "", self._settings)
+        """An attempt at the first cell as it will be made, without number. There must be a cell."""
+        cell = self._waiting[0].cell
+        return Attempt(cell, 0, str(self._run.attempt_folder(cell.id, 0)), self._settings)
 
     def leave_out(self, cells: Sequence[Cell]) -> None:
         ids = {cell.id for cell in cells}

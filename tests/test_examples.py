@@ -121,13 +121,29 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
     late = publication("--minutes", "0", "--publish", "published")
     assert (late.returncode, late.stdout) == (75, "")
     unknown = publication("--only", "one,three")
-    assert unknown.returncode == 1
-    assert unknown.stderr == "publication.py: studies.yaml names no study three\n"
+    assert unknown.returncode == 2
+    assert unknown.stderr == "publication.py: studies.yaml names no study three: there are one, two\n"
     (tmp_path / "tiny.yaml").unlink()
     missing = publication("--publish", "published")
     assert missing.returncode == 2
     assert "tiny.yaml" in missing.stderr
     assert not (tmp_path / "published").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "[a]", "word", "one: 3", "one:", "one: 'a", 'one: "\'"', "../one: tiny.yaml", "a/b: tiny.yaml", "one: x\none: y"],
+)
+def test_studies_that_are_none_are_one_line(
+    text: str | None, publication: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    (tmp_path / "studies.yaml").unlink()
+    if text is not None:
+        (tmp_path / "studies.yaml").write_text(text)
+    done = publication()
+    assert done.returncode == 2
+    assert re.fullmatch(r"publication.py: .+\n", done.stderr)
+    assert not (tmp_path / "all").exists()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

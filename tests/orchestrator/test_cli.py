@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,3 +96,19 @@ def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
         )  # fmt: skip
     said = "sweep: its output cannot be written: No space left on device. Free some space and run again\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+def test_ctrl_c_outside_of_a_sweep_is_told_from_cells_that_failed(tmp_path: Path) -> None:
+    """While it still reads the config: exit code 1 would say that cells failed."""
+    os.mkfifo(tmp_path / "c.yaml")
+    command = [sys.executable, "-m", "orchestrator", "run", "c.yaml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (
+        subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as sweep,
+        (tmp_path / "c.yaml").open("w"),
+    ):  # waits for a reader
+        sweep.send_signal(signal.SIGINT)
+        out, err = sweep.communicate(timeout=60)
+    assert (sweep.returncode, out, err) == (130, "", "sweep: stopped by SIGINT\n")

@@ -214,6 +214,7 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
     assert time.monotonic() - began < 35  # and not after 100; how punctual it is, tests/orchestrator/test_run.py says
     assert done.returncode == 75, done.stdout + done.stderr
     assert "cells left. To go on: sweep run" in done.stdout
+    assert not (tmp_path / "cache").exists()  # nothing is left where it was called
     wait_until_gone(tmp_path)
     done = sweep_here("run", path, "--where", "size=tiny", "--scheduler", "serial")
     assert done.exit_code == 0, done.output
