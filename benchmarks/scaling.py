@@ -29,11 +29,12 @@ from options import cell_options
 from tabulate import tabulate
 
 import orchestrator
+from orchestrator.errors import EXIT_FAILURES
 from orchestrator.nvml import gpu_names
 from orchestrator.report.derive import TOOK
 from orchestrator.store import Run
 
-_ENDED = (0, 1)  # exit codes of a sweep that came to its end, where a cell may have failed
+_ENDED = (0, EXIT_FAILURES)  # exit codes of a sweep that came to its end, where a cell may have failed
 _WORST = 5
 
 

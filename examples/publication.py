@@ -25,12 +25,12 @@ from typing import NoReturn
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from orchestrator.errors import EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
+from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
 from orchestrator.run import git_commit
 from orchestrator.store import Run
 
 _STUDIES = Path(__file__).with_suffix(".yaml")
-_ENDED = (0, 1)  # exit codes of a sweep that came to its end, where a cell may have failed
+_ENDED = (0, EXIT_FAILURES)  # exit codes of a sweep that came to its end, where a cell may have failed
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from orchestrator.report.layouts import Listing
 from orchestrator.report.plots import Drawing
 from orchestrator.report.render import Page, provenance
 from orchestrator.report.table import Table
-from orchestrator.report.values import gib, ms, of_steps, plain, where_it_ended, why_it_ended
+from orchestrator.report.values import gib, plain, step_ms, where_it_ended, why_it_ended
 
 ROWS_AT_ONCE = 200  # of a table; further ones are shown when asked for, so that ten thousand cells open as fast as ten
 
@@ -33,7 +33,7 @@ _CELLS = Table(
             ("task", plain("task")),
             ("cell", plain("cell")),
             ("status", plain("status")),
-            ("step ms", of_steps(ms("step_ms_median"))),
+            ("step ms", step_ms),
             ("peak GiB", gib("peak_allocated_bytes")),
             ("where", where_it_ended),
             ("why", why_it_ended),

@@ -24,6 +24,7 @@ from orchestrator.report.values import (
     relative_sd,
     speed_up,
     squares,
+    step_ms,
     where_it_ended,
     why_it_ended,
 )
@@ -85,7 +86,7 @@ TABLES: tuple[Table, ...] = (
         "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory.",
         Across(
             ("precision",),
-            (("ms", of_steps(ms("step_ms_median"))), ("peak GiB", gib("peak_allocated_bytes"))),
+            (("ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
         varying("train_step", "precision"),
@@ -97,7 +98,7 @@ TABLES: tuple[Table, ...] = (
         "gives it; the ceiling is what one large matrix product reached in the same run.",
         Listing(
             (
-                ("step ms", of_steps(ms("step_ms_median"))),
+                ("step ms", step_ms),
                 ("TFLOP/s", number("achieved_tflops", ".1f")),
                 ("peak TFLOP/s", number("peak_tflops", ".1f")),
                 ("MFU", number("mfu", ".1%")),
@@ -130,7 +131,7 @@ TABLES: tuple[Table, ...] = (
         "step took with its compilation, and after how many steps that has paid, if the cache was cold.",
         Across(
             ("compile",),
-            (("ms", of_steps(ms("step_ms_median"))), ("GiB", gib("peak_allocated_bytes"))),
+            (("ms", step_ms), ("GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")), ("breaks even after", break_even)),
             (("first step s", number("compile_step_ms", ".1f", 1e-3)), ("cache", plain("compile_cache_seen"))),
         ),
@@ -152,7 +153,7 @@ TABLES: tuple[Table, ...] = (
                 ("recompiled", plain("compile_recompiles")),
                 ("why", plain("compile_recompile_reasons")),
                 ("CUDA graphs skipped", plain("compile_skipped_cuda_graphs")),
-                ("step ms", of_steps(ms("step_ms_median"))),
+                ("step ms", step_ms),
             )
         ),
         having("compile_graphs"),
@@ -164,7 +165,7 @@ TABLES: tuple[Table, ...] = (
         Ladder(
             ("compile", "compile_mode", "compile_cache"),
             "eager",
-            (("step ms", of_steps(ms("step_ms_median"))), ("peak GiB", gib("peak_allocated_bytes"))),
+            (("step ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")),),
         ),
         varying("train_step", "compile"),
@@ -197,7 +198,7 @@ TABLES: tuple[Table, ...] = (
             (
                 ("forward", of_steps(ms("forward_ms_median"))),
                 ("backward", of_steps(ms("backward_ms_median"))),
-                ("both", of_steps(ms("step_ms_median"))),
+                ("both", step_ms),
             ),
             (("speed-up", speed_up("step_ms_median")),),
         ),
@@ -215,7 +216,7 @@ TABLES: tuple[Table, ...] = (
             (
                 ("forward ms", of_steps(ms("forward_ms_median"))),
                 ("backward ms", of_steps(ms("backward_ms_median"))),
-                ("both ms", of_steps(ms("step_ms_median"))),
+                ("both ms", step_ms),
                 ("squares saved", number("saved_squares", ".0f")),
                 ("saved GiB", gib("saved_bytes")),
                 ("before backward GiB", gib("forward_held_allocated_bytes")),
@@ -253,7 +254,7 @@ TABLES: tuple[Table, ...] = (
             ("attention",),
             "naive",
             (
-                ("step ms", of_steps(ms("step_ms_median"))),
+                ("step ms", step_ms),
                 ("squares saved", number("saved_squares", ".0f")),
                 ("peak GiB", gib("peak_allocated_bytes")),
                 ("backend seen", plain("attention_seen")),
@@ -303,7 +304,7 @@ TABLES: tuple[Table, ...] = (
         Growth(
             "context_length",
             (
-                ("step ms", "step_ms_median", of_steps(ms("step_ms_median"))),
+                ("step ms", "step_ms_median", step_ms),
                 ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
             ),
         ),

@@ -147,6 +147,9 @@ def _mark(*rows: Row) -> str:
     return HOST_MARK if any(known(row, "waits_for_host") and row["waits_for_host"] for row in rows) else ""
 
 
+step_ms = of_steps(ms("step_ms_median"))
+
+
 def mean_sd(stem: str) -> Value:
     """`stem` such as `forward_ms`: mean ± sample standard deviation."""
 
