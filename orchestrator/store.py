@@ -263,9 +263,9 @@ class Run:
         return self.folder.absolute().joinpath("artifacts", cell, str(number))
 
     def highest_attempts(self) -> dict[str, int]:
-        """The highest attempt number of each cell that has a folder, finished or not."""
+        """The highest attempt number of each cell of which anything is here, finished or not: its folder, or what it measured."""
         highest: dict[str, int] = {}
-        for cell, number in self._attempt_folders():
+        for cell, number in (*self._attempt_folders(), *self._measured_attempts()):
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
 
@@ -314,6 +314,15 @@ class Run:
         for path in sorted((self.folder / "artifacts").glob("*/*")):
             if path.name.isdigit():
                 yield path.parent.name, int(path.name)
+
+    def _measured_attempts(self) -> Iterator[tuple[str, int]]:
+        """With or without a row: another host's driver, cut off from where the run is, may have left what it measured alone."""
+        for table in _MEASURED:
+            folder = self.folder / table
+            for name in {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder):
+                cell, _, number = name.removesuffix(".parquet").rpartition("-")
+                if cell and number.isdigit() and not is_merged(Path(name)):
+                    yield cell, int(number)
 
 
 class RunWriter(Run):

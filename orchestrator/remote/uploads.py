@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -116,8 +116,8 @@ class Uploads:
             with reaching(self._copy.place):
                 for stage in load.stages:
                     self._require()
-                    list(self._pool.map(self._copy.carry, stage))
-                list(self._pool.map(self._copy.place.remove, load.gone))
+                    self._each(self._copy.carry, stage)
+                self._each(self._copy.place.remove, load.gone)
         except RunLocked as error:
             self._barred = error
             self._failed.append(load)
@@ -127,6 +127,13 @@ class Uploads:
         except Exception as error:  # of a file system of somebody else's, or of a disk of ours; or nobody waits any more
             self._said = f"{type(error).__name__}: {error}"
             self._failed.append(load)
+
+    def _each(self, do: Callable[[str], None], names: Iterable[str]) -> None:
+        """All are through before the first that failed is raised: nothing arrives when the claim is given up."""
+        begun = [self._pool.submit(do, name) for name in names]
+        wait(begun)
+        for one in begun:
+            one.result()
 
 
 def _step_back() -> None:

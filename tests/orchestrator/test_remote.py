@@ -416,6 +416,45 @@ def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
     assert len(list(open_run(ADDRESS).folder.glob("aside/*/samples/*"))) == 1
 
 
+def test_what_was_measured_and_has_no_row_there_keeps_its_number(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off between what an attempt measured and its row: the next host's attempt is another, and none has the other's samples."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    bucket.fails = lambda method, key: method == "PUT" and "/attempts/" in key
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16)
+    bucket.fails = lambda method, key: False
+    on_host("second")
+    go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
+    assert list(open_run(ADDRESS).read("attempts")[["attempt", "status"]].itertuples(index=False)) == [(2, "oom")]
+    on_host("first")
+    assert go(tmp_path, 16)[1] == []
+    on_host("third")
+    run = open_run(ADDRESS)
+    assert sorted(run.read("attempts")[["attempt", "status"]].itertuples(index=False)) == [(1, "ok"), (2, "oom")]
+    assert set(run.read("samples")["attempt"]) == {1}
+
+
+def test_a_load_is_through_before_it_is_given_up(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails does not leave the slower ones of its stage on their way: another host may be at work when they arrive."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    arriving: list[str] = []
+
+    def fails(method: str, key: str) -> bool:
+        if method == "PUT" and "/samples/" in key:
+            arriving.append(key)
+            time.sleep(1.5)
+            arriving.remove(key)
+        return method == "PUT" and "/artifacts/" in key
+
+    bucket.fails = fails
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16)
+    assert not arriving
+    assert len(bucket.names("runs/x/samples/")) == 1
+
+
 def test_a_bucket_that_was_emptied_begins_anew(
     bucket: Bucket, on_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
