@@ -1,11 +1,9 @@
-"""What a user waits for, with ten thousand cells. In processor time, and of a few tries one will do: these are promises about
+"""What a user waits for, with ten thousand cells: in processor time and by the machine's pace, since these are promises about
 work, not about load."""
 
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime
@@ -15,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.report import CONFIG as REPORTED
-from benchmarks.report import make_run, report
+from benchmarks.report import Taken, make_run, report
 from orchestrator import store
 from orchestrator.run import Request, _manifest, resolve
 from orchestrator.store import ATTEMPTS, MERGE_BATCH, SAMPLES, Run
@@ -25,20 +23,14 @@ from tasks.harness.workload import run_step
 from tasks.prediction import records
 from tasks.prediction.predictor import NoData, Predictor
 from tasks.train_step import build_on
-from tests.conftest import ROOT, sweep_command
+from tests.conftest import sweep_command
+from tests.pace import processor_s, takes_less_than
 
 CONFIG = REPORTED.replace("cuda", "cpu").replace("SEEDS", ", ".join(map(str, range(28))))
 
 
-def takes_less_than(limit_s: float, *words: object) -> bool:
-    return any(_processor_s(*words) < limit_s for _ in range(3))
-
-
-def _processor_s(*words: object) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(sweep_command(*words), check=True, capture_output=True, cwd=ROOT)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def command_takes_less_than(limit_s: float, *words: object) -> bool:
+    return takes_less_than(limit_s, lambda: processor_s(sweep_command(*words)))
 
 
 @pytest.fixture(scope="module")
@@ -79,24 +71,24 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
 
 
 def test_help_is_there_at_once() -> None:
-    assert takes_less_than(0.3, "--help")
+    assert command_takes_less_than(0.3, "--help")
 
 
 def test_a_plan_of_ten_thousand_cells(many: Request, tmp_path: Path) -> None:
     assert len(many.expansion.cells) == 10_080
-    assert takes_less_than(3, "plan", many.config_path, "--out", tmp_path / "new")
-    assert takes_less_than(3, "plan", many.config_path, "--out", many.run.folder)
+    assert command_takes_less_than(3, "plan", many.config_path, "--out", tmp_path / "new")
+    assert command_takes_less_than(3, "plan", many.config_path, "--out", many.run.folder)
 
 
 def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> None:
     """What is left is estimated from what is done: in time that grows with the cells, not with their square."""
     seeds = ",".join(str(seed) for seed in range(14))
     halves = ("--set", "batch_size=4,8", "--set", f"seed={seeds}")
-    assert takes_less_than(3, "plan", many.config_path, "--out", many.run.folder, *halves)
+    assert command_takes_less_than(3, "plan", many.config_path, "--out", many.run.folder, *halves)
 
 
 def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
-    assert takes_less_than(3, "status", many.run.folder)
+    assert command_takes_less_than(3, "status", many.run.folder)
 
 
 @pytest.mark.timeout(280)
@@ -108,13 +100,16 @@ def test_the_report_of_many_cells(tmp_path: Path) -> None:
     """
     request = make_run(tmp_path / "many", 2_500)
     cells = len(request.expansion.cells)
-    taken = [report(tmp_path / "many")]
-    if taken[0].processor_s > 25 or taken[0].peak_mb > 430:
+    taken: list[Taken] = []
+
+    def processor_s_of_report() -> float:
         taken.append(report(tmp_path / "many"))
+        return taken[-1].processor_s
+
+    assert takes_less_than(16, processor_s_of_report, tries=2)
     page = (tmp_path / "many" / "report" / "index.html").read_text()
     assert page.count('json" data-cell=') == cells == 2_520
     assert page.count("<tr>") < 3_000
-    assert min(one.processor_s for one in taken) < 25
     assert min(one.peak_mb for one in taken) < 430
 
 

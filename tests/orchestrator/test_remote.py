@@ -419,7 +419,7 @@ def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
 def test_what_was_measured_and_has_no_row_there_keeps_its_number(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cut off between what an attempt measured and its row: the next host's attempt is another, and none has the other's samples."""
+    """Cut off between what an attempt measured and its row: the next host's attempt is another, with no sample of it."""
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
     bucket.fails = lambda method, key: method == "PUT" and "/attempts/" in key
     with pytest.raises(RunUnwritable):

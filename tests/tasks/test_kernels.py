@@ -30,6 +30,7 @@ from tasks.traces.chrome import from_json
 from tasks.traces.provenance import read_graph
 from tasks.traces.summary import to_rows
 from tasks.train_step import TrainStepParams, build
+from tests.pace import takes_less_than
 
 SMALL: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}
 PROJECTIONS = ("q projection", "k projection", "v projection")
@@ -136,15 +137,18 @@ def test_by_hand_no_artifact_is_left() -> None:
 
 
 def test_reading_the_trace_costs_little(step: Watched) -> None:
-    """In ms an event, the best of a few tries; a cell on a GPU has some 100,000."""
+    """So many microseconds an event; a cell on a GPU has some 100,000."""
     text = gzip.decompress(trace_of(step).read_bytes())
     events = len(json.loads(text)["traceEvents"])
-    seconds = []
-    for _ in range(5):
-        began = time.perf_counter()
-        to_rows(attribute(from_json(text)), 2)
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) * 1e3 / events < 0.05
+
+    def processor_s_an_event() -> float:
+        began = time.process_time()
+        for _ in range(5):
+            to_rows(attribute(from_json(text)), 2)
+        return (time.process_time() - began) / 5 / events
+
+    print("XXX", [processor_s_an_event() * 1e6 for _ in range(3)], events)
+    assert takes_less_than(50e-6, processor_s_an_event)
 
 
 @pytest.mark.parametrize("attention", ["weights_only", "recompute", "torch_softmax"])
