@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +16,16 @@ from pathlib import Path
 def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
     """A new one, so that every round measures all cells. keep: a folder in which a copy is left, however the round ends.
 
-    Without artifacts and caches. What an earlier round left there stays: the second is called `NAME-2`.
+    Also where it is told to end. Without artifacts and caches. What earlier rounds left there stays: the second is `NAME-2`.
     """
     if keep:
         keep.mkdir(parents=True, exist_ok=True)  # sooner than after hours of measuring
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             yield Path(folder)
         finally:
+            signal.signal(signal.SIGTERM, before)
             if keep:
                 left = (keep / (name if number == 1 else f"{name}-{number}") for number in count(1))
                 free = next(place for place in left if not place.exists())

@@ -29,14 +29,13 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking CUDA for its devices
 
 import torch
 import torch._dynamo
-from options import cell_options
+from options import asked, cell_options
 from tabulate import tabulate
 from torch.nn import functional
 
 from model.config import SIZES
 from model.optimizer import OPTIMIZERS
 from model.transformer import TransformerLM
-from orchestrator.run import resolve
 from tasks.__main__ import _measure
 from tasks.harness.cell import Cell
 from tasks.harness.order_statistics import median_rank
@@ -53,7 +52,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the rows here")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
-    for cell in plain_cells(resolve(options.config, options.sets, options.wheres, None).expansion.cells):
+    for cell in plain_cells(asked(options).cells):
         if time.monotonic() - began > options.seconds:
             break
         rows.append(compare(cell, options.rounds))

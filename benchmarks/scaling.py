@@ -29,7 +29,7 @@ from options import cell_options
 from tabulate import tabulate
 
 import orchestrator
-from orchestrator.errors import EXIT_FAILURES
+from orchestrator.errors import EXIT_FAILURES, EXIT_USER
 from orchestrator.nvml import gpu_names
 from orchestrator.report.derive import TOOK
 from orchestrator.store import Run
@@ -88,6 +88,8 @@ def sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Calls it as a user does. Ends this program where it does not come to its end."""
     command = [sys.executable, "-m", "orchestrator", *words]
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    if done.returncode == EXIT_USER:  # it has said why
+        sys.exit(EXIT_USER)
     if done.returncode not in _ENDED:
         sys.exit(f"scaling.py: sweep {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}")
 

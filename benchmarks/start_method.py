@@ -13,11 +13,10 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 
-from options import cell_options
+from options import asked, cell_options
 from tabulate import tabulate
 
 from orchestrator.attempt import execute
-from orchestrator.run import resolve
 from tasks.harness.cell import Cell
 from tasks.harness.records import Attempt, Outcome, Settings, StartMethod
 
@@ -26,7 +25,7 @@ METHODS: tuple[StartMethod, ...] = ("fork", "spawn")
 
 def main() -> None:
     options = cell_options(__doc__, 5).parse_args()
-    expansion = resolve(options.config, options.sets, options.wheres, None).expansion
+    expansion = asked(options)
     rows = [[expansion.label(cell), *compare(cell, options.rounds)] for cell in expansion.cells]
     header = ["cell", "forked / fresh", "forked apart", "fresh apart", "forked: other s", "fresh: other s"]
     print(tabulate(rows, header, "github", floatfmt=".3f"))

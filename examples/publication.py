@@ -18,15 +18,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import click
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
-from orchestrator.run import git_commit
+from orchestrator.cli import run as sweep_run
+from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, SweepError
+from orchestrator.publishing import check_place
+from orchestrator.run import git_commit, resolve
 from orchestrator.store import Run
 
 _STUDIES = Path(__file__).with_suffix(".yaml")
@@ -38,6 +41,10 @@ def main() -> None:
     studies = _read(options.studies)
     if strangers := set(options.only) - set(studies):
         _refuse(f"{options.studies} names no study {', '.join(sorted(strangers))}: there are {', '.join(studies)}")
+    for name in options.only or studies:
+        _require_cells(name, [*studies[name], *options.more])
+    if options.publish:
+        _require(lambda: check_place(options.publish, {name: Run(options.out / name) for name in studies}))
     if (git_commit() or "+").endswith("+"):
         print("publication.py: what is measured now is of no commit: others cannot repeat it", file=sys.stderr)
     ends = time.monotonic() + options.minutes * 60
@@ -90,6 +97,25 @@ def _words(path: Path, name: str, text: object) -> list[str]:
     if not words or not Path(words[0]).is_file():
         _refuse(f"{path}: {name}: begins with no config that is there: {words[0] if words else 'there is nothing'}")
     return words
+
+
+def _require_cells(name: str, words: list[str]) -> None:
+    """That a study could begin: sooner than after hours of those before it."""
+
+    def resolve_study() -> None:
+        asked = sweep_run.make_context(name, words).params
+        resolve(asked["config"], asked["sets"], asked["wheres"], None, asked["sample"])
+
+    _require(resolve_study, f"{name}: ")
+
+
+def _require(attempt: Callable[[], object], where: str = "") -> None:
+    try:
+        attempt()
+    except click.ClickException as error:
+        _refuse(where + error.format_message())
+    except SweepError as error:
+        _refuse(f"{where}{error}")
 
 
 def _refuse(why: str) -> NoReturn:

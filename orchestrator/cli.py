@@ -85,6 +85,7 @@ choice_options = _with_options(
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
         click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
+        click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out."),
     ]
 )
 means_options = _with_options(
@@ -153,7 +154,6 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @config_options
 @choice_options
 @means_options
-@click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out.")
 @click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same, at the end.")
 @click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
 @click.option("--check-contention", is_flag=True, help="At the end, measure a twentieth of what ran beside others again, alone.")
@@ -165,6 +165,8 @@ def run(config: Path, **chosen: Any) -> None:
     from orchestrator.contention import run_and_check
     from orchestrator.run import resolve, run_sweep
 
+    if chosen["verify_inferred"] and not chosen["infer_oom"]:
+        raise ConfigError("--verify-inferred: nothing is inferred without --infer-oom", "Add that, or leave this out")
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
     means = replace(
         _means(request.expansion.label, chosen),
@@ -173,6 +175,8 @@ def run(config: Path, **chosen: Any) -> None:
     )
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)
+    if chosen["verify_inferred"] and not summary.inferred and not summary.verified:
+        click.echo("nothing was inferred this time, to be verified: --retry oom_inferred measures what was inferred before")
     _conclude(summary, request)
 
 
@@ -325,9 +329,7 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
 def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.plan import Choice
 
-    return Choice(
-        chosen.get("infer_oom", False), chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"]
-    )
+    return Choice(chosen["infer_oom"], chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
 
 
 def _seconds(text: str | None) -> float | None:

@@ -12,11 +12,11 @@ from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.errors import RunError, nearest
 from orchestrator.nvml import gpu_names
-from orchestrator.plan import Choice, Plan
+from orchestrator.plan import Plan
 from orchestrator.prediction import predict_memory, verdict_of
 from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
 from orchestrator.report.gpus import Card, driver_name
-from orchestrator.run import Request, import_paths, last_command, make_settings, plan_request
+from orchestrator.run import Request, import_paths, last_choice, last_command, make_settings, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.records import LOG_FILE
@@ -149,7 +149,7 @@ def _gib(nbytes: float | None) -> str:
 
 def describe_status(request: Request) -> Iterator[str]:
     """Counts by status, what failed and why, what would run next."""
-    plan = plan_request(request, Choice())
+    plan = plan_request(request, last_choice(request.run))
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
     asked = {decision.cell.id for decision in plan.decisions}

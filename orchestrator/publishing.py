@@ -60,7 +60,7 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
     something else than what was published before, and where it would be too large; RunUnwritable.
     """
     runs = {name.replace("/", "-"): run for name, run in named_runs(folders).items()}
-    _check_place(out, runs)
+    check_place(out, runs)
     redaction = Redaction(pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()]))
     with _aside(out) as folder:
         for name, run in runs.items():
@@ -82,7 +82,8 @@ def _missing(runs: Iterable[Run]) -> Iterator[str]:
         yield f"{count} cells that were asked for and not measured yet"
 
 
-def _check_place(out: Path, runs: Mapping[str, Run]) -> None:
+def check_place(out: Path, runs: Mapping[str, Run]) -> None:
+    """Raises RunError where they cannot be published there, measured or not yet."""
     if out.exists() and not is_publication(out) and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out}: holds something else than what was published", "Name a new folder with --out")
     within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]

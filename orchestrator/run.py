@@ -43,7 +43,7 @@ from tasks.prediction.records import Prediction, why_not
 if TYPE_CHECKING:
     import pandas as pd
 
-_ONCE_WITH_VALUE = ("--retry", "--only", "--repeat")  # options that ask for more, or for less, than what is missing
+_ONCE_WITH_VALUE = ("--retry", "--only", "--repeat", "--out")  # what asks for more, or for less, than what is missing; and where
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
 
@@ -121,16 +121,31 @@ def last_command(run: Run) -> str:
 
     Without what asks for more than what is missing, such as --retry.
     """
+    return shlex.join(["sweep", *_last_words(run)])
+
+
+def last_choice(run: Run) -> Choice:
+    """That of the last command."""
+    return Choice(infer_oom="--infer-oom" in _last_words(run))
+
+
+def _last_words(run: Run) -> list[str]:
     manifest = run.read_manifest()
     swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
-    words = iter(swept[-1] if swept else ["run", manifest["config_path"], "--out", str(run)])
-    kept = ["sweep"]
+    words = iter(swept[-1] if swept else ["run", manifest["config_path"]])
+    kept: list[str] = []
     for word in words:
         if word in _ONCE_WITH_VALUE:
             next(words, None)
         elif word != "--fresh" and not word.startswith(tuple(f"{option}=" for option in _ONCE_WITH_VALUE)):
             kept.append(word)
-    return shlex.join(kept)
+    return [*kept, *_where(run, manifest)]
+
+
+def _where(run: Run, manifest: Mapping[str, Any]) -> list[str]:
+    """The option that leads there: it may have been moved since, or be a copy."""
+    itself = manifest["config"].get("results") or Path("results") / manifest["name"]
+    return [] if Path(str(run)).absolute() == Path(itself).absolute() else ["--out", str(run)]
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -90,8 +90,8 @@ def publication(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str
     (tmp_path / "studies.yaml").write_text(STUDIES)
     (tmp_path / "tiny.yaml").write_text(TINY)
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        own = ["--out", "all", "--studies", "studies.yaml", *words, "--", "--scheduler", "serial"]
+    def call(*words: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+        own = ["--out", "all", "--studies", "studies.yaml", *words, "--", "--scheduler", "serial", *more]
         return subprocess.run(
             [sys.executable, ROOT / "examples" / "publication.py", *own],
             cwd=tmp_path, capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -123,6 +123,19 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
     unknown = publication("--only", "one,three")
     assert unknown.returncode == 2
     assert unknown.stderr == "publication.py: studies.yaml names no study three: there are one, two\n"
+    for words, why in (
+        (["--set", "context_length=long"], "one: --set context_length: "),
+        (["--nonsense"], "one: No such option"),
+    ):
+        mistaken = publication(more=words)
+        assert mistaken.returncode == 2
+        assert re.fullmatch(rf"publication.py: {why}.+\n", mistaken.stderr)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    elsewhere = publication("--publish", "mine")
+    assert elsewhere.returncode == 2
+    assert "mine: holds something else" in elsewhere.stderr
+    assert not (tmp_path / "all").exists()
     (tmp_path / "tiny.yaml").unlink()
     missing = publication("--publish", "published")
     assert missing.returncode == 2

@@ -153,6 +153,9 @@ def compare(
     """
     first, second = load_results(before.require()), load_results(after.require())
     sides = sides_of(before, first), sides_of(after, second)
+    for run, own in zip((before, after), sides, strict=True):
+        if not own:
+            raise RunError(f"{run}: has no cell that was timed and ended well", "`sweep status` says what it has")
     named = (_find(cells[0], sides[0], before), _find(cells[1], sides[1], after)) if cells else None
     apart = _parameters_apart(first, second, *named) if named else {}
     labels = _labels(first, apart)

@@ -48,7 +48,8 @@ def find_card(name: str) -> Card:
     for known, card in cards.items():
         if known.lower() == short.lower():
             return card
-    raise ConfigError(f"--gpu {name}: no such GPU is known", nearest(short, cards))
+    alike = [known for known in cards if set(_words(short)) <= set(_words(known))]
+    raise ConfigError(f"--gpu {name}: no such GPU is known", f"Say which: {', '.join(alike)}" if alike else nearest(short, cards))
 
 
 def seen_card(name: str, memory_bytes: int) -> Card:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is where torch's own profiler takes it from
 from torch.profiler import ProfilerActivity, profile
 
 from tasks.harness.records import Sample
@@ -32,7 +33,8 @@ def see_backend(session: Session) -> list[Sample]:
     with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
         session.step()
         session.workload.device.synchronize()
-    names = [event.name for event in profiled.events()]
+    here = DeviceType.CUDA if on_gpu else DeviceType.CPU  # else the names of CUDA's API, which says nothing of a backend
+    names = [event.name for event in profiled.events() if event.device_type == here]
     seen, telling = classify(names)
     session.facts |= {"attention_seen": seen, "attention_kernels": "; ".join((telling or list(dict.fromkeys(names)))[:_SHOWN])}
     return [Sample("backend", "events", "events", len(names))]

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.store import Run
 from tests.conftest import FAST, ROOT
 
+CONFIG = """
+name: few
+grids:
+  - task: train_step
+    fixed: {device: cpu, size: tiny, vocab_size: 50, context_length: 8, batch_size: 1, warmup_steps: 1, measured_steps: 2}
+"""
 CELLS = [{"context_length": length} for length in range(50)]
 
 
@@ -18,6 +29,11 @@ CELLS = [{"context_length": length} for length in range(50)]
 def isolation(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return import_module("isolation")
+
+
+@pytest.fixture
+def config(write_config: Callable[..., Path]) -> Path:
+    return write_config(CONFIG, "c.yaml")
 
 
 def test_some_cells_are_drawn_the_same_ones_each_time_in_their_order(isolation: Any) -> None:
@@ -52,6 +68,38 @@ def test_each_way_is_held_against_the_loop_over_the_same_cells(
         "processes": ["2", "60.00", "30.00", f"{60 / own:.2f}"],
         "processes, but for what runs on": ["2", "59.00", "29.50", f"{59 / own:.2f}"],
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["none.yaml"], "none.yaml: cannot be read"),
+        (["c.yaml", "--set", "size=tinny"], "Did you mean 'tiny'?"),
+        (["c.yaml", "--set", "compile=blocks"], "a plain loop does eager cells of train_step alone"),
+        (["c.yaml", "--ways", "loop,fast"], "argument --ways: fast: choose from loop, sweep,"),
+        (["c.yaml", "--rounds", "0"], "argument --rounds: 0: must be 1 or more"),
+        (["c.yaml", "--fresh", "-1"], "argument --fresh: -1: must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(words: list[str], said: str, config: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks" / "isolation.py", *words],
+        cwd=config.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cell_that_has_no_result_is_said(
+    isolation: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "precision=tf32", "--ways", "sweep", "--keep", str(config.parent / "kept")]
+    monkeypatch.setattr(sys, "argv", ["isolation.py", str(config), *words])
+    with pytest.raises(SystemExit, match="1 cells were not measured"):
+        isolation.main()
+    assert "sweep" in capsys.readouterr().out
+    assert Run(config.parent / "kept" / "sweep").exists
 
 
 def test_the_loop_says_what_each_cell_took(isolation: Any, monkeypatch: pytest.MonkeyPatch) -> None:

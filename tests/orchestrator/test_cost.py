@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,7 +184,8 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     assert "from FLOPs" in said("cuda", "--gpu", "H100")
 
 
-def test_an_unknown_gpu_is_one_line(sweep: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("gpu", "remedy"), [("H2000", "Did you mean 'H200'?"), ("A100", "Say which: A100 40GB, A100 80GB")])
+def test_an_unknown_gpu_is_one_line(gpu: str, remedy: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG % "cuda")
-    done = sweep("plan", "c.yaml", "--memory", "--gpu", "H2000")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    done = sweep_here("plan", "c.yaml", "--memory", "--gpu", gpu)
+    assert (done.exit_code, done.stderr) == (2, f"sweep: --gpu {gpu}: no such GPU is known. {remedy}\n")

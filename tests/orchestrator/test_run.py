@@ -143,7 +143,9 @@ def lengths_of(scheduler: FakeScheduler) -> list[int]:
     return [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
 
 
-def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(request_of: Callable[..., Request]) -> None:
+def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
     summary = go(request_of(), scheduler, Choice(infer_oom=True))
     assert lengths_of(scheduler) == [16, 32]
@@ -153,6 +155,10 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(request_of: 
     assert set(attempts.loc["oom_inferred", "evidence"].map(lambda text: json.loads(text)["witness"])) == {witness}
     again = FakeScheduler(out_of_memory_from(32))
     assert not go(request_of(), again, Choice(infer_oom=True)).statuses
+    assert list(describe_status(resolve_again(request_of().run)))[-3].endswith("would run 2 of 4 cells")
+    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--infer-oom"])
+    go(request_of(sets=["context_length=16,32,64,128,256"]), again, Choice(infer_oom=True))
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 5 cells")
     assert go(request_of(), again).statuses == {Status.OOM: 2}  # what was inferred is measured where that was not asked for
 
 
@@ -449,4 +455,11 @@ def test_the_status_names_the_command_without_what_it_asked_for_once(
     words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--repeat", "3", "--set", "seed=1", "--out", "a b"]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     go(request_of(), FakeScheduler(outcome_of))
-    assert last_command(request_of().run) == "sweep run c.yaml --set seed=1 --out 'a b'"
+    run = request_of().run
+    assert last_command(run) == f"sweep run c.yaml --set seed=1 --out {run}"
+    moved = run.folder.rename(run.folder.with_name("a b"))
+    assert last_command(Run(moved)) == f"sweep run c.yaml --set seed=1 --out '{moved}'"
+    monkeypatch.chdir(run.folder.parent)
+    (there := Path("results") / "test").parent.mkdir()
+    moved.rename(there)
+    assert last_command(Run(there)) == "sweep run c.yaml --set seed=1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -302,11 +303,13 @@ def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], 
         (("a:zzzz", "b:zzzz"), "a: no measured cells begin with 'zzzz'"),
         (("a:zzzz", "b"), "one is a run and the other a cell"),
         (("a", "b", "--threshold", "much"), "is not a percentage"),
+        (("a", "untimed"), "untimed: has no cell that was timed and ended well"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(
     runs: tuple[Run, Run], sweep_here: Callable[..., Result], words: tuple[str, ...], said: str
 ) -> None:
+    shutil.copytree(runs[1].folder, "untimed", ignore=shutil.ignore_patterns("samples"))
     done = sweep_here("compare", *words)
     assert (done.exit_code, done.stdout) == (2, "")
     assert said in done.stderr
