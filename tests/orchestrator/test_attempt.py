@@ -256,15 +256,17 @@ def test_nothing_outlives_what_started_it(
     settings = {"import_paths": (TESTS,), "start_method": start_method}
     attempt = make_attempt(size=None, model="misbehaving:Model", model_args={"how": how, "mark": str(mark)}, settings=settings)
     (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
-    supervisor = subprocess.Popen([sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)], cwd=tmp_path)
-    started = {_wait_for_pid(mark)}
-    if how == "with_grandchild":
-        started.add(_wait_for_pid(tmp_path / "grandchild.pid", end=""))
-    time.sleep(1)
-    descendants = {process.pid for process in psutil.Process(supervisor.pid).children(recursive=True)}
-    assert started <= descendants
-    os.kill(supervisor.pid, number)
-    supervisor.wait(10)
+    with subprocess.Popen([sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)], cwd=tmp_path) as supervisor:
+        try:
+            started = {_wait_for_pid(mark)}
+            if how == "with_grandchild":
+                started.add(_wait_for_pid(tmp_path / "grandchild.pid", end=""))
+            time.sleep(1)
+            descendants = {process.pid for process in psutil.Process(supervisor.pid).children(recursive=True)}
+            assert started <= descendants
+        finally:
+            os.kill(supervisor.pid, number)
+            supervisor.wait(10)
     _wait_until_dead(*descendants)
 
 
@@ -296,7 +298,7 @@ def _wait_until_dead(*pids: int) -> None:
 
 
 def _wait_for_pid(mark: Path, end: str = "\n") -> int:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     while not (mark.exists() and mark.read_text().endswith(end) and mark.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -181,7 +181,7 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_at
 
 
 def _wait_for_child_of_parent() -> psutil.Process:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         if STARTER._parent is not None and not STARTER._parent.broken:
             children = [child for child in _parent().children() if child.pid == os.getpgid(child.pid)]
@@ -208,7 +208,7 @@ def test_what_asks_and_predicts_dies_with_who_asked(script: str, tmp_path: Path)
     """A prediction is of somebody's model, which may not come back."""
     mark = tmp_path / "mark"
     asker = subprocess.Popen([sys.executable, "-c", script, str(mark), TESTS])
-    deadline, started = time.monotonic() + 60, list[psutil.Process]()
+    deadline, started = time.monotonic() + 100, list[psutil.Process]()
     while not (started if script != PREDICT else mark.exists()) and time.monotonic() < deadline:
         started = psutil.Process(asker.pid).children(recursive=True)
         time.sleep(0.02)
