@@ -1,4 +1,5 @@
-"""The README keeps its word: every command in it runs, every command there is stands in it, its table is real."""
+"""The README and the guides that it leads to keep their word: every command in them runs, every link leads somewhere, every
+command there is stands in the README, its table is real."""
 
 from __future__ import annotations
 
@@ -25,12 +26,16 @@ from tests.orchestrator.test_faults import FAULTS
 from tests.traces import NsysExport
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```(?:console|sh)\n(.*?)```", README, re.DOTALL)
+GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("measuring.md", "scale.md", "comparing.md")}
+TEXT = "\n".join([README, *GUIDES.values()])
+BLOCKS = re.findall(r"```(?:console|sh)\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line.split("   #")[0].strip() for block in BLOCKS for line in block.splitlines()]
 COMMANDS = [line for line in (line.removeprefix("$ ") for line in LINES) if line.startswith(("sweep ", "python -c"))]
 
 
-OTHERS = ("--nodes", "--gpus-per-node", "--time", "--working-dir", "--minutes", "--publish")  # of sbatch, of Ray, of examples/
+OTHERS = (  # of sbatch, of Ray, of examples/ and benchmarks/
+    "--nodes", "--gpus-per-node", "--time", "--working-dir", "--minutes", "--publish", "--rounds", "--keep"
+)  # fmt: skip
 
 
 def test_every_command_there_is_stands_in_it() -> None:
@@ -40,8 +45,24 @@ def test_every_command_there_is_stands_in_it() -> None:
 
 def test_every_option_it_names_exists() -> None:
     known = {option for command in main.commands.values() for parameter in command.params for option in parameter.opts}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README))
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))
     assert named <= known | {"--head", "--version", "--help", *OTHERS}
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}" for name in GUIDES)])
+def test_every_link_leads_somewhere(page: str) -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text())
+    assert links
+    for link in links:
+        file, _, heading = link.partition("#")
+        target = (ROOT / page).parent / file if file else ROOT / page
+        assert target.exists(), link
+        assert not heading or heading in headings(target.read_text()), link
+
+
+def headings(text: str) -> set[str]:
+    """As GitHub names them in a link."""
+    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("name", [table.name for table in TABLES])
