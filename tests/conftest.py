@@ -32,8 +32,7 @@ FAST = {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Whole sweeps first, so that at the end nobody waits for one: and one after another, in one worker, for most of the time.
-    items.sort(key=lambda item: ("slow" not in item.keywords, len(item.path.parts)))
+    items.sort(key=lambda item: len(item.path.parts))  # whole sweeps lie nearest the root: first, so that at the end nobody waits
     if not _has_cuda():
         for item in items:
             if "gpu" in item.keywords:
