@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -129,11 +129,15 @@ class Uploads:
             self._failed.append(load)
 
     def _each(self, do: Callable[[str], None], names: Iterable[str]) -> None:
-        """All are through before the first that failed is raised: nothing arrives when the claim is given up."""
+        """Where one fails no other is begun, and those under way are waited for: nothing arrives once the claim is given up."""
         begun = [self._pool.submit(do, name) for name in names]
-        wait(begun)
-        for one in begun:
-            one.result()
+        try:
+            for one in begun:
+                one.result()
+        except Exception:
+            for one in [one for one in begun if not one.cancel()]:
+                one.exception()
+            raise
 
 
 def _step_back() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -453,6 +454,23 @@ def test_a_load_is_through_before_it_is_given_up(bucket: Bucket, tmp_path: Path,
         go(tmp_path, 16)
     assert not arriving
     assert len(bucket.names("runs/x/samples/")) == 1
+
+
+def test_where_one_file_does_not_go_the_others_are_not_tried_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
+    tried: list[str] = []
+
+    def carry(name: str) -> None:
+        tried.append(name)
+        time.sleep(0.2)
+        raise OSError("no route to host")
+
+    copy: Any = SimpleNamespace(carry=carry, place="s3://bucket/x", folder="here", ledger=SimpleNamespace(has=lambda name: False))
+    loads = uploads.Uploads(copy, lambda: None)
+    loads.put([str(number) for number in range(100)])
+    with pytest.raises(RunUnwritable, match="100 files could not be carried there"):
+        loads.finish()
+    assert 1 <= len(tried) < 40
 
 
 def test_a_bucket_that_was_emptied_begins_anew(
