@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,17 +86,41 @@ grids:
 """
 
 
+def asked_for(*words: str) -> list[str]:
+    return [str(ROOT / "examples" / "publication.py"), "--out", "all", "--studies", "studies.yaml", *words]
+
+
 @pytest.fixture
-def publication(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def studies(tmp_path: Path) -> None:
     (tmp_path / "studies.yaml").write_text(STUDIES)
     (tmp_path / "tiny.yaml").write_text(TINY)
 
-    def call(*words: str, more: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-        own = ["--out", "all", "--studies", "studies.yaml", *words, "--", "--scheduler", "serial", *more]
-        return subprocess.run(
-            [sys.executable, ROOT / "examples" / "publication.py", *own],
-            cwd=tmp_path, capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+
+@pytest.fixture
+def publication(studies: None, tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """In a process of its own."""
+    return lambda *words: subprocess.run(
+        [sys.executable, *asked_for(*words, "--", "--scheduler", "serial")],
+        cwd=tmp_path, capture_output=True, text=True, timeout=250, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def refused(
+    studies: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """In this process, where nothing is measured: the exit code, and what was said but for what is said of the commit."""
+    main = runpy.run_path(str(ROOT / "examples" / "publication.py"))["main"]
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", asked_for(*words))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, "".join(line for line in err.splitlines(True) if "is of no commit" not in line)
 
     return call
 
@@ -116,46 +141,37 @@ def test_studies_one_after_the_other_and_then_published(
 
 
 def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
-    publication: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+    refused: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
-    late = publication("--minutes", "0", "--publish", "published")
-    assert (late.returncode, late.stdout) == (75, "")
-    unknown = publication("--only", "one,three")
-    assert unknown.returncode == 2
-    assert unknown.stderr == "publication.py: studies.yaml names no study three: there are one, two\n"
-    for words, why in (
-        (["--set", "context_length=long"], "one: --set context_length: "),
-        (["--nonsense"], "one: No such option"),
-    ):
-        mistaken = publication(more=words)
-        assert mistaken.returncode == 2
-        assert re.fullmatch(rf"publication.py: {why}.+\n", mistaken.stderr)
+    assert refused("--minutes", "0", "--publish", "published") == (75, "")
+    assert refused("--only", "one,three") == (2, "publication.py: studies.yaml names no study three: there are one, two\n")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    elsewhere = publication("--publish", "mine")
-    assert elsewhere.returncode == 2
-    assert "mine: holds something else" in elsewhere.stderr
-    assert not (tmp_path / "all").exists()
+    for words, why in (
+        (["--", "--set", "context_length=long"], "one: --set context_length: "),
+        (["--", "--nonsense"], "one: No such option"),
+        (["--publish", "mine"], "mine: holds something else"),
+    ):
+        code, said = refused(*words)
+        assert code == 2
+        assert re.fullmatch(rf"publication.py: {why}.+\n", said)
     (tmp_path / "tiny.yaml").unlink()
-    missing = publication("--publish", "published")
-    assert missing.returncode == 2
-    assert "tiny.yaml" in missing.stderr
-    assert not (tmp_path / "published").exists()
+    code, said = refused("--publish", "published")
+    assert (code, "tiny.yaml" in said) == (2, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "studies.yaml"]
 
 
 @pytest.mark.parametrize(
     "text",
     [None, "", "[a]", "word", "one: 3", "one:", "one: 'a", 'one: "\'"', "../one: tiny.yaml", "a/b: tiny.yaml", "one: x\none: y"],
 )
-def test_studies_that_are_none_are_one_line(
-    text: str | None, publication: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
-) -> None:
+def test_studies_that_are_none_are_one_line(text: str | None, refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
     (tmp_path / "studies.yaml").unlink()
     if text is not None:
         (tmp_path / "studies.yaml").write_text(text)
-    done = publication()
-    assert done.returncode == 2
-    assert re.fullmatch(r"publication.py: .+\n", done.stderr)
+    code, said = refused()
+    assert code == 2
+    assert re.fullmatch(r"publication.py: .+\n", said)
     assert not (tmp_path / "all").exists()
 
 
