@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# What is never imported is never compiled.
+# What is never imported is never compiled; what is, once.
+unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 
 .PHONY: demo test lint gpu-test clean

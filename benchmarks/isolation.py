@@ -38,11 +38,14 @@ Values = dict[str, Any]
 
 
 def main() -> None:
+    from orchestrator.bytecode import keep_bytecode
+
     parser = cell_options(__doc__, 1)
     parser.add_argument("--ways", type=some_ways, default=list(WAYS), help="some of these, in their order")
     parser.add_argument("--fresh", type=at_least_one, help="of how many cells `processes` is; of all if left out")
     parser.add_argument("--keep", type=Path, help="the folder in which what each `sweep run` measured is kept")
     options = parser.parse_args()
+    keep_bytecode()  # as `sweep` does: the loop has it too
     selection = [*(f"--set={one}" for one in options.sets), *(f"--where={one}" for one in options.wheres)]
     cells = cells_of(options)
     fresh = drawn(cells, options.fresh)

@@ -1,5 +1,21 @@
-"""`python -m orchestrator` is `sweep`, where the script is not on the PATH."""
+"""`sweep`; and `python -m orchestrator`, where the script is not on the PATH."""
 
-from orchestrator.cli import main
+from __future__ import annotations
 
-main(prog_name="sweep")
+import sys
+
+from orchestrator.bytecode import keep_bytecode
+from orchestrator.errors import EXIT_INTERRUPTED
+
+
+def main() -> None:
+    try:
+        keep_bytecode()
+        from orchestrator.cli import main as sweep
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    sweep(prog_name="sweep")
+
+
+if __name__ == "__main__":
+    main()
