@@ -112,6 +112,8 @@ def _require_cells(name: str, words: list[str]) -> None:
 def _require(attempt: Callable[[], object], where: str = "") -> None:
     try:
         attempt()
+    except click.exceptions.Exit as asked:  # of --help
+        sys.exit(asked.exit_code)
     except click.ClickException as error:
         _refuse(where + error.format_message())
     except SweepError as error:

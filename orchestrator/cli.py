@@ -176,7 +176,7 @@ def run(config: Path, **chosen: Any) -> None:
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)
     if chosen["verify_inferred"] and not summary.inferred and not summary.verified:
-        click.echo("nothing was inferred this time, to be verified: --retry oom_inferred measures what was inferred before")
+        click.echo("nothing was inferred this time, so that there was nothing to verify")
     _conclude(summary, request)
 
 

@@ -199,7 +199,7 @@ def publish(run_folders: tuple[Where, ...], out: Path, limit_mb: float, against:
     done = publish(run_folders, out, round(limit_mb * MB), against)
     for sentence in done.left_out:
         click.echo(f"left out: {sentence}")
-    click.echo(f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {out}")
+    click.echo(f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {shlex.quote(str(out))}")
 
 
 def _whole_report(run: Any, results: Any, beside: tuple[Table, ...]) -> Any:

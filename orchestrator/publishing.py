@@ -89,6 +89,15 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
     within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]
     if within:
         raise RunError(f"{within[0]}: lies in the folder that is to be replaced", "Name the runs that were measured, all of them")
+    if strangers := sorted(set(_published_before(out)) - set(runs)):
+        raise RunError(f"{out}: has runs that are not named: {', '.join(strangers)}", "Name them too, or a new folder with --out")
+
+
+def _published_before(out: Path) -> list[str]:
+    try:
+        return list(Publication(out).contents["runs"]) if is_publication(out) else []
+    except RunError:  # torn: nobody can read it
+        return []
 
 
 @contextmanager

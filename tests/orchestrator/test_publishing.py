@@ -277,6 +277,9 @@ def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[P
     refused = command("publish", published / "full", "--out", published)
     assert refused.exit_code == 2
     assert "full: lies in the folder that is to be replaced" in refused.stderr
+    refused = command("publish", runs[0], "--out", published)
+    assert refused.exit_code == 2
+    assert f"has runs that are not named: {runs[1].name}. Name them too" in refused.stderr
     for folder in (published, published / "full"):
         with pytest.raises(RunUnwritable, match="is published"), Run(folder).opened_for_writing():
             pass
