@@ -147,7 +147,6 @@ def test_reading_the_trace_costs_little(step: Watched) -> None:
             to_rows(attribute(from_json(text)), 2)
         return (time.process_time() - began) / 5 / events
 
-    print("XXX", [processor_s_an_event() * 1e6 for _ in range(3)], events)
     assert takes_less_than(50e-6, processor_s_an_event)
 
 
