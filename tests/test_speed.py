@@ -76,8 +76,8 @@ def test_help_is_there_at_once() -> None:
 
 def test_a_plan_of_ten_thousand_cells(many: Request, tmp_path: Path) -> None:
     assert len(many.expansion.cells) == 10_080
-    assert command_takes_less_than(3, "plan", many.config_path, "--out", tmp_path / "new")
-    assert command_takes_less_than(3, "plan", many.config_path, "--out", many.run.folder)
+    assert command_takes_less_than(2.6, "plan", many.config_path, "--out", tmp_path / "new")
+    assert command_takes_less_than(2.6, "plan", many.config_path, "--out", many.run.folder)
 
 
 def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> None:
@@ -88,7 +88,7 @@ def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> No
 
 
 def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
-    assert command_takes_less_than(3, "status", many.run.folder)
+    assert command_takes_less_than(2.6, "status", many.run.folder)
 
 
 @pytest.mark.timeout(280)
