@@ -167,11 +167,11 @@ def loop(cells: list[Values]) -> list[Looped]:
 
 def by_sweep(*extra: str) -> Callable[[list[Values], Sequence[str]], list[Looped]]:
     def measure(cells: list[Values], command: Sequence[str]) -> list[Looped]:
-        from orchestrator.errors import EXIT_FAILURES
+        from orchestrator.errors import CAME_TO_ITS_END
 
         sweep = [sys.executable, "-m", "orchestrator", "run", *command, *extra]
         code = subprocess.run(sweep, stdout=subprocess.DEVNULL).returncode
-        if code not in (0, EXIT_FAILURES):  # it has said why
+        if code not in CAME_TO_ITS_END:  # it has said why
             sys.exit(code)
         return []
 

@@ -29,12 +29,11 @@ from options import cell_options
 from tabulate import tabulate
 
 import orchestrator
-from orchestrator.errors import EXIT_FAILURES, EXIT_USER
+from orchestrator.errors import CAME_TO_ITS_END, EXIT_USER
 from orchestrator.nvml import gpu_names
 from orchestrator.report.derive import TOOK
 from orchestrator.store import Run
 
-_ENDED = (0, EXIT_FAILURES)  # exit codes of a sweep that came to its end, where a cell may have failed
 _WORST = 5
 
 
@@ -90,7 +89,7 @@ def sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
     done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
     if done.returncode == EXIT_USER:  # it has said why
         sys.exit(EXIT_USER)
-    if done.returncode not in _ENDED:
+    if done.returncode not in CAME_TO_ITS_END:
         sys.exit(f"scaling.py: sweep {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}")
 
 

@@ -18,7 +18,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,13 +28,12 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from orchestrator.cli import run as sweep_run
-from orchestrator.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, SweepError
+from orchestrator.errors import CAME_TO_ITS_END, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, SweepError
 from orchestrator.publishing import check_place
 from orchestrator.run import git_commit, resolve
 from orchestrator.store import Run
 
 _STUDIES = Path(__file__).with_suffix(".yaml")
-_ENDED = (0, EXIT_FAILURES)  # exit codes of a sweep that came to its end, where a cell may have failed
 
 
 def main() -> None:
@@ -44,7 +44,8 @@ def main() -> None:
     for name in options.only or studies:
         _require_cells(name, [*studies[name], *options.more])
     if options.publish:
-        _require(lambda: check_place(options.publish, {name: Run(options.out / name) for name in studies}))
+        with _refusing():
+            check_place(options.publish, {name: Run(options.out / name) for name in studies})
     if (git_commit() or "+").endswith("+"):
         print("publication.py: what is measured now is of no commit: others cannot repeat it", file=sys.stderr)
     ends = time.monotonic() + options.minutes * 60
@@ -62,7 +63,7 @@ def measure(words: Sequence[str], out: Path, ends: float) -> None:
         sys.exit(EXIT_TIME_LIMIT)
     print(f"== {out.name}", flush=True)
     code = sweep("run", *words, "--out", str(out), *([] if left_s == float("inf") else ["--time-limit", f"{left_s:.0f}s"]))
-    if code not in _ENDED:
+    if code not in CAME_TO_ITS_END:
         sys.exit(code if code > 0 else EXIT_INTERRUPTED)
 
 
@@ -101,17 +102,16 @@ def _words(path: Path, name: str, text: object) -> list[str]:
 
 def _require_cells(name: str, words: list[str]) -> None:
     """That a study could begin: sooner than after hours of those before it."""
-
-    def resolve_study() -> None:
+    with _refusing(f"{name}: "):
         asked = sweep_run.make_context(name, words).params
         resolve(asked["config"], asked["sets"], asked["wheres"], None, asked["sample"])
 
-    _require(resolve_study, f"{name}: ")
 
-
-def _require(attempt: Callable[[], object], where: str = "") -> None:
+@contextmanager
+def _refusing(where: str = "") -> Iterator[None]:
+    """Ends this program in one line where the user has something to mend."""
     try:
-        attempt()
+        yield
     except click.exceptions.Exit as asked:  # of --help
         sys.exit(asked.exit_code)
     except click.ClickException as error:

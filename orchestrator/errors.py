@@ -23,6 +23,7 @@ EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
 EXIT_USER = 2  # something that the user can mend: a SweepError
 EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
 EXIT_INTERRUPTED = 130
+CAME_TO_ITS_END = (0, EXIT_FAILURES)  # a sweep, where a cell may have failed
 
 _LONGEST = 500  # of what may repeat somebody's whole file
 

@@ -43,7 +43,7 @@ from tasks.prediction.records import Prediction, why_not
 if TYPE_CHECKING:
     import pandas as pd
 
-_ONCE_WITH_VALUE = ("--retry", "--only", "--repeat", "--out")  # what asks for more, or for less, than what is missing; and where
+_SAID_ANEW = ("--retry", "--only", "--repeat", "--out")  # what asks for more, or for less, than what is missing; and where
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
 
@@ -135,9 +135,9 @@ def _last_words(run: Run) -> list[str]:
     words = iter(swept[-1] if swept else ["run", manifest["config_path"]])
     kept: list[str] = []
     for word in words:
-        if word in _ONCE_WITH_VALUE:
+        if word in _SAID_ANEW:
             next(words, None)
-        elif word != "--fresh" and not word.startswith(tuple(f"{option}=" for option in _ONCE_WITH_VALUE)):
+        elif word != "--fresh" and not word.startswith(tuple(f"{option}=" for option in _SAID_ANEW)):
             kept.append(word)
     return [*kept, *_where(run, manifest)]
 

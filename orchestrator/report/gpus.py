@@ -48,7 +48,7 @@ def find_card(name: str) -> Card:
     for known, card in cards.items():
         if known.lower() == short.lower():
             return card
-    alike = [known for known in cards if set(_words(short)) <= set(_words(known))]
+    alike = [known for known in cards if is_kind(known, name)]
     raise ConfigError(f"--gpu {name}: no such GPU is known", f"Say which: {', '.join(alike)}" if alike else nearest(short, cards))
 
 
