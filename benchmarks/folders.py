@@ -16,10 +16,8 @@ from pathlib import Path
 def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
     """A new one, so that every round measures all cells. keep: a folder in which a copy is left, however the round ends.
 
-    Also where it is told to end. Without artifacts and caches. What earlier rounds left there stays: the second is `NAME-2`.
+    Also where it is told to end. Without artifacts, caches and locks. What earlier rounds left stays: the second is `NAME-2`.
     """
-    if keep:
-        keep.mkdir(parents=True, exist_ok=True)  # sooner than after hours of measuring
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
@@ -29,4 +27,4 @@ def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
             if keep:
                 left = (keep / (name if number == 1 else f"{name}-{number}") for number in count(1))
                 free = next(place for place in left if not place.exists())
-                shutil.copytree(folder, free, ignore=shutil.ignore_patterns("artifacts", "cache"))
+                shutil.copytree(folder, free, ignore=shutil.ignore_patterns("artifacts", "cache", ".lock"))

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from folders import new_folder
-from options import asked, at_least_one, cell_options, refuse
+from options import asked, at_least, cell_options, ending_in_order, folder_to_keep, refuse
 
 Values = dict[str, Any]
 
@@ -42,8 +42,8 @@ def main() -> None:
 
     parser = cell_options(__doc__, 1)
     parser.add_argument("--ways", type=some_ways, default=list(WAYS), help="some of these, in their order")
-    parser.add_argument("--fresh", type=at_least_one, help="of how many cells `processes` is; of all if left out")
-    parser.add_argument("--keep", type=Path, help="the folder in which what each `sweep run` measured is kept")
+    parser.add_argument("--fresh", type=at_least(1), help="of how many cells `processes` is; of all if left out")
+    parser.add_argument("--keep", type=folder_to_keep, help="the folder in which what each `sweep run` measured is kept")
     options = parser.parse_args()
     keep_bytecode()  # as `sweep` does: the loop has it too
     selection = [*(f"--set={one}" for one in options.sets), *(f"--where={one}" for one in options.wheres)]
@@ -67,7 +67,7 @@ def main() -> None:
         print(f"{way}: {seconds:.1f} s", flush=True)
     print(table(taken))
     if unmeasured:
-        sys.exit(f"{unmeasured} cells were not measured: their ways took less for it")
+        sys.exit(f"{unmeasured} of the cells were not measured: their ways took less for it")
 
 
 def some_ways(word: str) -> list[str]:
@@ -192,4 +192,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == [LOOP]:
         print(json.dumps(loop(json.load(sys.stdin))))
     else:
-        main()
+        ending_in_order(main)

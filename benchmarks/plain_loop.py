@@ -29,7 +29,7 @@ os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking CUDA for its devices
 
 import torch
 import torch._dynamo
-from options import asked, cell_options
+from options import asked, cell_options, ending_in_order, file_to_write, refuse
 from tabulate import tabulate
 from torch.nn import functional
 
@@ -49,10 +49,13 @@ LAPS = {"forward": ["forward"], "train_step": ["forward", "backward", "optimizer
 def main() -> None:
     parser = cell_options(__doc__, 5)
     parser.add_argument("--seconds", type=float, default=1e9, help="begin no further cell after so long")
-    parser.add_argument("--json", type=Path, help="also write the rows here")
+    parser.add_argument("--json", type=file_to_write, help="also write the rows here")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
-    for cell in plain_cells(asked(options).cells):
+    cells = plain_cells(asked(options).cells)
+    if not cells:
+        refuse("a plain loop does eager cells of train_step alone: none of these is one")
+    for cell in cells:
         if time.monotonic() - began > options.seconds:
             break
         rows.append(compare(cell, options.rounds))
@@ -71,7 +74,8 @@ def plain_cells(cells: Iterable[Cell]) -> list[Cell]:
     return [
         cell
         for cell, v in values
-        if v["compile"] == "eager"
+        if cell.task == "train_step"
+        and v["compile"] == "eager"
         and v["pass"] in LAPS
         and v["size"]
         and v["precision"] in PLAIN
@@ -230,4 +234,4 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    ending_in_order(main)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from folders import new_folder
-from options import cell_options
+from options import at_least, cell_options, ending_in_order, file_to_write, folder_to_keep, refuse
 from tabulate import tabulate
 
 import orchestrator
@@ -54,13 +54,13 @@ class Swept:
 
 def main() -> None:
     parser = cell_options(__doc__, 1, "how often on one and on all  [1]")
-    parser.add_argument("--cpu-cells", type=int, help="cells are on the CPU, so many at a time")
-    parser.add_argument("--json", type=Path, help="also write each sweep here")
-    parser.add_argument("--keep", type=Path, help="the folder in which what each sweep measured is kept")
+    parser.add_argument("--cpu-cells", type=at_least(2), help="cells are on the CPU, so many at a time")
+    parser.add_argument("--json", type=file_to_write, help="also write each sweep here")
+    parser.add_argument("--keep", type=folder_to_keep, help="the folder in which what each sweep measured is kept")
     options = parser.parse_args()
     most = options.cpu_cells or len(gpu_names())
     if most < 2:
-        sys.exit(f"scaling.py: there is {most or 'no'} GPU here, and it takes two: cells on the CPU need --cpu-cells 2")
+        refuse(f"scaling.py: there is {most or 'no'} GPU here, and it takes two: cells on the CPU need --cpu-cells 2")
     cells = [str(options.config), *_repeated("--set", options.sets), *_repeated("--where", options.wheres)]
     sweep(["plan", *cells, "--memory"], {})
     runs: list[Swept] = []
@@ -170,4 +170,4 @@ def _repeated(option: str, values: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    ending_in_order(main)

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 
-from options import asked, cell_options
+from options import asked, cell_options, ending_in_order
 from tabulate import tabulate
 
 from orchestrator.attempt import execute
@@ -68,4 +68,4 @@ def step_durations(outcome: Outcome, modes: Sequence[str]) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    ending_in_order(main)

@@ -12,6 +12,7 @@ puts all studies that are there into a folder that others may have.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 import signal
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,8 +29,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from orchestrator.cli import run as sweep_run
-from orchestrator.errors import CAME_TO_ITS_END, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, SweepError
+from orchestrator.errors import CAME_TO_ITS_END, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
 from orchestrator.publishing import check_place
+from orchestrator.remote.address import is_address
 from orchestrator.run import git_commit, resolve
 from orchestrator.store import Run
 
@@ -62,18 +64,24 @@ def measure(words: Sequence[str], out: Path, ends: float) -> None:
     if left_s <= 0:
         sys.exit(EXIT_TIME_LIMIT)
     print(f"== {out.name}", flush=True)
-    code = sweep("run", *words, "--out", str(out), *([] if left_s == float("inf") else ["--time-limit", f"{left_s:.0f}s"]))
+    code = sweep("run", *words, "--out", str(out), *([] if left_s == math.inf else ["--time-limit", f"{left_s:.0f}s"]))
     if code not in CAME_TO_ITS_END:
         sys.exit(code if code > 0 else EXIT_INTERRUPTED)
 
 
 def sweep(*words: str) -> int:
     """Calls it as a user does, and lets it end in order where it is interrupted."""
-    process = subprocess.Popen([sys.executable, "-m", "orchestrator", *words])
     stopped: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: stopped.append(number))  # a terminal sends it to both
-    signal.signal(signal.SIGTERM, lambda number, _: (stopped.append(number), process.terminate()))
+    process = subprocess.Popen([sys.executable, "-m", "orchestrator", *words])
+
+    def stop(number: int, _: object) -> None:
+        stopped.append(number)
+        process.terminate()  # a terminal has told it too, and it listens once
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     code = process.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
     return EXIT_INTERRUPTED if stopped else code
 
 
@@ -104,6 +112,10 @@ def _require_cells(name: str, words: list[str]) -> None:
     """That a study could begin: sooner than after hours of those before it."""
     with _refusing(f"{name}: "):
         asked = sweep_run.make_context(name, words).params
+        if asked["out"]:
+            raise ConfigError(f"--out {asked['out']}: each study has a folder of its own", "Leave it out of what follows --")
+        if asked["time_limit"]:
+            raise ConfigError(f"--time-limit {asked['time_limit']}: is of one study", "Say --minutes for all of them")
         resolve(asked["config"], asked["sets"], asked["wheres"], None, asked["sample"])
 
 
@@ -120,6 +132,19 @@ def _refusing(where: str = "") -> Iterator[None]:
         _refuse(f"{where}{error}")
 
 
+def _minutes(word: str) -> float:
+    with suppress(ValueError):
+        if 0 <= (minutes := float(word)) < math.inf:
+            return minutes
+    raise argparse.ArgumentTypeError(f"{word}: must be a number of them")
+
+
+def _folder(word: str) -> Path:
+    if is_address(word):
+        raise argparse.ArgumentTypeError(f"{word}: must be a folder of this machine")
+    return Path(word)
+
+
 def _refuse(why: str) -> NoReturn:
     print(f"publication.py: {why}", file=sys.stderr)
     sys.exit(EXIT_USER)
@@ -127,17 +152,17 @@ def _refuse(why: str) -> NoReturn:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="a folder for a folder a study")
+    parser.add_argument("--out", type=_folder, required=True, help="a folder for a folder a study")
     parser.add_argument("--only", type=lambda names: names.split(","), default=[], metavar="STUDY,STUDY")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no cell that would not end within them")
-    parser.add_argument("--publish", type=Path, metavar="FOLDER")
+    parser.add_argument("--minutes", type=_minutes, default=math.inf, help="start no cell that would not end within them")
+    parser.add_argument("--publish", type=_folder, metavar="FOLDER")
     parser.add_argument("--studies", type=Path, default=_STUDIES, help=f"  [examples/{_STUDIES.name}]")
     parser.add_argument("more", nargs="*", metavar="-- OPTION")
-    options = parser.parse_args()
-    if ":/" in str(options.out):
-        _refuse(f"--out {options.out}: must be a folder of this machine; `sweep run` itself takes others, study by study")
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:  # between two studies
+        sys.exit(EXIT_INTERRUPTED)

@@ -38,13 +38,20 @@ class OneLine(click.Group):
         except SweepError as error:
             click.echo(f"sweep: {error}", err=True)
             ctx.exit(EXIT_USER)
+        except click.UsageError as error:
+            command = error.ctx.command_path if error.ctx else "sweep"
+            said = re.sub(r"(?<![.?])$", ".", error.format_message())
+            click.echo(f"{command}: {said} See `{command} --help`", err=True)
+            ctx.exit(EXIT_USER)
         except KeyboardInterrupt:  # before a sweep began or after it ended: click would say 1, as of cells that failed
             click.echo("sweep: stopped by SIGINT", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be printed
+            from orchestrator.progress import drop_output
+
+            drop_output(sys.stdout)
             click.echo(
                 f"sweep: its output cannot be written: {os.strerror(error.errno)}. Free some space and run again", err=True
             )
@@ -163,6 +170,7 @@ def run(config: Path, **chosen: Any) -> None:
     Example: sweep run configs/demo.yaml
     """
     from orchestrator.contention import run_and_check
+    from orchestrator.progress import say
     from orchestrator.run import resolve, run_sweep
 
     if chosen["verify_inferred"] and not chosen["infer_oom"]:
@@ -176,7 +184,7 @@ def run(config: Path, **chosen: Any) -> None:
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)
     if chosen["verify_inferred"] and not summary.inferred and not summary.verified:
-        click.echo("nothing was inferred this time, so that there was nothing to verify")
+        say("nothing was inferred this time, so that there was nothing to verify")
     _conclude(summary, request)
 
 
@@ -282,13 +290,11 @@ def schema() -> None:
 
 
 def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
-    from rich.console import Console
-
-    from orchestrator.progress import make_display
+    from orchestrator.progress import SweepConsole, make_display, say
     from orchestrator.run import Means
     from orchestrator.schedulers import RayScheduler, SerialScheduler
 
-    console, address, cpu_cells = Console(), chosen["address"], chosen["cpu_cells"]
+    console, address, cpu_cells = SweepConsole(), chosen["address"], chosen["cpu_cells"]
     return Means(
         open_scheduler=lambda example: (
             RayScheduler(address, cpu_cells, example) if chosen["scheduler"] == "ray" else SerialScheduler()
@@ -297,7 +303,7 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
         time_limit_s=_seconds(chosen["time_limit"]),
         mixed=chosen["mixed"],
         start_method=chosen["start_method"],
-        say=click.echo,
+        say=say,
     )
 
 
@@ -348,41 +354,43 @@ def _seconds(text: str | None) -> float | None:
 
 def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
+    from orchestrator.progress import say, so_many
+
     folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
-        click.echo(f"{summary.recovered} cells were finished by an earlier run that was killed: kept")
+        say(f"kept {so_many(summary.recovered)}, finished by an earlier run that was killed")
     counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
     if summary.foreseen:
-        click.echo(f"left out {summary.foreseen} cells that are predicted to run out of memory")
+        say(f"left out {so_many(summary.foreseen)}, predicted to run out of memory")
     inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
-    click.echo(f"measured {summary.measured.total()} cells{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
+    say(f"measured {so_many(summary.measured.total())}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
     if summary.broken:
-        click.echo(f"{summary.left} cells left. To go on: {again}")
+        say(f"{so_many(summary.left)} left. To go on: {again}")
         raise summary.broken
     if summary.stopped and summary.stopped != "time limit":
-        click.echo(f"stopped by {summary.stopped} with {summary.left} cells left. To go on: {again}")
+        say(f"stopped by {summary.stopped} with {so_many(summary.left)} left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
     if summary.stopped or summary.late:
-        click.echo(f"out of time with {summary.left} cells left. To go on: {again}")
+        say(f"out of time with {so_many(summary.left)} left. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
     if summary.disturbed:
         word = "cell was" if summary.disturbed == 1 else "cells were"
-        click.echo(
+        say(
             f"{summary.disturbed} {word} timed while something else had the cores of the host: once it is gone, "
             f"--retry disturbed measures {'it' if summary.disturbed == 1 else 'them'} again"
         )
     if summary.beside:
         word = "cell that needs its host was" if summary.beside == 1 else "cells that need their host were"
-        click.echo(
+        say(
             f"{summary.beside} {word} timed beside others, which may have slowed {'it' if summary.beside == 1 else 'them'}: "
             "--retry beside measures again, one at a time"
         )
-    click.echo(f"the tables: sweep report {folder}")
+    say(f"the tables: sweep report {folder}")
     if summary.refuted:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
-        click.echo(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
+        say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
         sys.exit(EXIT_FAILURES)
     bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
     if bad:
-        click.echo(f"what went wrong: sweep status {folder}")
+        say(f"what went wrong: sweep status {folder}")
         sys.exit(EXIT_FAILURES)

@@ -1,13 +1,20 @@
-"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere."""
+"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere.
+
+Where nobody reads it any more, as after `| head` or where a `tee` was killed, the sweep goes on: its rows are what it is for.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
+import click
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
@@ -21,6 +28,35 @@ _STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
 
 Remaining = Callable[[], float | None]
 Label = Callable[[Cell], str]  # what a cell is called
+
+
+def say(line: str) -> None:
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        _go_on_unread()
+
+
+class SweepConsole(Console):
+    def on_broken_pipe(self) -> None:  # Rich would exit
+        _go_on_unread()
+
+
+def _go_on_unread() -> None:
+    drop_output(sys.stdout)
+    with suppress(BrokenPipeError):
+        click.echo("sweep: its output is not read any more: it goes on without, and `sweep status` says how far it is", err=True)
+        return
+    drop_output(sys.stderr)
+
+
+def so_many(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
+
+
+def drop_output(stream: Any) -> None:
+    """What is still to be printed goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Display(Protocol):

@@ -19,12 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pandas as pd
 from ruamel.yaml import YAML
 
-from orchestrator.errors import RunError
+from orchestrator.errors import RunError, RunUnwritable
 from orchestrator.redaction import Redaction
 from orchestrator.remote.address import Where
 from orchestrator.report.frames import load_results
@@ -83,7 +84,7 @@ def _missing(runs: Iterable[Run]) -> Iterator[str]:
 
 
 def check_place(out: Path, runs: Mapping[str, Run]) -> None:
-    """Raises RunError where they cannot be published there, measured or not yet."""
+    """Raises RunError where they cannot be published there, measured or not yet; RunUnwritable."""
     if out.exists() and not is_publication(out) and (not out.is_dir() or any(out.iterdir())):
         raise RunError(f"{out}: holds something else than what was published", "Name a new folder with --out")
     within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]
@@ -91,6 +92,11 @@ def check_place(out: Path, runs: Mapping[str, Run]) -> None:
         raise RunError(f"{within[0]}: lies in the folder that is to be replaced", "Name the runs that were measured, all of them")
     if strangers := sorted(set(_published_before(out)) - set(runs)):
         raise RunError(f"{out}: has runs that are not named: {', '.join(strangers)}", "Name them too, or a new folder with --out")
+    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    try:
+        TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise RunUnwritable(f"{out}: cannot be written: {error.strerror}", "Name a writable folder with --out") from error
 
 
 def _published_before(out: Path) -> list[str]:

@@ -26,7 +26,7 @@ from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
 from orchestrator.plan import BESIDE, DISTURBED, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
-from orchestrator.progress import Display
+from orchestrator.progress import Display, so_many
 from orchestrator.queue import Inferring, Queue
 from orchestrator.remote.address import Where
 from orchestrator.remote.run import open_run
@@ -303,7 +303,7 @@ def _foresee(
     cells = [cell for cell in queue.cells if not why_not(cell)]
     if not cells:
         return
-    means.say(f"predicting the memory of {len(cells)} cells")
+    means.say(f"predicting the memory of {so_many(len(cells))}")
     cards = {kind: smallest_card(environments, kind) for kind in {cell.params.gpu_kind for cell in cells}}
     predictions: dict[str, Prediction] = {}
     for kind, card in cards.items():

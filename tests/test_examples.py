@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -150,7 +151,10 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
     for words, why in (
         (["--", "--set", "context_length=long"], "one: --set context_length: "),
         (["--", "--nonsense"], "one: No such option"),
+        (["--", "--out", "mine"], "one: --out mine: each study has a folder of its own"),
+        (["--", "--time-limit", "9m"], "one: --time-limit 9m: is of one study"),
         (["--publish", "mine"], "mine: holds something else"),
+        (["--publish", "studies.yaml/published"], "studies.yaml/published: cannot be written: Not a directory"),
     ):
         code, said = refused(*words)
         assert code == 2
@@ -173,6 +177,34 @@ def test_studies_that_are_none_are_one_line(text: str | None, refused: Callable[
     assert code == 2
     assert re.fullmatch(r"publication.py: .+\n", said)
     assert not (tmp_path / "all").exists()
+
+
+@pytest.mark.parametrize(
+    "words", [["--minutes", "-1"], ["--minutes", "nan"], ["--minutes", "long"], ["--publish", "s3://bucket/mine"]]
+)
+def test_options_that_cannot_be_are_refused(words: list[str], refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    code, said = refused(*words)
+    assert code == 2
+    assert f"error: argument {words[0]}: {words[1]}: must be " in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["studies.yaml", "tiny.yaml"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_publication_that_is_told_to_end_ends_its_sweep(number: signal.Signals, studies: None, tmp_path: Path) -> None:
+    """Told alone, as by `kill`: a terminal would tell its sweep too."""
+    (tmp_path / "tiny.yaml").write_text(TINY.replace("measured_steps: 2", "measured_steps: 1000000"))
+    command = [sys.executable, *asked_for("--only", "one", "--", "--scheduler", "serial")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as publication:
+        assert publication.stdout
+        try:
+            said = next(line for line in publication.stdout if line.startswith("start"))
+            publication.send_signal(number)
+            said += publication.stdout.read()  # to its end: of the sweep, which has it too
+        finally:
+            publication.kill()
+    assert publication.returncode == 130
+    assert "stopped by SIGTERM with 1 cell left" in said
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -74,6 +74,10 @@ def test_each_way_is_held_against_the_loop_over_the_same_cells(
         (["none.yaml"], "none.yaml: cannot be read"),
         (["c.yaml", "--set", "size=tinny"], "Did you mean 'tiny'?"),
         (["c.yaml", "--set", "compile=blocks"], "a plain loop does eager cells of train_step alone"),
+        (["c.yaml", "--set", "device=cuda"], "c.yaml: asks for device cuda, and there is no GPU here"),
+        ([str(ROOT / "configs" / "numerics.yaml"), "--set", "device=cpu"], "a plain loop does eager cells of train_step alone"),
+        (["c.yaml", "--keep", "c.yaml/kept"], "argument --keep: c.yaml/kept: cannot be made: Not a directory"),
+        (["c.yaml", "--rounds", "two"], "argument --rounds: two: must be 1 or more"),
         (["c.yaml", "--ways", "loop,fast"], "argument --ways: fast: choose from loop, sweep,"),
         (["c.yaml", "--rounds", "0"], "argument --rounds: 0: must be 1 or more"),
         (["c.yaml", "--fresh", "-1"], "argument --fresh: -1: must be 1 or more"),
@@ -88,6 +92,7 @@ def test_what_cannot_be_measured_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(config.parent)
+    monkeypatch.setattr("orchestrator.nvml.gpu_names", list)
     monkeypatch.setattr(sys, "argv", ["isolation.py", *words])
     with pytest.raises(SystemExit) as ended:
         isolation.main()
@@ -101,7 +106,7 @@ def test_a_cell_that_has_no_result_is_said(
 ) -> None:
     words = ["--set", "precision=tf32", "--ways", "sweep", "--keep", str(config.parent / "kept")]
     monkeypatch.setattr(sys, "argv", ["isolation.py", str(config), *words])
-    with pytest.raises(SystemExit, match="1 cells were not measured"):
+    with pytest.raises(SystemExit, match="1 of the cells were not measured"):
         isolation.main()
     assert "sweep" in capsys.readouterr().out
     assert Run(config.parent / "kept" / "sweep").exists

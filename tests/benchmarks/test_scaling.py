@@ -66,6 +66,7 @@ def test_rounds_are_kept_apart_however_they_end(scaling: Any, tmp_path: Path) ->
         with scaling.new_folder("sweep", tmp_path) as folder:
             (folder / "run.json").write_text(word)
             (folder / "artifacts").mkdir()
+            (folder / ".lock").touch()
             sys.exit(2)
 
     for word in ("first", "second"):
@@ -75,7 +76,7 @@ def test_rounds_are_kept_apart_however_they_end(scaling: Any, tmp_path: Path) ->
         "sweep/run.json": "first",
         "sweep-2/run.json": "second",
     }
-    assert not list(tmp_path.rglob("artifacts"))
+    assert not [*tmp_path.rglob("artifacts"), *tmp_path.rglob(".lock")]
 
 
 def test_speed_up_and_contention(scaling: Any) -> None:
@@ -103,8 +104,16 @@ def test_speed_up_and_contention(scaling: Any) -> None:
     assert "1 cells did not end alike in all sweeps: a" in scaling.contention([*rounds, swept(4, 40, 13.0, "crashed")])
 
 
-def test_without_two_places_there_is_nothing_to_compare(scaling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_two_places_there_is_nothing_to_compare(
+    scaling: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(scaling, "gpu_names", lambda: ("NVIDIA H200",))
-    monkeypatch.setattr(sys, "argv", ["scaling.py", "configs/full.yaml"])
-    with pytest.raises(SystemExit, match="there is 1 GPU here, and it takes two"):
-        scaling.main()
+    for words, said in (
+        ([], "there is 1 GPU here, and it takes two"),
+        (["--cpu-cells", "1"], "argument --cpu-cells: 1: must be 2 or more"),
+        (["--json", "no/such.json"], "argument --json: no/such.json: cannot be written: No such file or directory"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["scaling.py", "configs/full.yaml", *words])
+        with pytest.raises(SystemExit) as ended:
+            scaling.main()
+        assert (ended.value.code, said in capsys.readouterr().err) == (2, True)

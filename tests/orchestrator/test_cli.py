@@ -12,9 +12,17 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from orchestrator.store import Run
 from tests.conftest import ROOT, sweep_command
 
 CONFIG = "name: test\ngrids: [{task: train_step, fixed: {size: tiny, device: cpu}}]"
+FEW = """
+name: few
+grids:
+  - task: train_step
+    fixed: {device: cpu, size: tiny, vocab_size: 50, batch_size: 1, warmup_steps: 1, measured_steps: 2, pass: forward}
+    axes: {context_length: [8, 16, 24]}
+"""
 HUGE = "9" * 400
 
 
@@ -96,6 +104,39 @@ def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
         )  # fmt: skip
     said = "sweep: its output cannot be written: No space left on device. Free some space and run again\n"
     assert (done.returncode, done.stderr) == (2, said)
+
+
+@pytest.mark.parametrize("deaf", [False, True], ids=["its errors are read", "nor are its errors"])
+def test_a_sweep_whose_output_is_not_read_any_more_goes_on(deaf: bool, write_config: Callable[..., Path]) -> None:
+    """As after `| head -1`, or where a `tee` was killed at night."""
+    config = write_config(FEW)
+    command = sweep_command("run", config.name, "--out", "run", "--scheduler", "serial")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    errors = subprocess.STDOUT if deaf else subprocess.PIPE
+    with subprocess.Popen(command, cwd=config.parent, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as sweep:
+        assert sweep.stdout
+        assert sweep.stdout.readline()
+        sweep.stdout.close()
+        said = sweep.stderr.read() if sweep.stderr else ""
+    assert sweep.returncode == 0
+    assert said.count("is not read any more: it goes on without") == (not deaf)
+    assert [status for (status,) in Run(config.parent / "run").rows("attempts", ["status"])] == 3 * ["ok"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "sweep run: Missing argument 'CONFIG'. See `sweep run --help`"),
+        (["plan", "c.yaml", "--nonsense"], "sweep plan: No such option '--nonsense'. See `sweep plan --help`"),
+        (["runn"], "sweep: No such command 'runn'. Did you mean 'run'? See `sweep --help`"),
+        (["report", "x", "--format", "doc"], "sweep report: Invalid value for '--format': 'doc' is not one of "),
+    ],
+)
+def test_a_command_that_cannot_be_is_one_line(words: list[str], said: str, sweep_here: Callable[..., Result]) -> None:
+    done = sweep_here(*words)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(said)
+    assert done.stderr.count("\n") == 1
 
 
 def test_ctrl_c_outside_of_a_sweep_is_told_from_cells_that_failed(tmp_path: Path) -> None:

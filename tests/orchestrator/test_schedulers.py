@@ -200,7 +200,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
         driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
-    assert f"stopped by {signal.Signals(number).name} with 1 cells left. To go on: sweep run {path}" in said
+    assert f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}" in said
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
     wait_until_gone(tmp_path)
 
