@@ -158,8 +158,10 @@ def describe_status(request: Request) -> Iterator[str]:
         said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
-    to_run = plan.to_run
-    yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells"
+    to_run = [decision.cell for decision in plan.decisions if decision.times]
+    times = len(plan.to_run)
+    often = f", {times} times in all" if times > len(to_run) else ""
+    yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells{often}"
     for cell in to_run[:_SHOWN]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > _SHOWN:

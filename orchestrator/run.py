@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import signal
 import subprocess
@@ -43,7 +44,7 @@ from tasks.prediction.records import Prediction, why_not
 if TYPE_CHECKING:
     import pandas as pd
 
-_SAID_ANEW = ("--retry", "--only", "--repeat", "--out")  # what asks for more, or for less, than what is missing; and where
+_SAID_ANEW = ("--retry", "--only", "--out")  # what asks for more, or for less, than what is missing; and where
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
 
@@ -126,7 +127,9 @@ def last_command(run: Run) -> str:
 
 def last_choice(run: Run) -> Choice:
     """That of the last command."""
-    return Choice(infer_oom="--infer-oom" in _last_words(run))
+    words = _last_words(run)
+    repeat = re.findall(r"(?<!\S)--repeat[= ](\d+)(?!\S)", " ".join(words))  # the last one counts, as on the command line
+    return Choice(infer_oom="--infer-oom" in words, repeat=int(repeat[-1]) if repeat else 1)
 
 
 def _last_words(run: Run) -> list[str]:

@@ -449,10 +449,22 @@ def test_the_status_tells_of_cells_that_the_last_command_left_out(request_of: Ca
     assert narrowed[:2] == ["     2 ok", "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom"]
 
 
+@pytest.mark.parametrize("words", [["--repeat", "3"], ["--repeat=5", "--repeat=3"]], ids=" ".join)
+def test_the_status_counts_the_repetitions_that_are_missing(
+    words: list[str], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", *words])
+    go(request_of(), FakeScheduler(outcome_of))  # once, as where the command was ended before it went on
+    told = list(describe_status(resolve_again(request_of().run)))
+    assert told[1] == f"sweep run c.yaml {' '.join(words)} --out {request_of().run} would run 4 of 4 cells, 8 times in all"
+    go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")
+
+
 def test_the_status_names_the_command_without_what_it_asked_for_once(
     request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--repeat", "3", "--set", "seed=1", "--out", "a b"]
+    words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--set", "seed=1", "--out", "a b"]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
