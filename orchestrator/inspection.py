@@ -33,20 +33,24 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, every
     """The cells, how many are done, what will run, and why. expected: what is said of how long it will take."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
     yield f"{len(plan.decisions)} cells: {statuses}"
-    yield f"{len(plan.to_run)} to run"
+    inferred = f", and {len(plan.inferred)} are inferred to run out of memory" if plan.inferred else ""
+    yield f"{len(plan.to_measure)} to run{inferred}"
     if expected:
         yield expected
+    width = len("infer" if plan.inferred else "keep")
     chosen = sorted(plan.decisions, key=lambda decision: not decision.times)
     for decision in chosen if everything else chosen[:_SHOWN]:
-        mark = "run " if decision.times else "keep"
-        yield f"  {mark} {decision.cell.id} {label(decision.cell)}  ({decision.reason})"
+        witness = plan.inferred.get(decision.cell.id)
+        mark = "infer" if witness else "run" if decision.times else "keep"
+        reason = f"asks for no less than {witness.id}, which ran out of memory" if witness else decision.reason
+        yield f"  {mark:{width}} {decision.cell.id} {label(decision.cell)}  ({reason})"
     if not everything and len(chosen) > _SHOWN:
         yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"
 
 
 def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where nothing can be said."""
-    cells = plan.to_run
+    cells = plan.to_measure
     if not cells:
         return ""
     on_gpu = any(cell.params.device == "cuda" for cell in cells)
@@ -158,8 +162,8 @@ def describe_status(request: Request) -> Iterator[str]:
         said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
-    to_run = [decision.cell for decision in plan.decisions if decision.times]
-    times = len(plan.to_run)
+    to_run = [decision.cell for decision in plan.decisions if decision.times and decision.cell.id not in plan.inferred]
+    times = len(plan.to_measure)
     often = f", {times} times in all" if times > len(to_run) else ""
     yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells{often}"
     for cell in to_run[:_SHOWN]:

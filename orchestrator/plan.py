@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import RunError
+from orchestrator.inference import Witnesses
 from tasks.harness.cell import Cell
 from tasks.harness.records import Status
 
@@ -80,14 +81,27 @@ class Decision:
 
 @dataclass(frozen=True)
 class Plan:
+    """inferred: of the cells to run that are known not to fit, by their ids, which cell that was measured says so."""
+
     decisions: tuple[Decision, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
+    inferred: Mapping[str, Cell] = field(default_factory=dict)
 
     @property
     def to_run(self) -> list[Cell]:
         """Every cell once before any cell again, so that a drift of the machine strikes repetitions, not cells."""
         rounds = range(max((decision.times for decision in self.decisions), default=0))
         return [decision.cell for done in rounds for decision in self.decisions if decision.times > done]
+
+    @property
+    def to_measure(self) -> list[Cell]:
+        return [cell for cell in self.to_run if cell.id not in self.inferred]
+
+    @property
+    def witnesses(self) -> list[Cell]:
+        """The cells that ran out of memory, and are not to be tried again."""
+        left = (decision.cell for decision in self.decisions if not decision.times)
+        return [cell for cell in left if self.history.get(cell.id, Past()).status == Status.OOM]
 
     def statuses(self) -> Counter[str]:
         return Counter(self.history.get(decision.cell.id, Past()).status for decision in self.decisions)
@@ -118,7 +132,12 @@ def _status(word: str, run: Run) -> Status:
 
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
-    return Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
+    plan = Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
+    if not choice.infer_oom:
+        return plan
+    witnesses = Witnesses(plan.witnesses)
+    found = {decision.cell.id: witnesses.of(decision.cell) for decision in plan.decisions if decision.times}
+    return replace(plan, inferred={cell: witness for cell, witness in found.items() if witness})
 
 
 def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:

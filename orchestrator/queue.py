@@ -73,7 +73,7 @@ class Queue:
         self._estimator = Estimator(cells, plan.history, Conditions.of(settings, None))
         self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
         self._inferring = inferring
-        self._witnesses = Witnesses(cell for cell in cells if plan.history.get(cell.id, Past()).status == Status.OOM)
+        self._witnesses = Witnesses(plan.witnesses)
         self._inferred: list[Cell] = []
         self._verifying: set[str] = set()
         self.verified = 0

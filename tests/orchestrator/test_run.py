@@ -18,9 +18,9 @@ import pytest
 
 from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
-from orchestrator.inspection import describe_status
+from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice
-from orchestrator.run import Means, Request, Summary, last_command, resolve, resolve_again, run_sweep
+from orchestrator.run import Means, Request, Summary, last_command, plan_request, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
 from orchestrator.supervisor import Started
 from tasks.harness.journal import Journal
@@ -160,6 +160,30 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
     go(request_of(sets=["context_length=16,32,64,128,256"]), again, Choice(infer_oom=True))
     assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 5 cells")
     assert go(request_of(), again).statuses == {Status.OOM: 2}  # what was inferred is measured where that was not asked for
+
+
+@pytest.mark.parametrize("again", [{"retry": frozenset({"oom"})}, {"fresh": True}], ids=["retry", "fresh"])
+def test_what_is_to_be_tried_again_is_not_inferred_from_itself(again: dict[str, Any], request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(out_of_memory_from(64)))
+    scheduler = FakeScheduler(outcome_of)  # on a card with more memory, say
+    plan = plan_request(request_of(), Choice(infer_oom=True, **again))
+    assert (len(plan.to_measure), plan.inferred) == (2 if "retry" in again else 4, {})
+    summary = go(request_of(), scheduler, Choice(infer_oom=True, **again))
+    assert summary.statuses == {Status.OK: len(plan.to_measure)}
+
+
+def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., Request]) -> None:
+    request = request_of(sets=["context_length=16,32,64,128"])
+    go(request_of(wheres=["context_length=16|32"]), FakeScheduler(out_of_memory_from(32)))
+    plan = plan_request(request, Choice(infer_oom=True))
+    witness = next(cell.id for cell in request.expansion.cells if cell.params.values()["context_length"] == 32)
+    assert (plan.to_measure, set(plan.inferred.values())) == ([], {next(c for c in request.expansion.cells if c.id == witness)})
+    said = list(describe_plan(plan, lambda cell: str(cell.params.values()["context_length"]), "", everything=True))
+    assert said[1] == "0 to run, and 2 are inferred to run out of memory"
+    assert [line.split(maxsplit=2)[::2] for line in said[2:4]] == [
+        ["infer", f"{length}  (asks for no less than {witness}, which ran out of memory)"] for length in (64, 128)
+    ]
+    assert len(plan_request(request, Choice()).to_measure) == 2
 
 
 def test_inferred_out_of_memories_are_verified_and_refuted(request_of: Callable[..., Request]) -> None:
