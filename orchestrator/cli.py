@@ -390,7 +390,9 @@ def _conclude(summary: Any, request: Any) -> None:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
         say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
         sys.exit(EXIT_FAILURES)
+    if summary.given_up:
+        say(f"left alone {so_many(summary.given_up)} that failed too often before")
     bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
-    if bad:
+    if bad or summary.given_up:
         say(f"what went wrong: sweep status {folder}")
         sys.exit(EXIT_FAILURES)

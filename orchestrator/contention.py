@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from orchestrator.alone import OneByOne, Placed
 from orchestrator.grid import Expansion, choose_sample
 from orchestrator.plan import Choice
+from orchestrator.progress import so_many
 from orchestrator.run import Means, Request, Summary, run_sweep
 from orchestrator.schedulers import LastingScheduler
 from orchestrator.store import Run
@@ -47,7 +48,7 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
     for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
-    summary.stopped, summary.late, summary.left = checked.stopped, checked.late, checked.left
+    summary.stopped, summary.late, summary.left, summary.broken = checked.stopped, checked.late, checked.left, checked.broken
     return summary
 
 
@@ -109,7 +110,7 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
     now, before = _gpus(alone), _gpus(beside)
     cells = frozenset(cell for cell in now.keys() & placed.keys() if now[cell].kind == before[cell].kind)
     if missing := sum(cell.id not in cells for cell in sample):
-        yield f"contention: {_cells(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
+        yield f"contention: {so_many(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
     if not cells:
         return
     report = replace(compare(alone, beside, only=cells, by_host=False), only_before=0, only_after=0)
@@ -117,11 +118,11 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
     counts = ((verdict, sum(one.verdict is verdict for one in report.comparisons)) for verdict in Verdict)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
     yield (
-        f"contention: {_cells(len(ratios))} again alone: beside others a step took {ratios[0]:.3f} to {ratios[-1]:.3f} × as long "
-        f"({report.geometric_mean:.3f} in the mean): {said}"
+        f"contention: {so_many(len(ratios))} again alone: beside others a step took {ratios[0]:.3f} to {ratios[-1]:.3f} × as "
+        f"long ({report.geometric_mean:.3f} in the mean): {said}"
     )
     if elsewhere := sum(now[cell].uuid != placed[cell].uuid for cell in cells):
-        yield f"{_cells(elsewhere)} alone on another GPU than before, which may be the faster or the slower one"
+        yield f"{so_many(elsewhere)} alone on another GPU than before, which may be the faster or the slower one"
     yield f"A: alone, {alone}; B: beside others, {beside}"
     yield from describe_comparison(report)
 
@@ -137,7 +138,3 @@ def _gpus(run: Run) -> dict[str, _Gpu]:
     rows = sorted(row for row in run.rows("attempts", ["cell", "attempt", "status", "facts"]) if row[2] == Status.OK)
     latest = {cell: json.loads(facts) for cell, _, _, facts in rows}
     return {cell: _Gpu(facts.get("gpu") or "", facts.get("gpu_uuid") or "") for cell, facts in latest.items()}
-
-
-def _cells(count: int) -> str:
-    return f"{count} cell{'s' if count != 1 else ''}"

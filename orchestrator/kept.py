@@ -11,11 +11,13 @@ from typing import Any
 
 from orchestrator.config import SweepConfig
 from orchestrator.errors import RunMismatch
-from orchestrator.plan import Plan
+from orchestrator.plan import Past, Plan
 from orchestrator.store import Run
 from tasks.harness.records import Status
 from tasks.harness.source import source_digest
 
+_RESULTS = (Status.OK, Status.OOM)
+_PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 _AGAIN = "`--retry ok` measures them again"
 
 
@@ -76,9 +78,16 @@ def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, imp
         yield f"{_cells(count)} kept as measured with env {env} (here {_told(config.env)}): {_AGAIN}"
 
 
-def require_same_env(run: Run, kept: list[Kept], config: SweepConfig) -> None:
-    """Rows of one folder stand in one table. Raises RunMismatch."""
-    for env in _other_envs(kept, config):
+def require_same_env(run: Run, plan: Plan, config: SweepConfig) -> None:
+    """Rows of one folder stand in one table, whichever command they are of. Raises RunMismatch."""
+    replaced = {
+        one.cell.id
+        for one in plan.decisions
+        if one.times and (one.replaces or not plan.history.get(one.cell.id, Past()).successes)
+    }
+    rows = run.rows("attempts", ["cell", "status", "facts"])
+    staying = (facts for cell, status, facts in rows if status in _RESULTS and cell not in replaced)
+    for env in _other_envs([_kept(None, json.loads(facts), None) for facts in set(staying)], config):
         raise RunMismatch(
             f"{run}: holds results measured with env {env} (here {_told(config.env)})",
             "Name another folder with --out, measure them again with --retry ok, or add --mixed to keep both in one",
@@ -86,7 +95,13 @@ def require_same_env(run: Run, kept: list[Kept], config: SweepConfig) -> None:
 
 
 def _other_envs(kept: list[Kept], config: SweepConfig) -> Counter[str]:
-    return Counter(_told(one.env) for one in kept if one.env is not None and dict(one.env) != dict(config.env))
+    here = _that_matters(config.env)
+    return Counter(_told(one.env) for one in kept if one.env is not None and _that_matters(one.env) != here)
+
+
+def _that_matters(env: Mapping[str, str]) -> dict[str, str]:
+    """Not where a compiler keeps its cache: a folder may be moved."""
+    return {name: value for name, value in env.items() if name not in _PLACES}
 
 
 def _told(env: Mapping[str, str]) -> str:

@@ -50,6 +50,11 @@ class Past:
         return self.statuses.count(Status.OK) - self.replaced
 
     @property
+    def misses(self) -> int:
+        """How many repetitions came to nothing."""
+        return self.failures + self.statuses.count(Status.OOM)
+
+    @property
     def failures(self) -> int:
         return sum(status in RETRIED - _NOT_ITS_FAULT for status in self.statuses)
 
@@ -71,20 +76,27 @@ class Choice:
 
 @dataclass(frozen=True)
 class Decision:
-    """times: how often the cell will be measured; 0 where it is left alone. replaces: whether in place of earlier successes."""
+    """times: how often the cell will be measured; 0 where it is left alone. replaces: whether in place of earlier successes.
+
+    left_out: whether it is left alone since others are asked for. given_up: since it has failed too often.
+    """
 
     cell: Cell
     times: int
     reason: str
     replaces: bool = False
+    left_out: bool = False
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """inferred: of the cells to run that are known not to fit, by their ids, which cell that was measured says so."""
+    """inferable: the ids of the cells to run of which it may be inferred that they do not fit. inferred: of which it is known
+    already, and by which cell that was measured."""
 
     decisions: tuple[Decision, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
+    inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
 
     @property
@@ -133,17 +145,36 @@ def _status(word: str, run: Run) -> Status:
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
     plan = Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
-    if not choice.infer_oom:
-        return plan
+    return _with_inferred(plan, choice) if choice.infer_oom else plan
+
+
+def _with_inferred(plan: Plan, choice: Choice) -> Plan:
     witnesses = Witnesses(plan.witnesses)
-    found = {decision.cell.id: witnesses.of(decision.cell) for decision in plan.decisions if decision.times}
-    return replace(plan, inferred={cell: witness for cell, witness in found.items() if witness})
+    decisions = tuple(_unless_it_may_fit(one, plan.history.get(one.cell.id, Past()), witnesses) for one in plan.decisions)
+    to_run = [one.cell for one in decisions if one.times]
+    inferable = [cell for cell in to_run if _may_be_inferred(plan.history.get(cell.id, Past()), choice)]
+    found = {cell.id: witnesses.of(cell) for cell in inferable}
+    known = {cell: witness for cell, witness in found.items() if witness}
+    return replace(plan, decisions=decisions, inferable=frozenset(found), inferred=known)
+
+
+def _unless_it_may_fit(decision: Decision, past: Past, witnesses: Witnesses) -> Decision:
+    """What was inferred from a cell that is tried again, or fits now, is to be found out again."""
+    if decision.times or past.status != Status.OOM_INFERRED or decision.left_out or witnesses.of(decision.cell):
+        return decision
+    return Decision(decision.cell, 1, "was inferred from a cell that may fit now")
+
+
+def _may_be_inferred(past: Past, choice: Choice) -> bool:
+    """Not of what has fitted, of what was measured not to, and of what is asked for by its status."""
+    asked = past.status != PENDING and past.status in choice.retry | choice.only
+    return Status.OK not in past.statuses and past.status != Status.OOM and not asked
 
 
 def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
     status, missing = past.status, choice.repeat - past.successes
     if choice.only and status not in choice.only:
-        return Decision(cell, 0, f"left out: {status}, not asked for")
+        return Decision(cell, 0, f"left out: {status}, not asked for", left_out=True)
     if status == PENDING:
         return Decision(cell, missing, "new")
     if choice.fresh:
@@ -155,12 +186,13 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(cell, missing, asked) if missing > 0 else _again(cell, past, choice, asked)
     if status == Status.OOM_INFERRED and not choice.infer_oom:
         return Decision(cell, missing, "was inferred, not measured")
-    if status == Status.OK and missing > 0:
+    if status == Status.OK and missing > 0 and past.misses < attempts:
         return Decision(cell, missing, f"repeat: measured {past.successes} of {choice.repeat} times")
     if status not in RETRIED:
         return Decision(cell, 0, f"done: {status}")
     if past.failures >= attempts:
-        return Decision(cell, 0, f"given up after {past.failures} attempts: {status}; --retry {status} tries again")
+        reason = f"given up after {past.failures} attempts: {status}; --retry {status} tries again"
+        return Decision(cell, 0, reason, given_up=True)
     return Decision(cell, missing, f"retry: was {status}")
 
 

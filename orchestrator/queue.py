@@ -73,7 +73,7 @@ class Queue:
         self._estimator = Estimator(cells, plan.history, Conditions.of(settings, None))
         self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
         self._inferring = inferring
-        self._witnesses = Witnesses(plan.witnesses)
+        self._witnesses, self._inferable = Witnesses(plan.witnesses), plan.inferable
         self._inferred: list[Cell] = []
         self._verifying: set[str] = set()
         self.verified = 0
@@ -112,7 +112,7 @@ class Queue:
             if cell.id in self._ended_badly:
                 self.not_repeated += 1
                 continue
-            if self._inferring and (witness := self._witnesses.of(cell)):
+            if self._inferring and cell.id in self._inferable and (witness := self._witnesses.of(cell)):
                 self._infer(cell, witness, self._inferring)
                 continue
             if not self._would_end_in_time(cell):

@@ -68,6 +68,7 @@ class Request:
 class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
+    given_up: how many cells were left alone since they had failed too often.
     broken: what ended it before, where that is for the user to mend.
     disturbed, beside: how many of the cells that it measured have that flaw.
     foreseen: cells left out because they were predicted to run out of memory. verified: those that were inferred to, and measured
@@ -80,6 +81,7 @@ class Summary:
     broken: SweepError | None = None
     late: int = 0
     left: int = 0
+    given_up: int = 0
     disturbed: int = 0
     beside: int = 0
     foreseen: int = 0
@@ -189,10 +191,11 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
         plan = plan_request(request, choice)
+        summary.given_up = sum(decision.given_up for decision in plan.decisions)
 
         kept = read_kept(request.run, plan)
         if not means.mixed and plan.to_run:
-            require_same_env(request.run, kept, request.config)
+            require_same_env(request.run, plan, request.config)
         for line in describe_kept(kept, request.config, commit, import_paths(request)):
             means.say(line)
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator import contention
 from orchestrator.contention import cells_beside_others, request_alone, run_and_check
+from orchestrator.errors import GpusLost
 from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.store import Run
@@ -121,6 +123,18 @@ def test_it_does_not_begin_where_the_time_is_up(request_of: Callable[..., Reques
     assert summary.stopped == "time limit" or summary.late
     assert summary.left > 0
     assert len(scheduler.begun) <= 4
+
+
+def test_gpus_that_are_lost_while_cells_are_alone_end_the_sweep(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = Summary(broken=GpusLost("no GPU is left"), left=3)
+    plain = contention.run_sweep
+    monkeypatch.setattr(
+        contention, "run_sweep", lambda request, *more: gone if str(request.run).endswith("alone") else plain(request, *more)
+    )
+    summary, _ = go(request_of(), FakeScheduler(beside))
+    assert (summary.broken, summary.left, summary.statuses) == (gone.broken, 3, {Status.OK: 4})
 
 
 def test_repetitions_are_repeated_alone(request_of: Callable[..., Request]) -> None:

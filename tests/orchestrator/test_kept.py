@@ -72,6 +72,46 @@ def test_another_environment_is_refused_unless_asked_for(measured: Callable[...,
     assert measured(other) == ([], [])
 
 
+NARROW = CONFIG.replace("[16, 32, 64, 128]", "[16]")
+ENV = "env: {A: b}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "choice"),
+    [
+        (CONFIG.replace("[16, 32, 64, 128]", "[32]"), Choice()),  # other cells, in the same tables
+        (NARROW, Choice(repeat=2)),  # another repetition of the same
+    ],
+    ids=["other cells", "a repetition"],
+)
+def test_another_environment_is_refused_whatever_is_measured_in_it(
+    text: str, choice: Choice, measured: Callable[..., tuple[SAID, list[int]]]
+) -> None:
+    measured(NARROW)
+    with pytest.raises(RunMismatch, match=r"measured with env of no variables \(here A=b\)"):
+        measured(text + ENV, choice=choice)
+    measured(text, choice=choice)
+    assert measured(text + ENV, choice=Choice(retry=frozenset({Status.OK})), mixed=True)[1]
+
+
+def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
+    measured: Callable[..., tuple[SAID, list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the allocator was told otherwise: it may fit now."""
+    plain = outcome_of
+    monkeypatch.setattr(sys.modules[__name__], "outcome_of", lambda attempt: plain(attempt, Status.OOM))
+    measured(NARROW)
+    monkeypatch.setattr(sys.modules[__name__], "outcome_of", plain)
+    with pytest.raises(RunMismatch, match="--mixed"):
+        measured(CONFIG + ENV)
+    assert measured(CONFIG + ENV, choice=Choice(retry=frozenset({"oom"})))[1] == [16, 32, 64, 128]
+
+
+def test_where_a_compiler_keeps_its_cache_is_no_other_environment(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+    measured(NARROW + "env: {TORCHINDUCTOR_CACHE_DIR: /before}\n")
+    assert measured(CONFIG + "env: {TORCHINDUCTOR_CACHE_DIR: /moved}\n") == ([], [32, 64, 128])
+
+
 def test_another_source_of_ones_own_model_is_said(
     measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

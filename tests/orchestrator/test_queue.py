@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Simulation:
         self.gpus = gpus
         self.began: list[tuple[float, Cell]] = []
         self.order: list[Cell] = []
-        plan = make_plan(cells, {}, choice, 3)
+        plan = make_plan(cells, {}, replace(choice, infer_oom="inferring" in queue), 3)
         self.queue = Queue(Run(folder), cells, plan, Settings(), None, **queue)
         self.queue.arrange({"cuda": gpus}, GPU)
 

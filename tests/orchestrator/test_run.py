@@ -139,8 +139,12 @@ def out_of_memory_from(context: int) -> Measure:
     )
 
 
+def lengths_of_one(attempt: Attempt) -> int:
+    return int(attempt.cell.params.values()["context_length"])
+
+
 def lengths_of(scheduler: FakeScheduler) -> list[int]:
-    return [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+    return [lengths_of_one(attempt) for attempt in scheduler.begun]
 
 
 def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
@@ -170,6 +174,58 @@ def test_what_is_to_be_tried_again_is_not_inferred_from_itself(again: dict[str, 
     assert (len(plan.to_measure), plan.inferred) == (2 if "retry" in again else 4, {})
     summary = go(request_of(), scheduler, Choice(infer_oom=True, **again))
     assert summary.statuses == {Status.OK: len(plan.to_measure)}
+
+
+INFERRING = Choice(infer_oom=True)
+
+
+def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(out_of_memory_from(32)), INFERRING)
+    scheduler = FakeScheduler(outcome_of)
+    go(request_of(), scheduler, Choice(infer_oom=True, retry=frozenset({"oom"})))
+    assert lengths_of(scheduler) == [32, 64, 128]
+    assert not go(request_of(), scheduler, INFERRING).statuses
+
+
+@pytest.mark.parametrize("status", ["oom_inferred", "ok"])
+@pytest.mark.parametrize("asked", ["retry", "only"])
+def test_nothing_is_inferred_of_what_fitted_or_is_asked_for(status: str, asked: str, request_of: Callable[..., Request]) -> None:
+    ran_out = FakeScheduler(lambda one: outcome_of(one, Status.OOM if lengths_of_one(one) == 32 else Status.OK))
+    go(request_of(), ran_out, INFERRING, verify_inferred=1 if status == "ok" else 0)  # 64 fits all the same: it was verified
+    again = FakeScheduler(outcome_of)
+    summary = go(request_of(wheres=["context_length=32|64"]), again, Choice(infer_oom=True, **{asked: frozenset({status})}))
+    assert lengths_of(again) == [64]
+    assert summary.statuses == {Status.OK: 1}
+
+
+def test_a_measured_out_of_memory_is_not_replaced_by_an_inferred_one(request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(out_of_memory_from(64)))
+    again = FakeScheduler(out_of_memory_from(64))
+    assert go(request_of(), again, Choice(infer_oom=True, retry=frozenset({"oom"}))).statuses == {Status.OOM: 2}
+    assert lengths_of(again) == [64, 128]
+
+
+def test_cells_that_were_given_up_are_told_and_so_is_the_exit_code(
+    request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing = FakeScheduler(lambda one: outcome_of(one, Status.FAILED if lengths_of_one(one) == 16 else Status.OK))
+    for _ in range(request_of().config.limits.attempts):
+        summary = go(request_of(), failing)
+        assert (summary.given_up, summary.statuses[Status.FAILED]) == (0, 1)
+    summary = go(request_of(), failing)
+    assert (summary.given_up, summary.statuses) == (1, {})
+    with pytest.raises(SystemExit, match="1"):
+        _conclude(summary, request_of())
+    assert "left alone 1 cell that failed too often before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("end", [Status.FAILED, Status.OOM])
+def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(end: Status, request_of: Callable[..., Request]) -> None:
+    narrow, scheduler = {"wheres": ["context_length=16"]}, FakeScheduler(lambda one: outcome_of(one, end))
+    go(request_of(**narrow), FakeScheduler(outcome_of))
+    for _ in range(5):
+        go(request_of(**narrow), scheduler, Choice(repeat=2))
+    assert len(scheduler.begun) == request_of().config.limits.attempts
 
 
 def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., Request]) -> None:
