@@ -100,6 +100,7 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
     evidence: where instruments say what they know of an error that ends one.
     """
     from tasks.harness.environment import fingerprint, read_environment
+    from tasks.harness.precision import require_precision
     from tasks.harness.registry import all_tasks
     from tasks.harness.stage import Session
     from tasks.harness.workload import Finding
@@ -116,11 +117,13 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
         journal.samples(built.samples)
         return
     journal.facts({"tokens": built.tokens, "flops": built.flops})
+    require_precision(params)
     session = Session(built, params, progress, folder=None if by_hand else attempt.path, evidence=evidence)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         try:
             _take(stage.run(session), journal)
+            require_precision(params)
         except Exception as error:
             for ask in session.on_error:
                 ask(error)

@@ -104,6 +104,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
     from tasks.harness.workload import Workload
 
     model = _build_model(params, device)
+    model.train(params.pass_ != "forward")  # no dropout in inference
     _compile(model, params)
     inputs, targets = _random_tokens(params, device)
     optimizer = OPTIMIZERS[params.optimizer](model.parameters())

@@ -94,6 +94,19 @@ class Model(nn.Module):
     def tell_its_score(self) -> None:
         print("goes at", Path("/proc/self/oom_score_adj").read_text(), flush=True)
 
+    def tell_whether_it_trains(self) -> None:
+        print(self.training, flush=True)
+        self.left += 1
+
+    def multiply_in_tf32(self) -> None:
+        torch.set_float32_matmul_precision("high")
+
+    def multiply_in_tf32_by_the_new_interface(self) -> None:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+    def convolve_in_tf32(self) -> None:
+        torch.backends.cudnn.allow_tf32 = True
+
     def slowly(self) -> None:
         time.sleep(0.1)
         self.left += 1

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from tasks.harness.device import Skip
-from tasks.harness.params import TimedParams
+from tasks.harness.params import Params, TimedParams
 
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
 _OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_MATMUL, _HIGHEST = {"tf32": "high"}, "highest"  # of products of fp32 numbers
 
 
 def set_precision(params: TimedParams) -> None:
@@ -27,8 +28,26 @@ def set_precision(params: TimedParams) -> None:
         raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
     if "bf16" in params.precision and params.device == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
-    torch.set_float32_matmul_precision("high" if params.precision == "tf32" else "highest")
+    torch.set_float32_matmul_precision(_MATMUL.get(params.precision, _HIGHEST))
     torch.backends.cudnn.allow_tf32 = params.precision == "tf32"
+
+
+def require_precision(params: Params) -> None:
+    """Raises RuntimeError where something has set another since, as many a training script does when it is imported."""
+    if not isinstance(params, TimedParams):
+        return
+    wanted = {
+        "float32_matmul_precision": _MATMUL.get(params.precision, _HIGHEST),
+        "cudnn_allow_tf32": params.precision == "tf32",
+    }
+    set_now = precision_facts(params)
+    for name, value in wanted.items():
+        if set_now[name] != value:
+            whose = getattr(params, "model", None) or "what it imports"
+            raise RuntimeError(
+                f"precision {params.precision} is {name} {value}, and while the cell ran it was set to "
+                f"{'something else' if set_now[name] is None else set_now[name]}: take that out of {whose}"
+            )
 
 
 def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[Any]]:
@@ -55,12 +74,20 @@ def precision_facts(params: TimedParams) -> dict[str, Any]:
         enabled = torch.is_autocast_enabled(params.device)
         autocast_dtype = dtype_name(torch.get_autocast_dtype(params.device)) if enabled else None
     return {
-        "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        "matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
-        "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
+        "float32_matmul_precision": _where_told(torch.get_float32_matmul_precision),
+        "matmul_allow_tf32": _where_told(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "cudnn_allow_tf32": _where_told(lambda: torch.backends.cudnn.allow_tf32),
         "autocast_dtype": autocast_dtype,
         "nvidia_tf32_override": os.environ.get(_OVERRIDE),
     }
+
+
+def _where_told(read: Callable[[], Any]) -> Any:
+    """None where torch refuses to say, since somebody set it by torch's newer interface, `fp32_precision`."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -198,6 +198,24 @@ def test_what_cannot_be_measured_here_is_skipped(make_attempt: MakeAttempt) -> N
     assert outcome.evidence == {"reason": "tf32 exists on CUDA only, not on cpu"}
 
 
+@pytest.mark.parametrize("where", ["build", "forward"])
+@pytest.mark.parametrize("how", ["multiply_in_tf32", "multiply_in_tf32_by_the_new_interface", "convolve_in_tf32"])
+def test_an_fp32_that_became_tf32_is_no_result(how: str, where: str, misbehave: Callable[..., Outcome]) -> None:
+    """As training scripts have it at their top: the row would say fp32."""
+    outcome = misbehave(how, model_args={"where": where})
+    assert (outcome.status, outcome.stage) == (Status.FAILED, "build" if where == "build" else "warm-up")
+    setting = "cudnn_allow_tf32 False" if how.startswith("convolve") else "float32_matmul_precision highest"
+    assert f"precision fp32 is {setting}, and while the cell ran it was set to " in outcome.evidence["message"]
+    assert outcome.evidence["message"].endswith(": take that out of misbehaving:Model")
+
+
+@pytest.mark.parametrize(("pass_", "trains"), [("forward", False), ("forward_grad", True), ("train_step", True)])
+def test_a_model_of_ones_own_knows_whether_it_trains(pass_: str, trains: bool, misbehave: Callable[..., Outcome]) -> None:
+    outcome = misbehave("tell_whether_it_trains", **{"pass": pass_})
+    assert outcome.status is Status.OK
+    assert set((outcome.attempt.path / LOG_FILE).read_text().split()) == {str(trains)}
+
+
 def test_a_factory_that_is_not_there(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(size=None, model="no_such_module:Model"))
     assert (outcome.status, outcome.stage) == (Status.FAILED, "build")
