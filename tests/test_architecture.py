@@ -40,6 +40,7 @@ FORBIDDEN = {
 PERMITTED = {
     "orchestrator/report/published/": {"model.config", "model.accounting"},
     "orchestrator/report/statistics.py": {"tasks.harness.order_statistics"},
+    "orchestrator/report/frames.py": {"tasks.traces.classes"},
 }
 ONLY_IN = {"ray": "orchestrator/schedulers.py", "pyarrow": "orchestrator/store.py orchestrator/remote/place.py"}
 

@@ -71,7 +71,9 @@ def where_narrow_precision_pays(results: Results) -> Iterator[str]:
     cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
     for precision in [name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))]:
         pairs = _pairs(cells, results, "precision", "fp32", precision)
-        for told, group in _told_apart(pairs, ["size", "compile", "pass"]):
+        shown = ("size", "compile", "pass")
+        others = [axis for axis in _axes(cells, results) if axis in pairs and axis not in ("context_length", "precision", *shown)]
+        for told, group in _told_apart(pairs, [*shown, *others]):
             ordered = group.sort_values("context_length")
             pays = ordered["step_ms_ci_high"] < ordered["step_ms_ci_low_base"]
             longest = ordered.iloc[-1]

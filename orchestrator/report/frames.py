@@ -13,6 +13,7 @@ import pandas as pd
 from orchestrator.errors import RunError, nearest
 from orchestrator.report.derive import derive_cells
 from orchestrator.store import Run, give_back_memory
+from tasks.traces.classes import UNKNOWN, classify
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Results:
 
     def kernels(self) -> pd.DataFrame:
         """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
-        number of steps is unknown.
+        number of steps is unknown. `kernel_class`: by what is known of names today, else as it was written.
         """
         rows = self._that_count(self.read_kernels())
-        return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
+        names = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
+        kinds = [written if (known := classify(name, operator)) == UNKNOWN else known for name, operator, written in names]
+        return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6, kernel_class=kinds)
 
     def allocations(self) -> pd.DataFrame:
         """What of the device's memory lived at one moment of these cells, of the attempts that count."""

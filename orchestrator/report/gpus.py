@@ -54,7 +54,7 @@ def find_card(name: str) -> Card:
 
 def seen_card(name: str, memory_bytes: int) -> Card:
     """A GPU of this machine or cluster, as its driver tells it."""
-    alike = [card for card in _known_cards() if _short(name).lower().startswith(card.name.lower())]
+    alike = [card for card in _known_cards() if is_kind(name, card.name)]
     capability = alike[0].compute_capability if alike else None
     return Card(name, memory_bytes - _data()["context_mib"] * _MIB, capability)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -15,7 +15,17 @@ PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
 OUTSIDE_OPERATORS = "outside operators"
 GEMM = "GEMM"
+ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
+
+
+def ms_of_parts(kernels: pd.DataFrame, names: Collection[str], by: str) -> pd.Series[float]:
+    """The milliseconds that some parts of the model take. Not of a group in which one of them is fused with another part."""
+    parts = {module: set(module.split("+")) for module in kernels["module"].unique()}
+    within = [module for module, fused in parts.items() if fused <= set(names)]
+    beyond = [module for module, fused in parts.items() if fused & set(names) and module not in within]
+    took_ms = kernels[kernels["module"].isin(within)].groupby(by, observed=True)["ms"].sum()
+    return took_ms.drop(kernels.loc[kernels["module"].isin(beyond), by].unique(), errors="ignore")
 
 
 @dataclass(frozen=True)

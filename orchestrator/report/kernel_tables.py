@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.report.kernel_layouts import (
+    ATTENTION_MATMULS,
     GEMM,
     OUTSIDE_OPERATORS,
     PHASES,
@@ -14,6 +15,7 @@ from orchestrator.report.kernel_layouts import (
     Fused,
     TopKernels,
     WithKernels,
+    ms_of_parts,
 )
 from orchestrator.report.layouts import Listing
 from orchestrator.report.selections import both, having
@@ -22,7 +24,6 @@ from orchestrator.report.values import ms, number, ratio
 
 _TOP = 8
 _DIFFERENT = 20
-_ATTENTION_MATMULS = ("scores", "attention output")
 
 _WITH_KERNELS = having("attributed_to_phase")
 
@@ -41,12 +42,11 @@ def gemm_shares(kernels: pd.DataFrame) -> pd.DataFrame:
 
 def softmax_and_matmul(kernels: pd.DataFrame) -> pd.DataFrame:
     """By cell: ms of the softmax and of the two matrix products of attention, of the forward and of the backward pass."""
-    matmul = kernels["module"].isin(_ATTENTION_MATMULS) & (kernels["kernel_class"] == GEMM)
+    products = kernels[kernels["kernel_class"] == GEMM]
     columns = {}
     for phase in ("forward", "backward"):
-        of_phase = kernels["phase"] == phase
-        columns[f"{phase}_softmax_ms"] = kernels[of_phase & (kernels["module"] == "softmax")].groupby("cell")["ms"].sum()
-        columns[f"{phase}_matmul_ms"] = kernels[of_phase & matmul].groupby("cell")["ms"].sum()
+        for name, among, parts in (("softmax", kernels, ("softmax",)), ("matmul", products, ATTENTION_MATMULS)):
+            columns[f"{phase}_{name}_ms"] = ms_of_parts(among[among["phase"] == phase], parts, "cell")
     return pd.DataFrame(columns).rename_axis("cell").reset_index()
 
 
@@ -122,7 +122,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "softmax-matmul",
         "Softmax against matrix products inside attention",
         "Milliseconds a step of the softmax, and of scores and weights times values; their ratio in time, and in FLOPs of the "
-        "forward pass by the closed form, five an element for the softmax.",
+        "forward pass by the closed form, five an element for the softmax. What is fused with more is not told apart.",
         WithKernels(
             softmax_and_matmul,
             Listing(

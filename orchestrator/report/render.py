@@ -18,7 +18,7 @@ from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report
 from orchestrator.report.frames import Results
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
-from orchestrator.report.values import HOST_MARK, NOTHING, format_ms
+from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
 
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
@@ -86,7 +86,7 @@ def written_out(page: Page) -> list[list[str]]:
 
 def _plain(text: str) -> str:
     """A number without the commas between its thousands, or the mark behind it; any other text as it is."""
-    text = text.removesuffix(HOST_MARK)
+    text = text.rstrip(HOST_MARK + SLOWER_HOST_MARK)
     return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
 
 
@@ -177,6 +177,7 @@ def provenance(results: Results) -> str:
         _protocol(cells),
         _repetitions(cells),
         _marked(cells, "waits_for_host", f"wait for their host ({HOST_MARK})"),
+        _marked(cells, "may_wait_for_host", f"would for one half as fast ({SLOWER_HOST_MARK})"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _marked(cells, "beside", "needed their host beside others"),
         _labelled("commit", _one_or_several(cells, "commit")),

@@ -274,6 +274,7 @@ TABLES: tuple[Table, ...] = (
                 ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
                 ("host ahead, at most ms", ms("host_lead_ms")),
                 ("waits for its host", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
+                ("step / host's", number("host_slack", ".1f")),
                 ("drain ms", ms("drain_ms")),
             )
         ),

@@ -19,6 +19,7 @@ _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 NOTHING = "–"
 HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
+SLOWER_HOST_MARK = "‡"  # after one that a host half as fast would decide
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 
 
@@ -134,7 +135,7 @@ def ms(column: str) -> Value:
 
 
 def of_steps(time: Value) -> Value:
-    """A time of a cell's steps, which says so where they wait for their host."""
+    """A time of a cell's steps, which says so where they wait for their host, or would for a slower one."""
 
     def show(row: Row) -> str:
         text = time(row)
@@ -144,7 +145,8 @@ def of_steps(time: Value) -> Value:
 
 
 def _mark(*rows: Row) -> str:
-    return HOST_MARK if any(known(row, "waits_for_host") and row["waits_for_host"] for row in rows) else ""
+    marks = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
+    return next((mark for mark, flag in marks.items() if any(known(row, flag) and row[flag] for row in rows)), "")
 
 
 step_ms = of_steps(ms("step_ms_median"))

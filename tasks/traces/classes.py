@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 
+UNKNOWN = "other"
 CLASSES = (
     "GEMM", "attention", "softmax", "norm", "elementwise", "reduction", "copy", "embedding", "optimizer", "communication",
-    "other",
+    UNKNOWN,
 )  # fmt: skip
 
 _ELEMENTWISE_OPERATORS = (
@@ -16,11 +17,13 @@ _ELEMENTWISE_OPERATORS = (
     "silu_backward|gelu_backward|threshold_backward|dropout|native_dropout|normal|uniform|random"
 )
 
+_VIEWS = "_?unsafe_view|view|reshape|permute|transpose|t|expand|squeeze|unsqueeze|select|slice"
+
 _SIGNS: tuple[tuple[str, str], ...] = (
     ("communication", r"nccl|nvshmem|all_?reduce_kernel|all_?gather|reduce_?scatter|c10d::"),
     (
         "copy",
-        r"^(CUDA )?(Memcpy|Memset)|^\[CUDA mem|direct_copy_kernel|CatArrayBatchedCopy|"
+        r"^(CUDA )?(Memcpy|Memset)|^\[CUDA mem|direct_copy_kernel|float(8|16|32)\w*_copy_kernel|CatArrayBatchedCopy|"
         r"aten::(copy_|_to_copy|clone|contiguous|cat|stack|to|repeat|pin_memory)$",
     ),
     ("attention", r"flash|fmha|sdpa|[^a-z]mha|scaled_dot_product|flex_attention|efficient_attention|attention_(fwd|bwd|kernel)"),
@@ -38,14 +41,14 @@ _SIGNS: tuple[tuple[str, str], ...] = (
         r"vectorized_gather|embedding|indexing_backward|index_?[Ss]elect|index_elementwise_kernel|gpu_index_kernel|index_put|"
         r"compute_grad_weight|sum_and_scatter|krn_partial|aten::(index|gather|scatter|scatter_|index_add_)$",
     ),
-    ("softmax", r"^triton_(red|per)_fused_.*(max.*exp|exp.*sum|exp.*div)"),
-    ("norm", r"^triton_(red|per)_fused_.*rsqrt"),
+    ("softmax", r"^triton_(red|per)_fused_.*(max.*_exp_|_exp_.*(sum|div))"),
+    ("norm", r"^triton_(red|per)_fused_.*(rsqrt|pow_sum)"),  # forward, and the backward pass of an RMSNorm
     (
         "reduction",
         r"reduce|Scan|ReduceOp|cumsum|^triton_(red|per|split_scan)_|cunn_Clas|nll_loss|"
         r"aten::(sum|mean|max|amax|min|amin|var|norm|prod|argmax|any|all|cumsum|linalg_vector_norm)$",
     ),
-    ("copy", r"^triton_poi_fused_((_to_copy|_unsafe_view|clone|copy_?|view|permute|transpose|t|expand|cat|stack)_)+\d+$"),
+    ("copy", rf"^triton_poi_fused_((_to_copy|clone|copy_?|cat|stack|{_VIEWS})_)+\d+$"),
     (
         "elementwise",
         rf"elementwise|Functor|^triton_poi_|masked_fill|fused_dropout|triu_tril|aten::({_ELEMENTWISE_OPERATORS})_?$|"
@@ -60,4 +63,4 @@ _COMPILED_SIGNS = tuple((kind, re.compile(sign)) for kind, sign in _SIGNS)
 def classify(kernel: str, operator: str = "") -> str:
     """One of CLASSES. What the kernel's name does not tell, that of the operator which launched it may."""
     found = (kind for name in (kernel, operator) for kind, sign in _COMPILED_SIGNS if sign.search(name))
-    return next(found, "other")
+    return next(found, UNKNOWN)

@@ -135,6 +135,21 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "capability"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 8.0), ("NVIDIA A100-PCIE-40GB", 8.0), ("Tesla T4", 7.5), ("NVIDIA H100 80GB HBM3", 9.0),
+        ("NVIDIA GeForce RTX 4090", 8.9), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 12.0),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_known_by_what_its_driver_calls_it(device: str, capability: float) -> None:
+    assert seen_card(device, 16 * GIB).compute_capability == capability
+
+
+def test_no_card_has_more_memory_than_its_driver_shows() -> None:
+    assert find_card("T4").usable_bytes <= (15360 - 600) * 1024**2  # 16 GB, less what error correction takes
+
+
+@pytest.mark.parametrize(
     ("device", "kind", "is_one"),
     [
         ("NVIDIA H100 80GB HBM3", "H100", True),

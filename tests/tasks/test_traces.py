@@ -258,6 +258,7 @@ NAMES = {
         "void at::native::(anonymous namespace)::GammaBetaBackwardCUDAKernelTemplate<float, float, 64, 1, 32>",
         "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, true>",
         "triton_per_fused__to_copy_mean_mul_pow_rsqrt_2",
+        "triton_per_fused__to_copy_add_div_expand_mul_pow_sum_view_12",
         "aten::native_layer_norm",
     ),
     "elementwise": (
@@ -284,6 +285,9 @@ NAMES = {
         "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)>",
         "void at::native::(anonymous namespace)::CatArrayBatchedCopy_vectorized<at::native::OpaqueType<4u>, unsigned int, 4, 64>",
         "triton_poi_fused__to_copy_clone_2",
+        "triton_poi_fused__unsafe_view_clone_permute_unsqueeze_view_4",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)>",
+        "void at::native::vectorized_elementwise_kernel<8, at::native::float16_copy_kernel_cuda(at::TensorIteratorBase&)>",
         "aten::_to_copy",
     ),
     "embedding": (

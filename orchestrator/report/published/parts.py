@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.kernel_layouts import GEMM, OUTSIDE_OPERATORS
+from orchestrator.report.kernel_layouts import ATTENTION_MATMULS, GEMM, OUTSIDE_OPERATORS, ms_of_parts
 from orchestrator.report.published.matching import dimensions_of
 from orchestrator.report.published.records import Number
 from orchestrator.report.values import Row, known
@@ -22,13 +22,21 @@ Lookup = Mapping[Hashable, Any]
 _SHARES, _PARTS, _SIZES = "_kernel_shares", "_part_ms", "_allocation_bytes"
 _PHASES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
 NOT_GEMM = "not matmul"  # the label of shares that are ranked among the other kernels alone
-_MATMULS = ("scores", "attention output")
 _MODULES = {  # by the word of a write-up, our parts of the model
     "scores": ("scores",),
     "softmax": ("softmax",),
     "values": ("attention output",),
-    "matmul": _MATMULS,
-    "attention": ("q projection", "k projection", "v projection", "rope", *_MATMULS, "softmax", "attention", "o projection"),
+    "matmul": ATTENTION_MATMULS,
+    "attention": (
+        "q projection",
+        "k projection",
+        "v projection",
+        "rope",
+        *ATTENTION_MATMULS,
+        "softmax",
+        "attention",
+        "o projection",
+    ),
 }
 _OF_FORWARD = ("activations", "temporary")
 _ALLOCATED = {  # by the word of a write-up, the roles and the part of the model of our allocations
@@ -76,15 +84,14 @@ def ours_share(number: Number, row: Row) -> float | None:
 
 
 def with_parts(results: Results) -> pd.DataFrame:
-    """Milliseconds of a pass that the kernels of a part of attention take."""
+    """Milliseconds of a pass that the kernels of a part of attention take, where none is fused with another part."""
 
     def milliseconds(kernels: pd.DataFrame) -> Lookup:
-        modules, is_gemm = kernels["module"], kernels["kernel_class"] == GEMM
+        products = kernels[kernels["kernel_class"] == GEMM]
         found: dict[Hashable, float] = {}
         for part, names in _MODULES.items():
-            of_part = modules.isin(names) & (is_gemm if part == "matmul" else True)
-            for phase, rows in kernels[of_part].groupby("phase", observed=True):
-                found[str(phase), part] = float(rows["ms"].sum())
+            for phase, took_ms in ms_of_parts(products if part == "matmul" else kernels, names, "phase").items():
+                found[str(phase), part] = float(took_ms)
         return found
 
     return _beside(_with_kernels(results), _named_kernels(results), _PARTS, milliseconds)

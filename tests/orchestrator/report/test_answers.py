@@ -100,6 +100,20 @@ def test_where_a_narrow_precision_pays(bf16_ms: dict[int, float], sentence: str)
     assert found.startswith(f"size=small: {sentence}")
 
 
+def test_where_it_pays_is_said_of_cells_alike_in_all_else() -> None:
+    """Slower throughout with one way to attend, faster throughout with the other: no sentence mixes them."""
+    cells = [
+        cell(ms, precision=p, context_length=n, attention=way)
+        for way, bf16_ms in (("naive", 15), ("flash", 5))
+        for p, ms in (("fp32", 10), ("bf16", bf16_ms))
+        for n in (128, 1024)
+    ]
+    assert said(*cells)["Where does a narrower precision start to pay?"] == (
+        "size=small attention=naive: bf16 is nowhere faster than fp32 (contexts 128, 1024)",
+        "size=small attention=flash: bf16 is faster than fp32 at context 128, the shortest that was tried; 2.00× at 1024",
+    )
+
+
 def test_the_gain_of_compiling_is_of_cells_alike_in_all_else() -> None:
     found = said(
         cell(10, compile="eager"), cell(8, compile="blocks"), cell(5, compile="model"),

@@ -49,7 +49,7 @@ FORWARD = (
 )
 COMPILED = (
     kernel("gemm_a", "forward", "ffn", "GEMM", (400, 400)),
-    kernel("triton_red_fused_exp", "forward", "", "softmax", (50, 50)),
+    kernel("triton_red_fused__softmax_exp", "forward", "", "softmax", (50, 50)),
 )
 
 
@@ -114,6 +114,20 @@ def test_softmax_against_matrix_products(results_of: Callable[..., Results]) -> 
     assert "backward softmax ms" not in row
 
 
+def test_a_softmax_that_is_fused_with_more_is_not_told_by_what_is_left_of_it(results_of: Callable[..., Results]) -> None:
+    fused = kernel("triton_per_fused__softmax_mul", "forward", "scores+softmax", "softmax", (80, 80))
+    eager, compiled = table(results_of((TRAINING, {}), ((*TRAINING, fused), {"compile": "blocks"})), "softmax-matmul")
+    assert (eager["compile"], eager["softmax ms"], eager["softmax / matmul"]) == ("eager", "0.300", "3.00")
+    assert (compiled["softmax ms"], compiled["matmul ms"], compiled["softmax / matmul"]) == ("–", "0.100", "–")
+
+
+def test_a_class_is_what_is_known_of_the_name_today(results_of: Callable[..., Results]) -> None:
+    cast = kernel("bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)", "forward", "", "elementwise", (70, 70))
+    ours = kernel("a_kernel_that_nobody_knows", "forward", "", "reduction", (30, 30))
+    kernels = results_of(((cast, ours), {})).kernels()
+    assert kernels.set_index("name")["kernel_class"].to_dict() == {cast.name: "copy", ours.name: "reduction"}
+
+
 def test_classes_of_each_phase(results_of: Callable[..., Results]) -> None:
     rows = table(results_of((TRAINING, {})), "kernel-classes")
     assert rows[0]["kernel ms"] == "0.800"
@@ -149,7 +163,7 @@ def test_kernels_that_differ(results_of: Callable[..., Results]) -> None:
     results = results_of(*cells)
     rows = table(results, "kernel-diff")
     assert [(row["name"], row["compile=eager ms"], row["compile=blocks ms"], row["more ms"]) for row in rows[:2]] == [
-        ("exp_kernel", "0.100", "0.000", "-0.100"), ("triton_red_fused_exp", "0.000", "0.050", "+0.050"),
+        ("exp_kernel", "0.100", "0.000", "-0.100"), ("triton_red_fused__softmax_exp", "0.000", "0.050", "+0.050"),
     ]  # fmt: skip
     chosen = choose_cells(results, list(results.cells.loc[results.cells["compile"] == "eager", "cell"]))
     assert {"train_step", "forward"} == set(chosen.cells["pass"])

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import orchestrator
 from orchestrator.errors import ConfigError
 from orchestrator.report import gpus
 from orchestrator.report.derive import TOOK
@@ -35,6 +36,7 @@ def outcome(
     peak_gib: float | None = None,
     pipelined: Iterable[float] = (),
     number: int = 1,
+    lead_ms: float | None = None,
     **params: Any,
 ) -> Outcome:
     values = {"device": "cpu", "size": "tiny", **params}
@@ -45,6 +47,7 @@ def outcome(
         for step, ms in enumerate(series)
         for phase, share in (("forward", 0.25), ("backward", 0.5), ("optimizer", 0.25), ("step", 1.0))
     ]
+    samples += [Sample("timing", "lead", "ms", lead_ms, "pipelined", "backward")] if lead_ms is not None else []
     for mode, share in (("first", 0.5), ("steady", 1.0)):
         if peak_gib:
             samples += [
@@ -176,6 +179,30 @@ def test_a_column_of_ooms_is_a_finding_and_stays(results_of: Callable[..., Resul
     assert list(rows["blocks ms"]) == ["11.00", "11.00"]
 
 
+def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launches(results_of: Callable[..., Results]) -> None:
+    results = results_of(
+        outcome(pipelined=[10.0], lead_ms=0.1, precision="bf16", context_length=64),  # what the host takes
+        outcome(pipelined=[11.0], lead_ms=0.1, precision="bf16", context_length=128),
+        outcome(pipelined=[19.0], lead_ms=9.0, context_length=64),
+        outcome(pipelined=[20.0], lead_ms=9.0, context_length=128),
+        outcome(pipelined=[15.0], lead_ms=9.0, size="small"),  # of these nothing waits for the host
+        outcome(pipelined=[15.0], lead_ms=9.0, **{"pass": "forward"}),
+        outcome(pipelined=[15.0], lead_ms=9.0, compile="blocks"),
+        outcome(pipelined=[15.0], context_length=256),  # nor is it known of this
+        outcome(status=Status.OOM, context_length=512),
+    )
+    cells = results.cells.sort_values("step_ms_median", kind="stable")
+    assert cells["host_slack"].dropna().tolist() == [1.0, 1.1, 1.9, 2.0]
+    assert set(cells["host_step_ms"].dropna()) == {10.0}
+    assert cells["may_wait_for_host"].dropna().tolist() == [False, False, True, False]
+    (page,) = lay_out(results, ["modes"])
+    column = page.header.index("pipelined")
+    marks = {row[column].split()[0]: row[column][-1] for row in page.rows}
+    assert (marks["10.00"], marks["19.00"], marks["20.00"], marks["15.00"]) == ("†", "‡", ")", ")")
+    assert "2 of 9 cells wait for their host (†) · 1 of 9 cells would for one half as fast (‡)" in provenance(results)
+    assert "‡" not in to_csv(page)
+
+
 def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results]) -> None:
     results = results_of(
         outcome([40.0], precision="bf16"), outcome([100.0], precision="fp32"), outcome([50.0], precision="tf32"),
@@ -240,6 +267,21 @@ def test_utilisation_is_of_the_peak_of_that_precision_and_of_the_runs_ceiling(re
     unknown = results.loc["train_step", 1].iloc[0]
     assert pd.isna(unknown["mfu"])
     assert pd.isna(unknown["of_ceiling"])
+
+
+def test_a_ceiling_is_of_the_same_run_where_several_are_read_together(tmp_path: Path) -> None:
+    flops = {"flops": {"forward": 10**12}}
+    outcomes = {
+        "one": outcome_of("matmul", flops, steps(20.0)),
+        "other": outcome_of("train_step", flops, steps(40.0), size="tiny"),
+    }
+    for name, measured in outcomes.items():
+        with Run(tmp_path / name).opened_for_writing() as writer:
+            writer.write_manifest({"name": name})
+            writer.append(measured, "abc")
+    cells = orchestrator.load(tmp_path / "one", tmp_path / "other").cells.set_index("task")
+    assert cells.loc["matmul", "of_ceiling"] == 1.0
+    assert pd.isna(cells.loc["train_step", "of_ceiling"])
 
 
 def test_compilation_breaks_even_after_its_cost_over_its_gain(results_of: Callable[..., Results]) -> None:
