@@ -162,7 +162,7 @@ def _unless_it_may_fit(decision: Decision, past: Past, witnesses: Witnesses) -> 
     """What was inferred from a cell that is tried again, or fits now, is to be found out again."""
     if decision.times or past.status != Status.OOM_INFERRED or decision.left_out or witnesses.of(decision.cell):
         return decision
-    return Decision(decision.cell, 1, "was inferred from a cell that may fit now")
+    return Decision(decision.cell, 1, "was inferred, and no cell of these says so now")
 
 
 def _may_be_inferred(past: Past, choice: Choice) -> bool:
