@@ -108,7 +108,7 @@ def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, c
     results = load_results(run)
     beside = published_tables(against or published_against(run))
     whole = _whole_report(run, results, beside) if not tables and cells is None else None
-    chosen = results if cells is None else choose_cells(results, cells.split(","))
+    chosen = results if cells is None else choose_cells(results, _named_cells(cells))
     pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
     if form == "md" and whole and whole.words:
         click.echo(whole.words)
@@ -207,6 +207,14 @@ def _whole_report(run: Any, results: Any, beside: tuple[Table, ...]) -> Any:
     from orchestrator.reporting import make_report
 
     return make_report(run, results, beside)
+
+
+def _named_cells(text: str) -> list[str]:
+    """Raises ConfigError where it names none: every id begins with nothing."""
+    found = [name for part in text.split(",") if (name := part.strip())]
+    if not found:
+        raise ConfigError(f"--cells {text!r}: names no cell", "Write the beginnings of their ids: --cells 3f2a,91c")
+    return found
 
 
 def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[str, ...]:

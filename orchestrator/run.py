@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import signal
@@ -137,7 +138,7 @@ def last_choice(run: Run) -> Choice:
 def _last_words(run: Run) -> list[str]:
     manifest = run.read_manifest()
     swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
-    words = iter(swept[-1] if swept else ["run", manifest["config_path"]])
+    words = iter(swept[-1] if swept else ["run", manifest["config_path"], *_as_typed(Selection(**manifest["selection"]))])
     kept: list[str] = []
     for word in words:
         if word in _SAID_ANEW:
@@ -145,6 +146,15 @@ def _last_words(run: Run) -> list[str]:
         elif word != "--fresh" and not word.startswith(tuple(f"{option}=" for option in _SAID_ANEW)):
             kept.append(word)
     return [*kept, *_where(run, manifest)]
+
+
+def _as_typed(selection: Selection) -> Iterator[str]:
+    for option, between, axes in (("--set", ",", selection.set), ("--where", "|", selection.where)):
+        for axis, values in axes.items():
+            texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
+            yield from (option, f"{axis}={between.join(texts)}")
+    if selection.sample is not None:
+        yield from ("--sample", f"{selection.sample:.10%}")
 
 
 def _where(run: Run, manifest: Mapping[str, Any]) -> list[str]:

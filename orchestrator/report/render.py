@@ -20,6 +20,7 @@ from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
 from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
 
+_ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell anything
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
@@ -161,7 +162,14 @@ def _comparison_row(one: Comparison) -> list[str]:
     low, high = one.interval
     verdict = f"{one.verdict}: {one.reason}" if one.reason else str(one.verdict)
     times = (format_ms(one.before.ms), format_ms(one.after.ms))
-    return [one.label, *times, f"{one.ratio:.4f}", f"{low:.4f} to {high:.4f}", f"±{one.floor:.1%}", verdict]
+    return [
+        one.label,
+        *times,
+        f"{one.ratio:.4f}",
+        f"{low:.4f} to {high:.4f}",
+        f"±{one.floor:.1%}" if one.floor < _ANY_NOISE else "any",
+        verdict,
+    ]
 
 
 def provenance(results: Results) -> str:

@@ -75,6 +75,13 @@ def test_what_was_chosen_stands_in_the_command_for_the_others(run: Run) -> None:
     assert f"--cells {beginnings} --table timings\n" in done.stdout
 
 
+def test_a_comma_too_many_chooses_no_other_cells(run: Run) -> None:
+    one = run.read("attempts")["cell"][0]
+    assert report(run.folder, "--cells", f"{one},", "--table", "timings").stdout.count("\n| ") == 2  # the header and its row
+    refused = report(run.folder, "--cells", " ,")
+    assert (refused.exit_code, "names no cell" in refused.stderr) == (2, True)
+
+
 @pytest.mark.parametrize("words", [(), ("--table", "timings")])
 def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, ...]) -> None:
     (run.folder / "report").write_text("a file where the folder should be")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +12,13 @@ from typing import Any
 import pytest
 
 from orchestrator import limits, prediction
+from orchestrator.cli import main
 from orchestrator.errors import ConfigError
 from orchestrator.inspection import describe_status
 from orchestrator.limits import Bounds, Found, Search, describe_limits, find_limits
 from orchestrator.plan import Choice, read_history
 from orchestrator.report.gpus import Card
-from orchestrator.run import Means, Request, resolve, resolve_again, run_sweep
+from orchestrator.run import Means, Request, last_command, resolve, resolve_again, run_sweep
 from orchestrator.supervisor import Started
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
@@ -259,6 +262,21 @@ def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_for: Any) ->
     find_limits(request_for("size=mini"), CONTEXT, CARD, means_with(mini=640))
     assert request.run.read_manifest()["selection"] == before["selection"]
     assert list(describe_status(resolve_again(request.run)))[-1].endswith("would run 0 of 3 cells")
+
+
+def test_the_status_of_a_search_alone_names_a_sweep_of_what_was_searched(
+    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted(tiny=(700, 1000))
+    monkeypatch.setattr(sys, "argv", ["sweep", "max-context", "c.yaml", "--where", "size=tiny", "--confirm"])
+    request = request_for("size=tiny")
+    find_limits(request, CONTEXT, CARD, means_with(tiny=640))
+    command = shlex.split(last_command(request.run))
+    assert command[:2] == ["sweep", "run"]
+    asked = main.commands["run"].make_context("run", command[2:]).params
+    again = resolve(asked["config"], asked["sets"], asked["wheres"], asked["out"], asked["sample"])
+    assert [cell.id for cell in again.expansion.cells] == [cell.id for cell in resolve_again(request.run).expansion.cells]
+    assert len(asked["wheres"]) == 1
 
 
 def test_errors_have_a_remedy(request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
