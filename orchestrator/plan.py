@@ -64,7 +64,7 @@ class Choice:
     """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
 
     infer_oom: whether an out-of-memory that was inferred will do. repeat: how often each cell is to be measured, in all: what
-    its repetitions differ in is the noise of the machine.
+    its repetitions differ in is the noise of the machine. done: the ids of cells that were measured again already, as was asked.
     """
 
     infer_oom: bool = False
@@ -72,6 +72,15 @@ class Choice:
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     fresh: bool = False
+    done: frozenset[str] = frozenset()
+
+    @property
+    def again(self) -> bool:
+        """Whether cells are asked for that were measured before."""
+        return self.fresh or bool(self.retry | self.only)
+
+    def of(self, cell: Cell) -> Choice:
+        return replace(self, fresh=False, retry=frozenset(), only=frozenset()) if cell.id in self.done else self
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,7 @@ def _status(word: str, run: Run) -> Status:
 
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
-    plan = Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
+    plan = Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice.of(cell), attempts) for cell in cells), history)
     return _with_inferred(plan, choice) if choice.infer_oom else plan
 
 

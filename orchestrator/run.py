@@ -33,6 +33,7 @@ from orchestrator.queue import Inferring, Queue
 from orchestrator.remote.address import Where
 from orchestrator.remote.run import open_run
 from orchestrator.report.gpus import Card, is_kind, seen_card
+from orchestrator.resumption import FINISHED, done_already, note_finished
 from orchestrator.schedulers import Scheduler
 from orchestrator.several import leave_out_wider
 from orchestrator.store import Run, RunWriter
@@ -200,7 +201,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        plan = plan_request(request, choice)
+        plan = plan_request(request, going_on(request.run, choice))
         summary.given_up = sum(decision.given_up for decision in plan.decisions)
 
         kept = read_kept(request.run, plan)
@@ -222,11 +223,18 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)
+            if not (summary.stopped or summary.broken or queue.late):
+                note_finished(writer)
         summary.late, summary.verified, summary.refuted = queue.late, queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
         flawed = _derive(writer)
         summary.disturbed, summary.beside = (len(measured & flawed[flaw]) for flaw in (DISTURBED, BESIDE))
     return summary
+
+
+def going_on(run: Run, choice: Choice) -> Choice:
+    """What is left of it, where this command was ended before."""
+    return replace(choice, done=done_already(run, sys.argv[1:])) if choice.again else choice
 
 
 def _one_at_a_time(means: Means) -> Means:
@@ -430,8 +438,9 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], commit: str | None) -> dict[str, Any]:
     before = request.run.read_manifest()
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    invocation = {"time": now, "command": sys.argv[1:], "commit": commit}
+    begun = datetime.now(UTC)
+    now = begun.isoformat(timespec="seconds")
+    invocation = {"time": begun.isoformat(timespec="milliseconds"), "command": sys.argv[1:], "commit": commit, FINISHED: False}
     sweep = {
         "config_path": str(request.config_path),
         "config": request.config.model_dump(mode="json"),

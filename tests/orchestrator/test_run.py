@@ -298,6 +298,41 @@ def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], num
     assert go(request_of(), FakeScheduler(outcome_of)).statuses == {Status.OK: 2}
 
 
+@pytest.mark.parametrize("again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str)
+def test_what_is_asked_for_again_goes_on_where_it_was_ended(
+    again: dict[str, Any], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a queue of a cluster gives the same command again, for as long as its exit code is 75."""
+
+    def of_now(attempt: Attempt) -> Outcome:
+        return replace(outcome_of(attempt), started_at=time.time())
+
+    def stopped_at(length: int) -> FakeScheduler:
+        def measure(attempt: Attempt) -> Outcome:
+            if lengths_of_one(attempt) == length:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            return of_now(attempt)
+
+        return FakeScheduler(measure)
+
+    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml"])
+    go(request_of(), FakeScheduler(of_now))
+    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--again"])
+    begun = []
+    for length, left in ((64, 2), (128, 1)):
+        scheduler = stopped_at(length)
+        summary = go(request_of(), scheduler, Choice(**again))
+        assert (summary.stopped, summary.left) == ("SIGTERM", left)
+        begun += lengths_of(scheduler)
+    last = FakeScheduler(of_now)
+    assert not go(request_of(), last, Choice(**again)).left
+    assert [*begun, *lengths_of(last)] == [16, 32, 64, 64, 128, 128]
+    once_more = FakeScheduler(of_now)
+    go(request_of(), once_more, Choice(**again))
+    assert lengths_of(once_more) == [16, 32, 64, 128]  # it had come to its end
+
+
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
     request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
