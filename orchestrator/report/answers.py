@@ -73,7 +73,9 @@ def where_narrow_precision_pays(results: Results) -> Iterator[str]:
         pairs = _pairs(cells, results, "precision", "fp32", precision)
         shown = ("size", "compile", "pass")
         others = [axis for axis in _axes(cells, results) if axis in pairs and axis not in ("context_length", "precision", *shown)]
-        for told, group in _told_apart(pairs, [*shown, *others]):
+        told_by = [*shown, *(axis for axis in others if pairs[axis].nunique(dropna=False) > 1)]
+        needed = ["context_length", "step_ms_ci_high", "step_ms_ci_low_base", _TIME, f"{_TIME}_base"]
+        for told, group in _told_apart(pairs[[*(axis for axis in told_by if axis in pairs), *needed]], told_by):
             ordered = group.sort_values("context_length")
             pays = ordered["step_ms_ci_high"] < ordered["step_ms_ci_low_base"]
             longest = ordered.iloc[-1]

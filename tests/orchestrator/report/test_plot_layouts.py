@@ -38,7 +38,16 @@ def results_with_kernels(cells: Sequence[dict[str, Any]]) -> Results:
     frame = pd.DataFrame([{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)]).convert_dtypes()
     kernels = pd.DataFrame(
         [
-            {"cell": cell, "attempt": 1, "phase": phase, "kernel_class": "GEMM", "name": "k", "total_ns": 1e6, "steps": 1}
+            {
+                "cell": cell,
+                "attempt": 1,
+                "phase": phase,
+                "kernel_class": "GEMM",
+                "operator": "",
+                "name": "k",
+                "total_ns": 1e6,
+                "steps": 1,
+            }
             for cell in frame["cell"]
             for phase in ("forward", "backward")
         ]
