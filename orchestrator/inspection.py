@@ -162,9 +162,9 @@ def describe_status(request: Request) -> Iterator[str]:
         said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
-    to_run = [decision.cell for decision in plan.decisions if decision.times and decision.cell.id not in plan.inferred]
-    times = len(plan.to_measure)
-    often = f", {times} times in all" if times > len(to_run) else ""
+    turns = plan.to_measure
+    to_run = list(dict.fromkeys(turns))
+    often = f", {len(turns)} times in all" if len(turns) > len(to_run) else ""
     yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells{often}"
     for cell in to_run[:_SHOWN]:
         yield f"  {cell.id} {request.expansion.label(cell)}"

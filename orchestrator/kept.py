@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.config import SweepConfig
 from orchestrator.errors import RunMismatch
-from orchestrator.plan import Past, Plan
+from orchestrator.plan import Plan
 from orchestrator.store import Run
 from tasks.harness.records import Status
 from tasks.harness.source import source_digest
@@ -80,11 +80,8 @@ def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, imp
 
 def require_same_env(run: Run, plan: Plan, config: SweepConfig) -> None:
     """Rows of one folder stand in one table, whichever command they are of. Raises RunMismatch."""
-    replaced = {
-        one.cell.id
-        for one in plan.decisions
-        if one.times and (one.replaces or not plan.history.get(one.cell.id, Past()).successes)
-    }
+    anew = (one for one in plan.decisions if one.times and (one.replaces or not plan.past(one.cell).successes))
+    replaced = {one.cell.id for one in anew}
     rows = run.rows("attempts", ["cell", "status", "facts"])
     staying = (facts for cell, status, facts in rows if status in _RESULTS and cell not in replaced)
     for env in _other_envs([_kept(None, json.loads(facts), None) for facts in set(staying)], config):

@@ -114,6 +114,9 @@ class Plan:
         rounds = range(max((decision.times for decision in self.decisions), default=0))
         return [decision.cell for done in rounds for decision in self.decisions if decision.times > done]
 
+    def past(self, cell: Cell) -> Past:
+        return self.history.get(cell.id, Past())
+
     @property
     def to_measure(self) -> list[Cell]:
         return [cell for cell in self.to_run if cell.id not in self.inferred]
@@ -122,10 +125,10 @@ class Plan:
     def witnesses(self) -> list[Cell]:
         """The cells that ran out of memory, and are not to be tried again."""
         left = (decision.cell for decision in self.decisions if not decision.times)
-        return [cell for cell in left if self.history.get(cell.id, Past()).status == Status.OOM]
+        return [cell for cell in left if self.past(cell).status == Status.OOM]
 
     def statuses(self) -> Counter[str]:
-        return Counter(self.history.get(decision.cell.id, Past()).status for decision in self.decisions)
+        return Counter(self.past(decision.cell).status for decision in self.decisions)
 
 
 def read_history(run: Run) -> dict[str, Past]:
@@ -159,9 +162,9 @@ def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice
 
 def _with_inferred(plan: Plan, choice: Choice) -> Plan:
     witnesses = Witnesses(plan.witnesses)
-    decisions = tuple(_unless_it_may_fit(one, plan.history.get(one.cell.id, Past()), witnesses) for one in plan.decisions)
+    decisions = tuple(_unless_it_may_fit(one, plan.past(one.cell), witnesses) for one in plan.decisions)
     to_run = [one.cell for one in decisions if one.times]
-    inferable = [cell for cell in to_run if _may_be_inferred(plan.history.get(cell.id, Past()), choice)]
+    inferable = [cell for cell in to_run if _may_be_inferred(plan.past(cell), choice)]
     found = {cell.id: witnesses.of(cell) for cell in inferable}
     known = {cell: witness for cell, witness in found.items() if witness}
     return replace(plan, decisions=decisions, inferable=frozenset(found), inferred=known)

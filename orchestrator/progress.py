@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Protocol
 
 import click
@@ -44,10 +43,10 @@ class SweepConsole(Console):
 
 def _go_on_unread() -> None:
     drop_output(sys.stdout)
-    with suppress(BrokenPipeError):
+    try:
         click.echo("sweep: its output is not read any more: it goes on without, and `sweep status` says how far it is", err=True)
-        return
-    drop_output(sys.stderr)
+    except BrokenPipeError:
+        drop_output(sys.stderr)
 
 
 def so_many(count: int) -> str:

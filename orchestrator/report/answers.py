@@ -71,11 +71,12 @@ def where_narrow_precision_pays(results: Results) -> Iterator[str]:
     cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
     for precision in [name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))]:
         pairs = _pairs(cells, results, "precision", "fp32", precision)
-        shown = ("size", "compile", "pass")
-        others = [axis for axis in _axes(cells, results) if axis in pairs and axis not in ("context_length", "precision", *shown)]
-        told_by = [*shown, *(axis for axis in others if pairs[axis].nunique(dropna=False) > 1)]
         needed = ["context_length", "step_ms_ci_high", "step_ms_ci_low_base", _TIME, f"{_TIME}_base"]
-        for told, group in _told_apart(pairs[[*(axis for axis in told_by if axis in pairs), *needed]], told_by):
+        first = ("size", "compile", "pass")
+        axes = [axis for axis in dict.fromkeys((*first, *_axes(cells, results))) if axis in pairs]
+        others = [axis for axis in axes if axis not in ("context_length", "precision")]
+        telling = [axis for axis in others if axis in first or pairs[axis].nunique(dropna=False) > 1]
+        for told, group in _told_apart(pairs[[*telling, *needed]], telling):
             ordered = group.sort_values("context_length")
             pays = ordered["step_ms_ci_high"] < ordered["step_ms_ci_low_base"]
             longest = ordered.iloc[-1]

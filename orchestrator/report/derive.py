@@ -21,6 +21,7 @@ from orchestrator.together import MARK
 
 _KEY = ["cell", "attempt"]
 _HARDLY_AHEAD = 0.1  # of a step
+_AHEAD_MS = 15.0  # enough, however long the step: full queues of small kernels let the host be no further ahead of a long one
 _SLACK = 2.0  # hosts of one kind of GPU were seen to differ by so much, and at times by more
 # The axes that leave a step's launches as they are, or nearly: what the device does in each, and how it is measured.
 _SAME_LAUNCHES = frozenset(
@@ -29,7 +30,6 @@ _SAME_LAUNCHES = frozenset(
         "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds",
     )
 )  # fmt: skip
-_AHEAD_MS = 15.0  # enough, however long the step: full queues of small kernels let the host be no further ahead of a long one
 MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
 _OPERATION = "saved_operation_bytes"
 _SAVED = ("saved_bytes", "saved_square_bytes", "saved_squares", "saved_block_bytes", "residual_stream_bytes")
@@ -102,9 +102,8 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         if len(columns):
             wide = wide.merge(columns, left_on="cell", right_index=True, how="left")
         give_back_memory()
-    whole = _with_host(
-        _with_whole_step(wide.copy()), [str(axis) for axis in params]
-    )  # in one piece again, to which columns can be added
+    wide = wide.copy()  # in one piece again, to which columns can be added
+    whole = _with_host(_with_whole_step(wide), [str(axis) for axis in params])
     return _with_square_bytes(_with_profile_cost(_with_utilisation(_with_rates(whole)))).apply(_nullable)
 
 
@@ -459,12 +458,11 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     same within 2 %, and all within 8.3 %; of 66 with less that did not wait 34, and up to 1.61 times as long.
     """
     timed = wide[wide["waits_for_host"].notna()]
-    launches = timed.groupby(
-        [timed[name].astype(str) for name in ("task", *axes) if name not in _SAME_LAUNCHES], dropna=False
-    ).ngroup()
     waits = timed["waits_for_host"].astype(bool)
     if not waits.any():
         return wide
+    launching = [timed[name].astype(str) for name in ("task", *axes) if name not in _SAME_LAUNCHES]
+    launches = timed.groupby(launching, dropna=False).ngroup()
     wide["host_step_ms"] = timed["step_ms_median"].where(waits).groupby(launches).transform("min")
     wide["host_slack"] = wide["step_ms_median"] / wide["host_step_ms"]
     wide["may_wait_for_host"] = ((wide["host_slack"] < _SLACK) & ~waits).astype("boolean").where(wide["host_slack"].notna())

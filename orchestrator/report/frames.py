@@ -33,12 +33,10 @@ class Results:
 
     def kernels(self) -> pd.DataFrame:
         """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
-        number of steps is unknown. `kernel_class`: by what is known of names today, else as it was written.
+        number of steps is unknown.
         """
         rows = self._that_count(self.read_kernels())
-        names = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
-        kinds = [written if (known := classify(name, operator)) == UNKNOWN else known for name, operator, written in names]
-        return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6, kernel_class=kinds)
+        return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
 
     def allocations(self) -> pd.DataFrame:
         """What of the device's memory lived at one moment of these cells, of the attempts that count."""
@@ -68,8 +66,16 @@ def load_results(run: Run) -> Results:
     cells = derive_cells(attempts, run.read("samples", categories=True), run.read("predictions"))
     del attempts, rows
     give_back_memory()
-    read = {f"read_{table}": cache(partial(run.read, table)) for table in ("kernels", "allocations", "live")}
-    return Results(cells, tuple(names), manifest, **read)
+    read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
+    return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read)
+
+
+def _read_kernels(run: Run) -> pd.DataFrame:
+    """`kernel_class`: by what is known of names today, else as it was written."""
+    rows = run.read("kernels")
+    names = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
+    kinds = [written if (known := classify(name, operator)) == UNKNOWN else known for name, operator, written in names]
+    return rows.assign(kernel_class=kinds)
 
 
 def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:

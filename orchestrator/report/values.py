@@ -20,6 +20,7 @@ LONGEST_NAME = 100
 NOTHING = "–"
 HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
 SLOWER_HOST_MARK = "‡"  # after one that a host half as fast would decide
+_MARKS = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 
 
@@ -145,8 +146,7 @@ def of_steps(time: Value) -> Value:
 
 
 def _mark(*rows: Row) -> str:
-    marks = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
-    return next((mark for mark, flag in marks.items() if any(known(row, flag) and row[flag] for row in rows)), "")
+    return next((mark for mark, flag in _MARKS.items() if any(known(row, flag) and row[flag] for row in rows)), "")
 
 
 step_ms = of_steps(ms("step_ms_median"))

@@ -15,7 +15,6 @@ from tasks.harness.params import Params, TimedParams
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
 _OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_MATMUL, _HIGHEST = {"tf32": "high"}, "highest"  # of products of fp32 numbers
 
 
 def set_precision(params: TimedParams) -> None:
@@ -28,26 +27,29 @@ def set_precision(params: TimedParams) -> None:
         raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
     if "bf16" in params.precision and params.device == "cuda" and not torch.cuda.is_bf16_supported(False):
         raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
-    torch.set_float32_matmul_precision(_MATMUL.get(params.precision, _HIGHEST))
-    torch.backends.cudnn.allow_tf32 = params.precision == "tf32"
+    wanted = _flags(params)
+    torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])
+    torch.backends.cudnn.allow_tf32 = wanted["cudnn_allow_tf32"]
 
 
 def require_precision(params: Params) -> None:
     """Raises RuntimeError where something has set another since, as many a training script does when it is imported."""
     if not isinstance(params, TimedParams):
         return
-    wanted = {
-        "float32_matmul_precision": _MATMUL.get(params.precision, _HIGHEST),
-        "cudnn_allow_tf32": params.precision == "tf32",
-    }
     set_now = precision_facts(params)
-    for name, value in wanted.items():
+    for name, value in _flags(params).items():
         if set_now[name] != value:
             whose = getattr(params, "model", None) or "what it imports"
             raise RuntimeError(
                 f"precision {params.precision} is {name} {value}, and while the cell ran it was set to "
                 f"{'something else' if set_now[name] is None else set_now[name]}: take that out of {whose}"
             )
+
+
+def _flags(params: TimedParams) -> dict[str, Any]:
+    """What torch has to be told, by the names of the facts that it is read back as."""
+    tf32 = params.precision == "tf32"
+    return {"float32_matmul_precision": "high" if tf32 else "highest", "cudnn_allow_tf32": tf32}
 
 
 def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[Any]]:
