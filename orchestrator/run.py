@@ -494,7 +494,7 @@ def _load_cells(run: Run) -> pd.DataFrame:
 
 def _flawed(cells: pd.DataFrame) -> dict[str, set[str]]:
     """The cells with each flaw."""
-    from orchestrator.report.derive import flagged
+    from orchestrator.report.host import flagged
 
     return {flaw: flagged(cells, flaw) for flaw in FLAWS}
 

@@ -10,8 +10,8 @@ from statistics import linear_regression, median
 
 import pandas as pd
 
-from orchestrator.report.derive import needs_host
 from orchestrator.report.frames import Results
+from orchestrator.report.host import needs_host
 from orchestrator.report.layouts import OF_TIMING, ordered_values
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
-from orchestrator.report.derive import MOST_WAITED, flagged, needs_host, step_attempts, that_count
+from orchestrator.report.derive import step_attempts, that_count
 from orchestrator.report.frames import Results, load_results
+from orchestrator.report.host import MOST_WAITED, flagged, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.statistics import summarise
 
