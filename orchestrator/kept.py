@@ -32,16 +32,15 @@ class Kept:
     model_source: str | None = None
 
 
-def how_asked(config: SweepConfig) -> dict[str, Any]:
-    """The facts of a row that say how it was asked for."""
-    return {"env": dict(config.env), "instruments": list(config.instruments)}
+def how_asked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a row that say how it was asked for. config: as a manifest has it."""
+    return {name: config[name] for name in ("env", "instruments") if name in config}
 
 
 def read_kept(run: Run, plan: Plan) -> list[Kept]:
-    """Of each cell that was measured and is not to be measured again, its latest success."""
-    known = plan.history
-    cells = [one.cell for one in plan.decisions if not one.times]
-    left = {cell.id: cell for cell in cells if cell.id in known and known[cell.id].successes}
+    """Of each cell that was measured, and not to be replaced, its latest success."""
+    cells = [one.cell for one in plan.decisions if not (one.times and one.replaces)]
+    left = {cell.id: cell for cell in cells if plan.past(cell).successes}
     if not left:
         return []
     latest: dict[str, tuple[int, str | None, str]] = {}

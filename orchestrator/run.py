@@ -210,10 +210,10 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         for line in describe_kept(kept, request.config, commit, import_paths(request)):
             means.say(line)
 
-        measured: set[str] = set()
+        measured, asked = set[str](), how_asked(request.config.model_dump(mode="json"))
 
         def keep(outcome: Outcome) -> None:
-            writer.append(replace(outcome, facts={**outcome.facts, **how_asked(request.config)}), commit)
+            writer.append(replace(outcome, facts={**outcome.facts, **asked}), commit)
             summary.statuses[outcome.status] += 1
             measured.add(outcome.attempt.cell.id)
 
@@ -471,10 +471,12 @@ def _program_version() -> str:
 
 def _recover(writer: RunWriter, commit: str | None) -> int:
     """Keeps what was measured for a driver that died before it could write it down."""
+    before = writer.read_manifest()
+    asked = how_asked(before["config"]) if "config" in before else {}
     recorded = writer.rows("attempts", ["cell", "attempt"])
     outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
     for outcome in outcomes:
-        writer.append(outcome, commit)
+        writer.append(replace(outcome, facts={**outcome.facts, **asked}), before.get("commit", commit))
     writer.merge_parts()
     return len(outcomes)
 

@@ -31,7 +31,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -279,7 +279,7 @@ class Run:
             with suppress(ValueError, KeyError, TypeError):  # torn, or of a task that is no more
                 attempt = Attempt.from_json(file.read_text())
                 if attempt.cell.id == cell:  # else its task has changed since: those numbers are of another cell
-                    yield attempt
+                    yield replace(attempt, folder=str(file.parent))  # the run may have been moved
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         parts = _read_parts(self.folder / table, _SCHEMAS[table], columns)

@@ -39,6 +39,7 @@ FORBIDDEN = {
 # what a room may import all the same: closed forms, which need no torch
 PERMITTED = {
     "orchestrator/report/published/": {"model.config", "model.accounting"},
+    "orchestrator/report/host.py": {"model.config"},
     "orchestrator/report/statistics.py": {"tasks.harness.order_statistics"},
     "orchestrator/report/frames.py": {"tasks.traces.classes"},
 }

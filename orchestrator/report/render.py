@@ -185,7 +185,7 @@ def provenance(results: Results) -> str:
         _protocol(cells),
         _repetitions(cells),
         _marked(cells, "waits_for_host", f"wait for their host ({HOST_MARK})"),
-        _marked(cells, "may_wait_for_host", f"would for one half as fast ({SLOWER_HOST_MARK})"),
+        _marked(cells, "may_wait_for_host", f"would for one a third as fast ({SLOWER_HOST_MARK})"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _marked(cells, "beside", "needed their host beside others"),
         _labelled("commit", _one_or_several(cells, "commit")),

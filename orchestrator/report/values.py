@@ -19,7 +19,7 @@ _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 NOTHING = "–"
 HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
-SLOWER_HOST_MARK = "‡"  # after one that a host half as fast would decide
+SLOWER_HOST_MARK = "‡"  # after one that a host a third as fast would decide
 _MARKS = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 

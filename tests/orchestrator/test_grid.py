@@ -64,6 +64,11 @@ def test_an_override_sees_the_defaults() -> None:
     assert set(column(expanded(text), "measured_steps")) == {(7,), (3,)}
 
 
+def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
+    cells = expanded(sets=["measured_steps=20,30"])
+    assert set(column(cells, "size", "measured_steps")) == {(size, n) for size in ("tiny", "mini", "small") for n in (20, 30)}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [

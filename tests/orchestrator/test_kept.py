@@ -58,6 +58,12 @@ def test_another_commit_is_said(measured: Callable[..., tuple[SAID, list[int]]])
     )
 
 
+def test_repetitions_of_another_commit_are_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+    measured(NARROW)
+    said, lengths = measured(NARROW, "b", Choice(repeat=3))
+    assert (said, lengths) == (["1 cell is kept as measured by commit a (here b): `--retry ok` measures them again"], [16, 16])
+
+
 def test_another_environment_is_refused_unless_asked_for(measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path) -> None:
     measured(CONFIG)
     other = LATER + "env: {OMP_NUM_THREADS: '1', A: b}\n"

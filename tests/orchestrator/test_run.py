@@ -359,6 +359,26 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
     assert len(request_of().run.read("samples")) == 4
 
 
+def test_what_is_recovered_is_of_the_run_that_measured_it_wherever_the_folder_lies_by_now(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(attempt: Attempt) -> Outcome:
+        journalled(attempt)
+        raise RuntimeError("the driver's power went")
+
+    monkeypatch.setattr("orchestrator.run.git_commit", lambda: "then")
+    request = request_of()
+    with pytest.raises(RuntimeError):
+        go(request, FakeScheduler(die))
+    moved = request.run.folder.rename(request.run.folder.parent / "moved")
+    monkeypatch.setattr("orchestrator.run.git_commit", lambda: "now")
+    assert go(replace(request, run=Run(moved)), FakeScheduler(outcome_of)).recovered == 1
+    rows = Run(moved).read("attempts")
+    facts = [json.loads(text) for text in rows["facts"]]
+    assert sorted(rows["commit"]) == ["now", "now", "now", "then"]
+    assert [(one["env"], one["instruments"]) for one in facts] == [(facts[0]["env"], facts[0]["instruments"])] * 4
+
+
 def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request]) -> None:
     """The run ends in one line; the next one begins anew, but for what the last cell had already left there again."""
 

@@ -180,27 +180,40 @@ def test_a_column_of_ooms_is_a_finding_and_stays(results_of: Callable[..., Resul
 
 
 def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launches(results_of: Callable[..., Results]) -> None:
+    own = {"size": None, "model": "mine:Model", "lead_ms": 9.0}
     results = results_of(
-        outcome(pipelined=[10.0], lead_ms=0.1, precision="bf16", context_length=64),  # what the host takes
+        outcome(pipelined=[10.0], lead_ms=0.1, precision="bf16", context_length=64),  # what the host takes for two layers
         outcome(pipelined=[11.0], lead_ms=0.1, precision="bf16", context_length=128),
-        outcome(pipelined=[19.0], lead_ms=9.0, context_length=64),
-        outcome(pipelined=[20.0], lead_ms=9.0, context_length=128),
-        outcome(pipelined=[15.0], lead_ms=9.0, size="small"),  # of these nothing waits for the host
+        outcome(pipelined=[29.0], lead_ms=9.0, context_length=64),
+        outcome(pipelined=[30.0], lead_ms=9.0, context_length=128),
+        outcome(pipelined=[60.0], lead_ms=9.0, size="mini"),  # of four layers
+        outcome(pipelined=[59.0], lead_ms=9.0, size=None, d_model=64, d_ff=256, num_layers=4, num_heads=2),
+        outcome(pipelined=[15.0], **own),  # of these nothing waits for the host
         outcome(pipelined=[15.0], lead_ms=9.0, **{"pass": "forward"}),
         outcome(pipelined=[15.0], lead_ms=9.0, compile="blocks"),
         outcome(pipelined=[15.0], context_length=256),  # nor is it known of this
         outcome(status=Status.OOM, context_length=512),
     )
     cells = results.cells.sort_values("step_ms_median", kind="stable")
-    assert cells["host_slack"].dropna().tolist() == [1.0, 1.1, 1.9, 2.0]
-    assert set(cells["host_step_ms"].dropna()) == {10.0}
-    assert cells["may_wait_for_host"].dropna().tolist() == [False, False, True, False]
+    assert cells["host_slack"].dropna().tolist() == [1.0, 1.1, 2.9, 3.0, 2.95, 3.0]
+    assert cells["host_step_ms"].dropna().tolist() == [10.0] * 4 + [20.0] * 2
+    assert cells["may_wait_for_host"].dropna().tolist() == [False, False, True, False, True, False]
     (page,) = lay_out(results, ["modes"])
     column = page.header.index("pipelined")
     marks = {row[column].split()[0]: row[column][-1] for row in page.rows}
-    assert (marks["10.00"], marks["19.00"], marks["20.00"], marks["15.00"]) == ("†", "‡", ")", ")")
-    assert "2 of 9 cells wait for their host (†) · 1 of 9 cells would for one half as fast (‡)" in provenance(results)
+    assert (marks["10.00"], marks["29.00"], marks["30.00"], marks["15.00"]) == ("†", "‡", ")", ")")
+    assert "2 of 11 cells wait for their host (†) · 2 of 11 cells would for one a third as fast (‡)" in provenance(results)
     assert "‡" not in to_csv(page)
+
+
+def test_of_a_model_of_ones_own_its_own_steps_tell(results_of: Callable[..., Results]) -> None:
+    own = {"size": None, "model": "mine:Model"}
+    results = results_of(
+        outcome(pipelined=[10.0], lead_ms=0.1, context_length=64, **own),
+        outcome(pipelined=[29.0], lead_ms=9.0, context_length=128, **own),
+        outcome(pipelined=[29.0], lead_ms=9.0, model_args={"layers": 4}, **own),
+    )
+    assert sorted(results.cells["host_slack"].dropna()) == [1.0, 2.9]
 
 
 def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results]) -> None:
