@@ -161,7 +161,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @config_options
 @choice_options
 @means_options
-@click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same, at the end.")
+@click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same.")
 @click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
 @click.option("--check-contention", is_flag=True, help="At the end, measure a twentieth of what ran beside others again, alone.")
 def run(config: Path, **chosen: Any) -> None:
@@ -176,15 +176,11 @@ def run(config: Path, **chosen: Any) -> None:
     if chosen["verify_inferred"] and not chosen["infer_oom"]:
         raise ConfigError("--verify-inferred: nothing is inferred without --infer-oom", "Add that, or leave this out")
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
-    means = replace(
-        _means(request.expansion.label, chosen),
-        skip_predicted_oom=chosen["skip_predicted_oom"],
-        verify_inferred=chosen["verify_inferred"],
-    )
+    means = replace(_means(request.expansion.label, chosen), skip_predicted_oom=chosen["skip_predicted_oom"])
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)
     if chosen["verify_inferred"] and not summary.inferred and not summary.verified:
-        say("nothing was inferred this time, so that there was nothing to verify")
+        say("there was nothing to verify: nothing is inferred, or so many were verified before")
     _conclude(summary, request)
 
 
@@ -335,7 +331,14 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
 def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.plan import Choice
 
-    return Choice(chosen["infer_oom"], chosen["repeat"], frozenset(chosen["retry"]), frozenset(chosen["only"]), chosen["fresh"])
+    return Choice(
+        infer_oom=chosen["infer_oom"],
+        verify=chosen.get("verify_inferred", 0),
+        repeat=chosen["repeat"],
+        retry=frozenset(chosen["retry"]),
+        only=frozenset(chosen["only"]),
+        fresh=chosen["fresh"],
+    )
 
 
 def _seconds(text: str | None) -> float | None:

@@ -55,6 +55,14 @@ class Past:
         return self.failures + self.statuses.count(Status.OOM)
 
     @property
+    def was_verified(self) -> bool:
+        """Whether it was measured after it was inferred to run out of memory."""
+        if Status.OOM_INFERRED not in self.statuses:
+            return False
+        since = self.statuses[self.statuses.index(Status.OOM_INFERRED) :]
+        return not {Status.OOM_INFERRED, *_NOT_ITS_FAULT}.issuperset(since)
+
+    @property
     def failures(self) -> int:
         return sum(status in RETRIED - _NOT_ITS_FAULT for status in self.statuses)
 
@@ -65,9 +73,11 @@ class Choice:
 
     infer_oom: whether an out-of-memory that was inferred will do. repeat: how often each cell is to be measured, in all: what
     its repetitions differ in is the noise of the machine. done: the ids of cells that were measured again already, as was asked.
+    verify: how many of the cells that are inferred to run out of memory are to be measured all the same.
     """
 
     infer_oom: bool = False
+    verify: int = 0
     repeat: int = 1
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
@@ -101,12 +111,16 @@ class Decision:
 @dataclass(frozen=True)
 class Plan:
     """inferable: the ids of the cells to run of which it may be inferred that they do not fit. inferred: of which it is known
-    already, and by which cell that was measured."""
+    already, and by which cell that was measured. verifying: of the cells to run, those that were inferred before. to_verify: how
+    many of those that are inferred now are to be measured all the same.
+    """
 
     decisions: tuple[Decision, ...]
     history: Mapping[str, Past] = field(default_factory=dict)
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
+    verifying: frozenset[str] = frozenset()
+    to_verify: int = 0
 
     @property
     def to_run(self) -> list[Cell]:
@@ -157,7 +171,7 @@ def _status(word: str, run: Run) -> Status:
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
     plan = Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice.of(cell), attempts) for cell in cells), history)
-    return _with_inferred(plan, choice) if choice.infer_oom else plan
+    return _with_verified(_with_inferred(plan, choice), choice) if choice.infer_oom else plan
 
 
 def _with_inferred(plan: Plan, choice: Choice) -> Plan:
@@ -175,6 +189,23 @@ def _unless_it_may_fit(decision: Decision, past: Past, witnesses: Witnesses) -> 
     if decision.times or past.status != Status.OOM_INFERRED or decision.left_out or witnesses.of(decision.cell):
         return decision
     return Decision(decision.cell, 1, "was inferred, and no cell of these says so now")
+
+
+def _with_verified(plan: Plan, choice: Choice) -> Plan:
+    """Of what was inferred before, evenly from first to last, as many as were not verified then."""
+    wanted = max(0, choice.verify - sum(plan.past(one.cell).was_verified for one in plan.decisions))
+    left = [one.cell for one in plan.decisions if not (one.times or one.left_out)]
+    chosen = {cell.id for cell in spread([cell for cell in left if plan.past(cell).status == Status.OOM_INFERRED], wanted)}
+    decisions = tuple(
+        Decision(one.cell, 1, "was inferred: to be verified") if one.cell.id in chosen else one for one in plan.decisions
+    )
+    return replace(plan, decisions=decisions, verifying=frozenset(chosen), to_verify=wanted - len(chosen))
+
+
+def spread(cells: Sequence[Cell], count: int) -> list[Cell]:
+    """So many of them at most, evenly from first to last."""
+    wanted = min(count, len(cells))
+    return [cells[place * len(cells) // wanted] for place in range(wanted)]
 
 
 def _may_be_inferred(past: Past, choice: Choice) -> bool:

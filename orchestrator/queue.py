@@ -17,21 +17,13 @@ from types import MappingProxyType
 
 from orchestrator.cost import Conditions, Estimator, makespan_s
 from orchestrator.inference import Witnesses
-from orchestrator.plan import Past, Plan
+from orchestrator.plan import Past, Plan, spread
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.graphs import shared_graph
 from tasks.harness.records import Attempt, Outcome, Settings, Status
 
 _RARELY = 100  # at each end where a hundred wait, at each hundredth where ten thousand do: to sort is then no work
-
-
-@dataclass(frozen=True)
-class Inferring:
-    """keep: takes the outcome of a cell that was inferred. verify: how many of those are measured all the same, at the end."""
-
-    keep: Callable[[Outcome], None]
-    verify: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,9 +50,11 @@ class Queue:
         plan: Plan,
         settings: Settings,
         deadline: float | None,
-        inferring: Inferring | None = None,
+        keep_inferred: Callable[[Outcome], None] | None = None,
     ) -> None:
-        """cells: all of the sweep. deadline: by time.monotonic(), or None. inferring: where out-of-memories are inferred."""
+        """cells: all of the sweep. deadline: by time.monotonic(), or None. keep_inferred: where out-of-memories are inferred,
+        what takes the outcome of such a cell.
+        """
         self._run = run
         self._deadline = deadline
         self._settings = settings
@@ -72,10 +66,10 @@ class Queue:
         self._kinds: Mapping[str, int] = {}
         self._estimator = Estimator(cells, plan.history, Conditions.of(settings, None))
         self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
-        self._inferring = inferring
+        self._keep_inferred = keep_inferred
         self._witnesses, self._inferable = Witnesses(plan.witnesses), plan.inferable
         self._inferred: list[Cell] = []
-        self._verifying: set[str] = set()
+        self._verifying, self._to_verify = set(plan.verifying), plan.to_verify
         self.verified = 0
         self.refuted: list[Cell] = []
         self._running: dict[tuple[str, int], Begun] = {}
@@ -91,7 +85,7 @@ class Queue:
 
     @property
     def infers(self) -> bool:
-        return self._inferring is not None
+        return self._keep_inferred is not None
 
     @property
     def names_kinds(self) -> bool:
@@ -112,18 +106,20 @@ class Queue:
             if cell.id in self._ended_badly:
                 self.not_repeated += 1
                 continue
-            if self._inferring and cell.id in self._inferable and (witness := self._witnesses.of(cell)):
-                self._infer(cell, witness, self._inferring)
+            if self._keep_inferred and cell.id in self._inferable and (witness := self._witnesses.of(cell)):
+                self._keep_inferred(self._infer(cell, witness))
                 continue
             if not self._would_end_in_time(cell):
                 self.late += 1
                 continue
             yield self._next_attempt(cell)
-        for cell in self._to_verify():
-            if self._would_end_in_time(cell):
-                self._verifying.add(cell.id)
-                self.total += 1
-                yield self._next_attempt(cell)
+        for cell in spread(self._inferred, self._to_verify):
+            self.total += 1
+            if not self._would_end_in_time(cell):
+                self.late += 1
+                continue
+            self._verifying.add(cell.id)
+            yield self._next_attempt(cell)
 
     def example(self) -> Attempt:
         """An attempt at the first cell as it will be made, without number. There must be a cell."""
@@ -188,17 +184,12 @@ class Queue:
             taken[begun.cell.params.gpu_kind] += begun.cell.params.gpu_count
         return {kind: places - taken[kind] for kind, places in self._kinds.items()}
 
-    def _infer(self, cell: Cell, witness: Cell, inferring: Inferring) -> None:
+    def _infer(self, cell: Cell, witness: Cell) -> Outcome:
         attempt = self._number(cell)
         evidence = {"message": f"it asks for no less than {witness.id}, which ran out of memory", "witness": witness.id}
         self._ended_badly.add(cell.id)
         self._inferred.append(cell)
-        inferring.keep(Outcome(attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), 0.0))
-
-    def _to_verify(self) -> list[Cell]:
-        """Evenly from first to last."""
-        wanted = min(self._inferring.verify if self._inferring else 0, len(self._inferred))
-        return [self._inferred[place * len(self._inferred) // wanted] for place in range(wanted)]
+        return Outcome(attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), 0.0)
 
     def _next_attempt(self, cell: Cell) -> Attempt:
         attempt = replace(self._number(cell), replaces=self._replaces.get(cell.id, 0))

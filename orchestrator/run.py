@@ -29,7 +29,7 @@ from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_
 from orchestrator.plan import BESIDE, DISTURBED, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.progress import Display, so_many
-from orchestrator.queue import Inferring, Queue
+from orchestrator.queue import Queue
 from orchestrator.remote.address import Where
 from orchestrator.remote.run import open_run
 from orchestrator.report.gpus import Card, is_kind, seen_card
@@ -132,8 +132,14 @@ def last_command(run: Run) -> str:
 def last_choice(run: Run) -> Choice:
     """That of the last command."""
     words = _last_words(run)
-    repeat = re.findall(r"(?<!\S)--repeat[= ](\d+)(?!\S)", " ".join(words))  # the last one counts, as on the command line
-    return Choice(infer_oom="--infer-oom" in words, repeat=int(repeat[-1]) if repeat else 1)
+    return Choice(
+        infer_oom="--infer-oom" in words, verify=_number(words, "--verify-inferred", 0), repeat=_number(words, "--repeat", 1)
+    )
+
+
+def _number(words: Sequence[str], option: str, else_: int) -> int:
+    said = re.findall(rf"(?<!\S){option}[= ](\d+)(?!\S)", " ".join(words))
+    return int(said[-1]) if said else else_  # the last one counts, as on the command line
 
 
 def _last_words(run: Run) -> list[str]:
@@ -178,8 +184,8 @@ class Means:
 
     open_scheduler: for attempts like the one it is given.
     mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
-    skip_predicted_oom: whether cells are left out that are predicted to run out of memory. verify_inferred: how many
-    inferred out-of-memories are measured all the same. say: tells the user what happens before the first cell begins.
+    skip_predicted_oom: whether cells are left out that are predicted to run out of memory. say: tells the user what happens
+    before the first cell begins.
     """
 
     open_scheduler: Callable[[Attempt], Scheduler]
@@ -188,7 +194,6 @@ class Means:
     mixed: bool = False
     start_method: StartMethod | None = None
     skip_predicted_oom: bool = False
-    verify_inferred: int = 0
     say: Callable[[str], None] = lambda text: None
 
 
@@ -218,8 +223,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
             measured.add(outcome.attempt.cell.id)
 
         settings = make_settings(request, means.start_method)
-        inferring = Inferring(keep, means.verify_inferred) if choice.infer_oom else None
-        queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, inferring)
+        queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, keep if choice.infer_oom else None)
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)

@@ -76,7 +76,7 @@ def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
 
 @pytest.mark.parametrize("half_width", [0.001, 0.25])
 def test_as_many_steps_as_it_takes(make_attempt: MakeAttempt, half_width: float) -> None:
-    """To wait at each boundary costs 5 ms of a step of 400, and 20 where the host is slow: within a quarter, beyond a thousandth."""
+    """To wait at each boundary costs 5 ms of a step of 400, 20 on a slow host: within a quarter, beyond a thousandth."""
     own = {"size": "large", "context_length": 512, "batch_size": 4, "timing": "adaptive", "half_width": half_width}
     outcome = execute(make_attempt(device="cuda", **own))
     assert outcome.status is Status.OK, outcome.evidence

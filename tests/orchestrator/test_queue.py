@@ -16,7 +16,7 @@ from orchestrator.cost import Conditions, Estimator
 from orchestrator.inference import Witnesses
 from orchestrator.plan import Choice, Past, make_plan
 from orchestrator.progress import LiveDisplay
-from orchestrator.queue import Inferring, Queue
+from orchestrator.queue import Queue
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.graphs import shared_graph
@@ -39,7 +39,7 @@ class Simulation:
         self.gpus = gpus
         self.began: list[tuple[float, Cell]] = []
         self.order: list[Cell] = []
-        plan = make_plan(cells, {}, replace(choice, infer_oom="inferring" in queue), 3)
+        plan = make_plan(cells, {}, replace(choice, infer_oom="keep_inferred" in queue), 3)
         self.queue = Queue(Run(folder), cells, plan, Settings(), None, **queue)
         self.queue.arrange({"cuda": gpus}, GPU)
 
@@ -180,7 +180,7 @@ def test_where_memory_is_inferred_small_cells_stay_first(tmp_path: Path) -> None
     """A large one that ran out would spare nobody."""
     kept: list[Outcome] = []
     cells = [cell(context_length=length) for length in (128, 256, 512, 1024, 2048)]
-    simulation = Simulation(tmp_path, cells, 2, inferring=Inferring(kept.append))
+    simulation = Simulation(tmp_path, cells, 2, keep_inferred=kept.append)
     simulation.run(lambda one: 1.0, lambda one: Status.OOM if one != cells[0] else Status.OK)
     assert simulation.order == cells[:3]
     assert len(kept) == 2

@@ -20,6 +20,7 @@ from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice
+from orchestrator.queue import Queue
 from orchestrator.run import Means, Request, Summary, last_command, plan_request, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
 from orchestrator.supervisor import Started
@@ -191,7 +192,7 @@ def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(request
 @pytest.mark.parametrize("asked", ["retry", "only"])
 def test_nothing_is_inferred_of_what_fitted_or_is_asked_for(status: str, asked: str, request_of: Callable[..., Request]) -> None:
     ran_out = FakeScheduler(lambda one: outcome_of(one, Status.OOM if lengths_of_one(one) == 32 else Status.OK))
-    go(request_of(), ran_out, INFERRING, verify_inferred=1 if status == "ok" else 0)  # 64 fits all the same: it was verified
+    go(request_of(), ran_out, Choice(infer_oom=True, verify=int(status == "ok")))  # 64 fits all the same: it was verified
     again = FakeScheduler(outcome_of)
     summary = go(request_of(wheres=["context_length=32|64"]), again, Choice(infer_oom=True, **{asked: frozenset({status})}))
     assert lengths_of(again) == [64]
@@ -244,7 +245,7 @@ def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., Request]) 
 
 def test_inferred_out_of_memories_are_verified_and_refuted(request_of: Callable[..., Request]) -> None:
     liar = FakeScheduler(lambda attempt: out_of_memory_from(32 if attempt.number == 1 else 10**9)(attempt))
-    summary = go(request_of(), liar, Choice(infer_oom=True), verify_inferred=1)
+    summary = go(request_of(), liar, Choice(infer_oom=True, verify=1))
     assert lengths_of(liar) == [16, 32, 64]
     assert [cell.params.values()["context_length"] for cell in summary.refuted] == [64]
     assert (summary.left, summary.verified, summary.inferred) == (0, 1, 1)
@@ -252,11 +253,33 @@ def test_inferred_out_of_memories_are_verified_and_refuted(request_of: Callable[
     assert {row[0]: row[1] for row in request_of().run.rows("attempts", ["attempt", "status"])}[2] == "ok"
 
 
+def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked(request_of: Callable[..., Request]) -> None:
+    scheduler = FakeScheduler(out_of_memory_from(32))
+    go(request_of(), scheduler, INFERRING)
+    assert lengths_of(scheduler) == [16, 32]
+    summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
+    assert (lengths_of(scheduler)[2:], summary.verified, summary.statuses) == ([64], 1, {Status.OOM: 1})
+    assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 0
+    assert go(request_of(), scheduler, Choice(infer_oom=True, verify=5)).verified == 1
+    assert lengths_of(scheduler) == [16, 32, 64, 128]
+
+
+def test_what_there_is_no_time_to_verify_is_left_for_the_next_run(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = FakeScheduler(out_of_memory_from(32))
+    with monkeypatch.context() as late:
+        late.setattr(Queue, "_would_end_in_time", lambda queue, cell: cell.params.values()["context_length"] <= 32)
+        summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
+    assert (lengths_of(scheduler), summary.late, summary.left) == ([16, 32], 1, 1)
+    assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 1
+
+
 def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
     request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = request_of()
-    summary = go(request, FakeScheduler(out_of_memory_from(32)), Choice(infer_oom=True), verify_inferred=1)
+    summary = go(request, FakeScheduler(out_of_memory_from(32)), Choice(infer_oom=True, verify=1))
     _conclude(summary, request)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"measured 3 cells: 1 ok, 2 oom; inferred that 1 more run out of memory; kept in {request.run.folder}"
