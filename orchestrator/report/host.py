@@ -58,10 +58,9 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     `host_slack`: how many times as long the step takes; `may_wait_for_host`: whether it would wait for a host a third as fast,
     where it does not here. By how much the host is ahead does not tell: no further than the device's queue holds.
 
-    On an H200 small, medium, large, xl and 2.7B, which wait, took 3.05, 3.06, 3.06, 3.90 and – ms a layer at the least for a
-    training step, 2.16, 2.13, 2.01, 2.33 and 2.43 for a forward and backward pass. Against the same cells on five other machines:
-    of 236 with a slack of three or more all took the same within 6.3 %; of 204 with less that did not wait, up to 2.20 times as
-    long.
+    On an H200 the eager forward and backward pass of small, medium, large, xl and 2.7B, where they wait, took 2.16, 2.13, 2.01,
+    2.33 and 2.43 ms a layer at the least. Against the same cells on five other machines: of 236 with a slack of three or more all
+    took the same within 6.3 %; of 200 with less that did not wait, up to 2.20 times as long.
     """
     timed = wide[wide["waits_for_host"].notna()]
     waits = timed["waits_for_host"].astype(bool)
