@@ -20,7 +20,7 @@ import pandas as pd
 from orchestrator.errors import RunError, nearest
 from orchestrator.report.derive import step_attempts, that_count
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.host import MOST_WAITED, flagged, needs_host
+from orchestrator.report.host import MOST_WAITED, flagged, needs_host, not_slowed
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.statistics import summarise
 
@@ -31,6 +31,7 @@ SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster o
 ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
 WAITS = "it waits for its host"
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
+AGREEMENT = 0.02
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
 _CLOCKS_DIFFER = 0.01
@@ -53,6 +54,7 @@ class Side:
     clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
     thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms.
+    is_of_gpu: whether its steps are known to be no longer where the host is a third as fast.
     """
 
     medians_ms: tuple[float, ...]
@@ -63,6 +65,7 @@ class Side:
     needs_host: bool = False
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
+    is_of_gpu: bool = False
 
     @property
     def ms(self) -> float:
@@ -121,6 +124,16 @@ class Comparison:
     @property
     def interval(self) -> tuple[float, float]:
         return self.after.low_ms / self.before.high_ms, self.after.high_ms / self.before.low_ms
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the intervals meet, or the times are within 2 % of each other."""
+        low, high = self.interval
+        return low <= 1 <= high or abs(self.ratio - 1) <= AGREEMENT
+
+    @property
+    def is_of_gpu(self) -> bool:
+        return self.before.is_of_gpu and self.after.is_of_gpu
 
 
 @dataclass(frozen=True)
@@ -250,7 +263,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     clocks, waiting = _known(cells, "sm_clock_after"), flagged(cells, "waits_for_host")
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
-    needs = set(map(str, needing["cell"]))
+    needs, of_gpu = set(map(str, needing["cell"])), not_slowed(cells)
     return {
         cell: Side(
             tuple(own["median"]),
@@ -261,6 +274,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             cell in needs,
             waited.get(cell, 0.0),
             paces.get(cell),
+            cell in of_gpu,
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }

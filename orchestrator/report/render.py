@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
-from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
+from orchestrator.report.compare import AGREEMENT, ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
@@ -156,6 +156,10 @@ def describe_comparison(report: Report) -> Iterator[str]:
     if waiting := sum(one.reason == WAITS for one in report.comparisons):
         differ = counts[Verdict.FASTER] + counts[Verdict.SLOWER]
         yield f"{waiting} of the {differ} that differ wait for their host, and what else runs on that slows them"
+    agreeing = [one for one in report.comparisons if one.agrees]
+    of_gpu = [one for one in report.comparisons if one.is_of_gpu]
+    which = f"; of the {len(of_gpu)} that would not wait for a host a third as fast, {sum(one.agrees for one in of_gpu)}"
+    yield f"{len(agreeing)} of {len(report.comparisons)} agree within their intervals or {AGREEMENT:.0%}{which if of_gpu else ''}"
 
 
 def _comparison_row(one: Comparison) -> list[str]:

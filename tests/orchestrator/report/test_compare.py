@@ -16,6 +16,7 @@ from click.testing import Result
 
 from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of, sides_of
 from orchestrator.report.frames import load_results
+from orchestrator.report.render import describe_comparison
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
 from tasks.harness.records import Outcome, Sample, Status
@@ -285,12 +286,38 @@ def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(tmp_path: Path,
     assert load_results(run).cells.set_index("batch_size")["waits_for_host"].sort_index().to_dict() == {1: True, 2: False}
 
 
+@pytest.mark.parametrize(
+    ("ms", "half_width", "agrees"),
+    [(10.1, 0.01, True), (10.3, 0.01, False), (10.3, 0.3, True), (9.81, 0.01, True), (9.7, 0.1, False)],
+)
+def test_what_agrees_does_so_within_the_intervals_or_two_percent(ms: float, half_width: float, agrees: bool) -> None:
+    before, after = Side((10.0,), 9.9, 10.1, is_of_gpu=True), Side((ms,), ms - half_width, ms + half_width)
+    assert judge("", before, after, CALM).agrees is agrees
+    assert not judge("", before, after, CALM).is_of_gpu
+
+
+def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    def at(own: Outcome, ms: float, lead_ms: float) -> Outcome:
+        timing = {"duration": ms, "lead": lead_ms}
+        added = [Sample("timing", metric, "ms", value, "pipelined", "step", 0) for metric, value in timing.items()]
+        return replace(own, samples=(*own.samples, *added))
+
+    def run(name: str, ms: float, long_ms: float) -> Run:
+        return write(tmp_path / name, at(make_outcome(), ms, 0.1), at(make_outcome(context_length=128), long_ms, 20.0))
+
+    *_, last = describe_comparison(compare(run("a", 10.0, 30.0), run("b", 10.0, 33.0)))
+    assert last == "1 of 2 agree within their intervals or 2%; of the 1 that would not wait for a host a third as fast, 0"
+    *_, last = describe_comparison(compare(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))  # of the second it would, by a little
+    assert last == "1 of 2 agree within their intervals or 2%"
+
+
 def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], sweep_here: Callable[..., Result]) -> None:
     folders = [run.folder for run in runs]
     done = sweep_here("compare", *folders)
     assert done.exit_code == 0
     assert "1 SAME, 1 SLOWER" in done.stdout
     assert "geometric mean of B / A: 1.0487" in done.stdout
+    assert done.stdout.endswith("\n1 of 2 agree within their intervals or 2%\n")  # of the host nothing is known
     assert sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "3%").exit_code == 1
     assert sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "20%").exit_code == 0
     assert sweep_here("compare", *reversed(folders), "--fail-on", "slower").exit_code == 0
