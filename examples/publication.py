@@ -30,7 +30,6 @@ from ruamel.yaml.error import YAMLError
 
 from orchestrator.cli import run as sweep_run
 from orchestrator.errors import CAME_TO_ITS_END, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
-from orchestrator.publishing import check_place
 from orchestrator.remote.address import is_address
 from orchestrator.run import git_commit, resolve
 from orchestrator.store import Run
@@ -46,6 +45,8 @@ def main() -> None:
     for name in options.only or studies:
         _require_cells(name, [*studies[name], *options.more])
     if options.publish:
+        from orchestrator.publishing import check_place  # here: it draws, which a machine that only measures need not be able to
+
         with _refusing():
             check_place(options.publish, {name: Run(options.out / name) for name in studies})
     if (git_commit() or "+").endswith("+"):
