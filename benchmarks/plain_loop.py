@@ -6,7 +6,7 @@ The plain loop knows nothing of this project but its model: build, warm up, then
 synchronisation after each phase, to be held against the phases and the `synced` step of a sweep, and then steps that run
 on, synchronised once at the end with an event between any two, to be held against the `total`. Both run in children
 forked from this process, which has imported torch and never touched the GPU, so that a cell costs a second
-instead of ten. Prints the ratios plain / sweep of the medians. They agree where every ratio is within 2 %, or where the
+instead of six. Prints the ratios plain / sweep of the medians. They agree where every ratio is within 2 %, or where the
 intervals of the medians overlap; cells that do not are measured again, up to --rounds times, and then agree where the
 ranges of the medians of their processes overlap: the noise from process to process. Exit code 1 if some do not agree.
 """
