@@ -101,14 +101,13 @@ def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, 
     known, defaults = axis_names(_params(grid)), default_values(_params(grid))
     shared = {name: value for name, value in config.defaults.items() if name in known} | grid.fixed
     narrowed = {name: list(values) for name, values in selection.set.items() if name in known}
-    points = [(place, shared | point, point) for point in _product({**grid.axes, **narrowed})]
+    points = [(place, shared | point) for point in _product({**grid.axes, **narrowed})]
     for i, included in enumerate(grid.include):
-        points += [((*place, "include", i), shared | included | point, point) for point in _product(narrowed)]
-    for at, values, said in points:
+        points += [((*place, "include", i), shared | included | point) for point in _product(narrowed)]
+    for at, values in points:
         for override in grid.override:
             if matches({**defaults, **values}, override.when):
-                values |= override.set
-        values |= {name: said[name] for name in narrowed}
+                values |= {name: value for name, value in override.set.items() if name not in narrowed}
         cell = _make_cell(grid, values, at, source)
         actual = {**cell.params.values(), "task": cell.task}
         if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(actual, selection.where):

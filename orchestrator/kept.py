@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from orchestrator.config import SweepConfig
@@ -16,7 +17,6 @@ from orchestrator.store import Run
 from tasks.harness.records import Status
 from tasks.harness.source import source_digest
 
-_RESULTS = (Status.OK, Status.OOM)
 _PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 _AGAIN = "`--retry ok` measures them again"
 
@@ -27,7 +27,7 @@ class Kept:
 
     commit: str | None
     instruments: frozenset[str] | None
-    env: Mapping[str, str] | None
+    env: tuple[tuple[str, str], ...] | None
     model: str | None = None
     model_source: str | None = None
 
@@ -38,23 +38,44 @@ def how_asked(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_kept(run: Run, plan: Plan) -> list[Kept]:
-    """Of each cell that was measured, and not to be replaced, its latest success."""
+    """Of each cell that was measured, and not to be replaced, its successes that count: those that are alike once."""
     cells = [one.cell for one in plan.decisions if not (one.times and one.replaces)]
-    left = {cell.id: cell for cell in cells if plan.past(cell).successes}
-    if not left:
-        return []
-    latest: dict[str, tuple[int, str | None, str]] = {}
-    for cell, number, status, commit, facts in run.rows("attempts", ["cell", "attempt", "status", "commit", "facts"]):
-        if cell in left and status == Status.OK and number >= latest.get(cell, (0,))[0]:
-            latest[cell] = number, commit, facts
-    models = {cell.id: getattr(cell.params, "model", None) for cell in left.values()}
-    return [_kept(commit, json.loads(facts), models[cell]) for cell, (_, commit, facts) in latest.items()]
+    models = {cell.id: getattr(cell.params, "model", None) for cell in cells if plan.past(cell).successes}
+    rows = [row for row in _that_count(run) if row.cell in models and row.status == Status.OK]
+    return [kept for _, kept in dict.fromkeys((row.cell, _kept(row, models[row.cell])) for row in rows)]
 
 
-def _kept(commit: str | None, facts: Mapping[str, Any], model: str | None) -> Kept:
-    instruments = facts.get("instruments")
-    asked = None if instruments is None else frozenset(instruments)
-    return Kept(commit, asked, facts.get("env"), model, facts.get("model_source"))
+@dataclass(frozen=True)
+class _Row:
+    cell: str
+    number: int
+    status: str
+    commit: str | None
+    facts: str
+    replaces: int | None
+
+
+def _that_count(run: Run) -> Iterator[_Row]:
+    """Of each cell its successes that none has replaced since; where there is none, its latest out-of-memory."""
+    read = run.rows("attempts", ["cell", "attempt", "status", "commit", "facts", "replaces"])
+    rows = sorted((_Row(*row) for row in read), key=lambda row: (row.cell, row.number))
+    for _, of_cell in groupby(rows, key=lambda row: row.cell):
+        own = list(of_cell)
+        well = [row for row in own if row.status == Status.OK]
+        replaced = max((row.replaces or 0 for row in well), default=0)
+        yield from [row for row in well if row.number > replaced] or [row for row in own if row.status == Status.OOM][-1:]
+
+
+def _kept(row: _Row, model: str | None = None) -> Kept:
+    facts = json.loads(row.facts)
+    instruments, env = facts.get("instruments"), facts.get("env")
+    return Kept(
+        row.commit,
+        None if instruments is None else frozenset(instruments),
+        None if env is None else tuple(sorted(env.items())),
+        model,
+        facts.get("model_source"),
+    )
 
 
 def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, import_paths: Sequence[str]) -> Iterator[str]:
@@ -81,18 +102,18 @@ def require_same_env(run: Run, plan: Plan, config: SweepConfig) -> None:
     """Rows of one folder stand in one table, whichever command they are of. Raises RunMismatch."""
     anew = (one for one in plan.decisions if one.times and (one.replaces or not plan.past(one.cell).successes))
     replaced = {one.cell.id for one in anew}
-    rows = run.rows("attempts", ["cell", "status", "facts"])
-    staying = (facts for cell, status, facts in rows if status in _RESULTS and cell not in replaced)
-    for env in _other_envs([_kept(None, json.loads(facts), None) for facts in set(staying)], config):
-        raise RunMismatch(
-            f"{run}: holds results measured with env {env} (here {_told(config.env)})",
-            "Name another folder with --out, measure them again with --retry ok, or add --mixed to keep both in one",
-        )
+    staying = [row for row in _that_count(run) if row.cell not in replaced]
+    for status in (Status.OK, Status.OOM):
+        for env in _other_envs((_kept(row) for row in staying if row.status == status), config):
+            raise RunMismatch(
+                f"{run}: holds results measured with env {env} (here {_told(config.env)})",
+                f"Name another folder with --out, measure them again with --retry {status}, or add --mixed to keep both in one",
+            )
 
 
-def _other_envs(kept: list[Kept], config: SweepConfig) -> Counter[str]:
-    here = _that_matters(config.env)
-    return Counter(_told(one.env) for one in kept if one.env is not None and _that_matters(one.env) != here)
+def _other_envs(kept: Iterable[Kept], config: SweepConfig) -> Counter[str]:
+    here, others = _that_matters(config.env), [dict(one.env) for one in kept if one.env is not None]
+    return Counter(_told(env) for env in others if _that_matters(env) != here)
 
 
 def _that_matters(env: Mapping[str, str]) -> dict[str, str]:

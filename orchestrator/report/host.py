@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from model.config import SIZES
@@ -20,6 +21,7 @@ _SAME_LAUNCHES = frozenset(
     )
 )  # fmt: skip
 _OF_LAYERS = frozenset(("size", "year", "d_model", "d_ff", "num_layers", "num_heads"))
+_GRAPHS = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
 MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
 
 
@@ -52,15 +54,14 @@ def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
 
 
 def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    """`host_step_ms`: what the host takes for a step, told by the shortest of the run, a layer, that waits for it and has the
-    same launches.
+    """`host_step_ms`: what the host takes for a step, as those of the run tell that wait for it and have the same launches: no
+    less than the shortest of the same model, and than the shortest a layer of any model.
 
     `host_slack`: how many times as long the step takes; `may_wait_for_host`: whether it would wait for a host a third as fast,
     where it does not here. By how much the host is ahead does not tell: no further than the device's queue holds.
 
     On an H200 the eager forward and backward pass of small, medium, large, xl and 2.7B, where they wait, took 2.16, 2.13, 2.01,
-    2.33 and 2.43 ms a layer at the least. Against the same cells on five other machines: of 254 with a slack of three or more all
-    took the same within 6.3 %; of 216 with less that did not wait, up to 2.20 times as long.
+    2.33 and 2.43 ms a layer at the least.
     """
     timed = wide[wide["waits_for_host"].notna()]
     waits = timed["waits_for_host"].astype(bool)
@@ -68,22 +69,29 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
         return wide
     layers = _layers(timed)
     told_by = [name for name in ("task", *axes) if name not in _SAME_LAUNCHES]
-    launching = [timed[name].astype(str).where(layers.isna() | (name not in _OF_LAYERS), "") for name in told_by]
-    launches = timed.groupby(launching, dropna=False).ngroup()
-    repeated = layers.fillna(1)
-    of_one = (timed["step_ms_median"] / repeated).where(waits).groupby(launches).transform("min")
-    wide["host_step_ms"] = of_one * repeated
+
+    def shortest(of: pd.Series[float], names: Iterable[str]) -> pd.Series[float]:
+        return of.where(waits).groupby([timed[name].astype(str) for name in names], dropna=False).transform("min")
+
+    of_model = shortest(timed["step_ms_median"], told_by)
+    of_layer = shortest(timed["step_ms_median"] / layers, [name for name in told_by if name not in _OF_LAYERS])
+    wide["host_step_ms"] = pd.concat([of_model, of_layer * layers], axis=1).max(axis=1)
     wide["host_slack"] = wide["step_ms_median"] / wide["host_step_ms"]
     wide["may_wait_for_host"] = ((wide["host_slack"] < _SLACK) & ~waits).astype("boolean").where(wide["host_slack"].notna())
     return wide
 
 
 def _layers(cells: pd.DataFrame) -> pd.Series[float]:
-    """How many layers each model of the course has, all with the same launches. Null of what is no such model."""
-    sizes = {(year, size): one.num_layers for year, of_year in SIZES.items() for size, one in of_year.items()}
-    named = [sizes.get(size) for size in zip(cells["year"], cells["size"], strict=True)] if "size" in cells else None
-    layers = pd.Series(named, index=cells.index, dtype="Float64")
-    return layers.fillna(cells["num_layers"]) if "num_layers" in cells else layers
+    """How many layers each model of the course has, all with the same launches. Null of what is no such model, and of what is
+    launched as graphs.
+    """
+    layers = pd.Series(np.nan, index=cells.index)
+    if {"size", "year"} <= set(cells):
+        sizes = {(year, size): one.num_layers for year, of_year in SIZES.items() for size, one in of_year.items()}
+        layers = pd.Series([sizes.get(size) for size in zip(cells["year"], cells["size"], strict=True)], cells.index, dtype=float)
+    if "num_layers" in cells:
+        layers = layers.fillna(cells["num_layers"].astype(float))
+    return layers.where(~cells["compile_mode"].isin(_GRAPHS)) if "compile_mode" in cells else layers
 
 
 def flagged(cells: pd.DataFrame, column: str) -> set[str]:

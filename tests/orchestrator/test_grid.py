@@ -67,6 +67,9 @@ def test_an_override_sees_the_defaults() -> None:
 def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
     cells = expanded(sets=["measured_steps=20,30"])
     assert set(column(cells, "size", "measured_steps")) == {(size, n) for size in ("tiny", "mini", "small") for n in (20, 30)}
+    chain = TEXT.replace("set: {measured_steps: 7}}]", "set: {measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}]")
+    assert set(column(expanded(chain), "size", "seed")) == {("tiny", 0), ("mini", 1), ("small", 0)}
+    assert set(column(expanded(chain, sets=["measured_steps=4"]), "seed")) == {(0,)}
 
 
 @pytest.mark.parametrize(

@@ -60,8 +60,9 @@ def test_another_commit_is_said(measured: Callable[..., tuple[SAID, list[int]]])
 
 def test_repetitions_of_another_commit_are_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
     measured(NARROW)
-    said, lengths = measured(NARROW, "b", Choice(repeat=3))
-    assert (said, lengths) == (["1 cell is kept as measured by commit a (here b): `--retry ok` measures them again"], [16, 16])
+    told = ["1 cell is kept as measured by commit a (here b): `--retry ok` measures them again"]
+    assert measured(NARROW, "b", Choice(repeat=3)) == (told, [16, 16])
+    assert measured(NARROW, "b", Choice(repeat=3)) == (told, [])
 
 
 def test_another_environment_is_refused_unless_asked_for(measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path) -> None:
@@ -78,7 +79,16 @@ def test_another_environment_is_refused_unless_asked_for(measured: Callable[...,
     assert measured(other) == ([], [])
 
 
+def test_what_was_measured_again_in_another_environment_is_of_that(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+    measured(CONFIG)
+    measured(CONFIG + ENV, choice=AGAIN)
+    assert measured(LATER + ENV) == ([], [256])
+    with pytest.raises(RunMismatch, match=r"measured with env A=b \(here of no variables\)"):
+        measured(CONFIG.replace("128]", "128, 512]"))
+
+
 NARROW = CONFIG.replace("[16, 32, 64, 128]", "[16]")
+AGAIN = Choice(retry=frozenset({Status.OK}))
 ENV = "env: {A: b}\n"
 
 
@@ -108,7 +118,7 @@ def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
     monkeypatch.setattr(sys.modules[__name__], "outcome_of", lambda attempt: plain(attempt, Status.OOM))
     measured(NARROW)
     monkeypatch.setattr(sys.modules[__name__], "outcome_of", plain)
-    with pytest.raises(RunMismatch, match="--mixed"):
+    with pytest.raises(RunMismatch, match="--retry oom, or add --mixed"):
         measured(CONFIG + ENV)
     assert measured(CONFIG + ENV, choice=Choice(retry=frozenset({"oom"})))[1] == [16, 32, 64, 128]
 
