@@ -93,6 +93,7 @@ choice_options = _with_options(
         click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
         click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
         click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out."),
+        click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of those all the same."),
     ]
 )
 means_options = _with_options(
@@ -161,7 +162,6 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @config_options
 @choice_options
 @means_options
-@click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of them all the same.")
 @click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
 @click.option("--check-contention", is_flag=True, help="At the end, measure a twentieth of what ran beside others again, alone.")
 def run(config: Path, **chosen: Any) -> None:
@@ -173,13 +173,12 @@ def run(config: Path, **chosen: Any) -> None:
     from orchestrator.progress import say
     from orchestrator.run import resolve, run_sweep
 
-    if chosen["verify_inferred"] and not chosen["infer_oom"]:
-        raise ConfigError("--verify-inferred: nothing is inferred without --infer-oom", "Add that, or leave this out")
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
     means = replace(_means(request.expansion.label, chosen), skip_predicted_oom=chosen["skip_predicted_oom"])
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)
-    if chosen["verify_inferred"] and not summary.inferred and not summary.verified:
+    done = not (summary.stopped or summary.late or summary.broken)
+    if done and chosen["verify_inferred"] and not summary.verified:
         say("there was nothing to verify: nothing is inferred, or so many were verified before")
     _conclude(summary, request)
 
@@ -331,9 +330,11 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
 def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.plan import Choice
 
+    if chosen["verify_inferred"] and not chosen["infer_oom"]:
+        raise ConfigError("--verify-inferred: nothing is inferred without --infer-oom", "Add that, or leave this out")
     return Choice(
         infer_oom=chosen["infer_oom"],
-        verify=chosen.get("verify_inferred", 0),
+        verify=chosen["verify_inferred"],
         repeat=chosen["repeat"],
         retry=frozenset(chosen["retry"]),
         only=frozenset(chosen["only"]),
@@ -367,6 +368,9 @@ def _conclude(summary: Any, request: Any) -> None:
         say(f"left out {so_many(summary.foreseen)}, predicted to run out of memory")
     inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
     say(f"measured {so_many(summary.measured.total())}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
+    if summary.refuted:
+        cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
+        say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
     if summary.broken:
         say(f"{so_many(summary.left)} left. To go on: {again}")
         raise summary.broken
@@ -390,8 +394,6 @@ def _conclude(summary: Any, request: Any) -> None:
         )
     say(f"the tables: sweep report {folder}")
     if summary.refuted:
-        cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
-        say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
         sys.exit(EXIT_FAILURES)
     if summary.given_up:
         say(f"left alone {so_many(summary.given_up)} that failed too often before")

@@ -209,9 +209,11 @@ def spread(cells: Sequence[Cell], count: int) -> list[Cell]:
 
 
 def _may_be_inferred(past: Past, choice: Choice) -> bool:
-    """Not of what has fitted, of what was measured not to, and of what is asked for by its status."""
+    """Not of what has fitted, of what was measured not to, or failed when it was to be verified, and of what is asked for by its
+    status."""
     asked = past.status != PENDING and past.status in choice.retry | choice.only
-    return Status.OK not in past.statuses and past.status != Status.OOM and not asked
+    failed = past.was_verified and past.status in RETRIED
+    return Status.OK not in past.statuses and past.status != Status.OOM and not failed and not asked
 
 
 def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:

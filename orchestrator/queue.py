@@ -88,6 +88,11 @@ class Queue:
         return self._keep_inferred is not None
 
     @property
+    def still_inferred(self) -> int:
+        """How many were inferred to run out of memory, and not measured since."""
+        return len(self._inferred)
+
+    @property
     def names_kinds(self) -> bool:
         """Whether every cell on a GPU says which kind of GPU it wants."""
         return all(cell.params.gpu_kind is not None for cell in self.cells if cell.params.device == "cuda")
@@ -113,8 +118,9 @@ class Queue:
                 self.late += 1
                 continue
             yield self._next_attempt(cell)
-        for cell in spread(self._inferred, self._to_verify):
-            self.total += 1
+        to_verify = spread(self._inferred, self._to_verify)
+        self.total += len(to_verify)
+        for cell in to_verify:
             if not self._would_end_in_time(cell):
                 self.late += 1
                 continue
@@ -139,6 +145,7 @@ class Queue:
             self._witnesses.add(cell)
         if cell.id in self._verifying:
             self.verified += 1
+            self._inferred = [one for one in self._inferred if one.id != cell.id]
             self.refuted += [cell] if outcome.status is Status.OK else []
         if outcome.status is not Status.OK:
             self._ended_badly.add(cell.id)

@@ -73,8 +73,8 @@ class Summary:
     given_up: how many cells were left alone since they had failed too often.
     broken: what ended it before, where that is for the user to mend.
     disturbed, beside: how many of the cells that it measured have that flaw.
-    foreseen: cells left out because they were predicted to run out of memory. verified: those that were inferred to, and measured
-    all the same; refuted: which of them fit.
+    foreseen: cells left out because they were predicted to run out of memory. inferred: those that were inferred to, and not
+    measured; verified: those that were measured all the same, now or inferred before; refuted: which of them fit.
     """
 
     statuses: Counter[Status] = field(default_factory=Counter)
@@ -87,6 +87,7 @@ class Summary:
     disturbed: int = 0
     beside: int = 0
     foreseen: int = 0
+    inferred: int = 0
     verified: int = 0
     refuted: tuple[Cell, ...] = ()
 
@@ -94,11 +95,6 @@ class Summary:
     def measured(self) -> Counter[Status]:
         """By status, what was measured."""
         return Counter({status: count for status, count in self.statuses.items() if status is not Status.OOM_INFERRED})
-
-    @property
-    def inferred(self) -> int:
-        """How many cells were inferred to run out of memory, and not measured."""
-        return self.statuses[Status.OOM_INFERRED] - self.verified
 
 
 def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Where | None, sample: float | None = None) -> Request:
@@ -229,7 +225,8 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)
             if not (summary.stopped or summary.broken or queue.late):
                 note_finished(writer)
-        summary.late, summary.verified, summary.refuted = queue.late, queue.verified, tuple(queue.refuted)
+        summary.late, summary.inferred = queue.late, queue.still_inferred
+        summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
         flawed = _derive(writer)
         summary.disturbed, summary.beside = (len(measured & flawed[flaw]) for flaw in (DISTURBED, BESIDE))
@@ -444,10 +441,17 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
     before = request.run.read_manifest()
     begun = datetime.now(UTC)
     now = begun.isoformat(timespec="seconds")
-    invocation = {"time": begun.isoformat(timespec="milliseconds"), "command": sys.argv[1:], "commit": commit, FINISHED: False}
+    config = request.config.model_dump(mode="json")
+    invocation = {
+        "time": begun.isoformat(timespec="milliseconds"),
+        "command": sys.argv[1:],
+        "commit": commit,
+        "asked": how_asked(config),
+        FINISHED: False,
+    }
     sweep = {
         "config_path": str(request.config_path),
-        "config": request.config.model_dump(mode="json"),
+        "config": config,
         "selection": asdict(request.selection),
         "asked": len(request.expansion.cells),
     }
@@ -476,11 +480,12 @@ def _program_version() -> str:
 def _recover(writer: RunWriter, commit: str | None) -> int:
     """Keeps what was measured for a driver that died before it could write it down."""
     before = writer.read_manifest()
-    asked = how_asked(before["config"]) if "config" in before else {}
+    last: dict[str, Any] = (before.get("invocations") or [{}])[-1]
+    asked = last.get("asked", how_asked(before.get("config", {})))  # programs of before kept the sweep's alone
     recorded = writer.rows("attempts", ["cell", "attempt"])
     outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
     for outcome in outcomes:
-        writer.append(replace(outcome, facts={**outcome.facts, **asked}), before.get("commit", commit))
+        writer.append(replace(outcome, facts={**outcome.facts, **asked}), last.get("commit", commit))
     writer.merge_parts()
     return len(outcomes)
 

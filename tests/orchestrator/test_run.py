@@ -19,7 +19,7 @@ import pytest
 from orchestrator.cli import _conclude
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.inspection import describe_plan, describe_status
-from orchestrator.plan import Choice
+from orchestrator.plan import Choice, read_history
 from orchestrator.queue import Queue
 from orchestrator.run import Means, Request, Summary, last_command, plan_request, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
@@ -259,9 +259,31 @@ def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked
     assert lengths_of(scheduler) == [16, 32]
     summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
     assert (lengths_of(scheduler)[2:], summary.verified, summary.statuses) == ([64], 1, {Status.OOM: 1})
+    assert summary.inferred == 0  # this time
     assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 0
     assert go(request_of(), scheduler, Choice(infer_oom=True, verify=5)).verified == 1
     assert lengths_of(scheduler) == [16, 32, 64, 128]
+
+
+def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(request_of: Callable[..., Request]) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        return outcome_of(attempt, Status.FAILED) if lengths_of_one(attempt) > 32 else out_of_memory_from(32)(attempt)
+
+    for failed in [*[1] * request_of().config.limits.attempts, 0]:
+        scheduler = FakeScheduler(measure)
+        summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
+        assert summary.statuses[Status.FAILED] == failed
+        assert read_history(request_of().run)[request_of().expansion.cells[2].id].status == Status.FAILED
+    assert summary.given_up == 1
+
+
+def test_a_refuted_inference_is_said_however_the_run_ends(
+    request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = request_of()
+    with pytest.raises(SystemExit, match="130"):
+        _conclude(Summary(stopped="SIGINT", refuted=request.expansion.cells[:1]), request)
+    assert "inferred to run out of memory, and yet they fit: train_step context_length=16" in capsys.readouterr().out
 
 
 def test_what_there_is_no_time_to_verify_is_left_for_the_next_run(
@@ -283,7 +305,7 @@ def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
     _conclude(summary, request)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"measured 3 cells: 1 ok, 2 oom; inferred that 1 more run out of memory; kept in {request.run.folder}"
-    _conclude(replace(summary, verified=2), request)
+    _conclude(replace(summary, inferred=0), request)
     assert "inferred" not in capsys.readouterr().out
 
 
