@@ -9,6 +9,7 @@ whatever reads a run reads it, `sweep compare` included. It is kept and resumed 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from orchestrator.alone import OneByOne, Placed
 from orchestrator.grid import Expansion, choose_sample
 from orchestrator.plan import Choice
 from orchestrator.progress import so_many
+from orchestrator.resumption import note_finished
 from orchestrator.run import Means, Request, Summary, run_sweep
 from orchestrator.schedulers import LastingScheduler
 from orchestrator.store import Run
@@ -33,13 +35,14 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
     """`run_sweep`, and then a sample of its cells again, alone; says what that came to. The summary is of both."""
     began = time.monotonic()
     with lasting(means) as once:
-        summary = run_sweep(request, choice, once)
+        summary = run_sweep(request, choice, replace(once, more_follows=True))
         if summary.stopped or summary.late or summary.broken:
             return summary
         placed = cells_beside_others(request)
         sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed], _SHARE, _FEWEST)
         if not sample:
             means.say("contention: no timed cell ran beside another, so that there is nothing to check")
+            _note_finished(request)
             return summary
         means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
         left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
@@ -49,7 +52,14 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
     for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
     summary.stopped, summary.late, summary.left, summary.broken = checked.stopped, checked.late, checked.left, checked.broken
+    if not (summary.stopped or summary.late or summary.broken):
+        _note_finished(request)
     return summary
+
+
+def _note_finished(request: Request) -> None:
+    with request.run.opened_for_writing() as writer:
+        note_finished(writer, sys.argv[1:])
 
 
 @contextmanager
@@ -109,7 +119,8 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
 
     now, before = _gpus(alone), _gpus(beside)
     cells = frozenset(cell for cell in now.keys() & placed.keys() if now[cell].kind == before[cell].kind)
-    if missing := sum(cell.id not in cells for cell in sample):
+    begun = {cell for (cell,) in alone.rows("attempts", ["cell"])}
+    if missing := sum(cell.id in begun - cells for cell in sample):
         yield f"contention: {so_many(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
     if not cells:
         return

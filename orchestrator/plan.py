@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import RunError
 from orchestrator.inference import Witnesses
@@ -71,9 +71,9 @@ class Past:
 class Choice:
     """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
 
-    infer_oom: whether an out-of-memory that was inferred will do. repeat: how often each cell is to be measured, in all: what
-    its repetitions differ in is the noise of the machine. done: the ids of cells that were measured again already, as was asked.
-    verify: how many of the cells that are inferred to run out of memory are to be measured all the same.
+    infer_oom: whether an out-of-memory that was inferred will do. verify: how many of those are to be measured all the same.
+    repeat: how often each cell is to be measured, in all: what its repetitions differ in is the noise of the machine. done: by
+    its id each cell that was measured again already, as was asked, and how often it is to be.
     """
 
     infer_oom: bool = False
@@ -82,7 +82,7 @@ class Choice:
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     fresh: bool = False
-    done: frozenset[str] = frozenset()
+    done: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def again(self) -> bool:
@@ -90,7 +90,10 @@ class Choice:
         return self.fresh or bool(self.retry | self.only)
 
     def of(self, cell: Cell) -> Choice:
-        return replace(self, fresh=False, retry=frozenset(), only=frozenset()) if cell.id in self.done else self
+        if cell.id not in self.done:
+            return self
+        repeat = max(self.repeat, self.done[cell.id])
+        return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,11 @@ class Plan:
 
 def read_history(run: Run) -> dict[str, Past]:
     """What a run's folder knows of each cell."""
-    rows = run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"])
+    return history_of(run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"]), run)
+
+
+def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, Past]:
+    """rows: of attempts, each with its cell, its number, its status, its seconds and the number that it replaces up to."""
     ordered = sorted(rows, key=lambda row: row[:2])
     return {cell: _past([row[1:] for row in own], run) for cell, own in groupby(ordered, key=lambda row: row[0])}
 

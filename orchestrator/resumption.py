@@ -1,36 +1,50 @@
 """A command that was ended early and is given again goes on: `--retry` and `--fresh` do not begin with the first cell anew.
 
-Each invocation stands in the manifest, `finished` once it came to its end. What a run of the same unfinished command has begun
-since the first of them is not asked for again; a command that had come to its end is another one when it is given once more.
+Each invocation stands in the manifest, `finished` once it came to its end. What the unfinished ones of the same command have
+brought to an end is not asked for again, whatever ran in between; a command that had come to its end is another one when it is
+given once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
 
+from orchestrator.plan import RETRIED, history_of
 from orchestrator.store import Run, RunWriter
 
 FINISHED = "finished"
+_NEVER = datetime.max.replace(tzinfo=UTC)
 
 
-def done_already(run: Run, words: Sequence[str]) -> frozenset[str]:
-    """The cells that were begun since `words` were given first, if they have not come to their end since."""
-    unfinished = list(takewhile(lambda one: _goes_on(one, words), reversed(run.read_manifest().get("invocations", []))))
-    if not unfinished:
-        return frozenset()
-    since = datetime.fromisoformat(unfinished[-1]["time"])
-    return frozenset(cell for cell, started in run.rows("attempts", ["cell", "started_at"]) if started >= since)
+def done_already(run: Run, words: Sequence[str], attempts: int) -> dict[str, int]:
+    """The cells that `words` have measured again already, if they have not come to their end since; and how often each had
+    succeeded before, and so is to.
+
+    attempts: how often one that fails is tried.
+    """
+    spans = list(_unfinished(run.read_manifest().get("invocations", []), words))
+    if not spans:
+        return {}
+    rows = list(run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces", "started_at"]))
+    since = history_of((row[:-1] for row in rows if any(begin <= row[-1] < end for begin, end in spans)), run)
+    before = history_of((row[:-1] for row in rows if row[-1] < spans[0][0]), run)
+    ended = [cell for cell, past in since.items() if past.failures >= attempts or not RETRIED.issuperset(past.statuses)]
+    return {cell: max(1, before[cell].successes) if cell in before else 1 for cell in ended}
 
 
-def _goes_on(invocation: Mapping[str, Any], words: Sequence[str]) -> bool:
-    """Programs of before did not write down whether they came to their end."""
-    return invocation["command"] == list(words) and invocation.get(FINISHED) is False
+def _unfinished(invocations: Sequence[Mapping[str, Any]], words: Sequence[str]) -> Iterator[tuple[datetime, datetime]]:
+    """From when to when each of the last ones ran that have not come to their end. Older programs did not write that down."""
+    begins = [*(datetime.fromisoformat(one["time"]) for one in invocations), _NEVER]
+    own = [place for place, one in enumerate(invocations) if one["command"] == list(words)]
+    last = list(takewhile(lambda place: invocations[place].get(FINISHED) is False, reversed(own)))
+    return ((begins[place], begins[place + 1]) for place in reversed(last))
 
 
-def note_finished(writer: RunWriter) -> None:
+def note_finished(writer: RunWriter, words: Sequence[str]) -> None:
     manifest = writer.read_manifest()
-    *earlier, last = manifest["invocations"]
-    writer.write_manifest({**manifest, "invocations": [*earlier, {**last, FINISHED: True}]})
+    noted = [{**one, FINISHED: True} if one["command"] == list(words) else one for one in manifest.get("invocations", [])]
+    if noted != manifest.get("invocations", []):
+        writer.write_manifest({**manifest, "invocations": noted})

@@ -181,7 +181,7 @@ class Means:
     open_scheduler: for attempts like the one it is given.
     mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
     skip_predicted_oom: whether cells are left out that are predicted to run out of memory. say: tells the user what happens
-    before the first cell begins.
+    before the first cell begins. more_follows: whether the command has not come to its end with these cells.
     """
 
     open_scheduler: Callable[[Attempt], Scheduler]
@@ -190,6 +190,7 @@ class Means:
     mixed: bool = False
     start_method: StartMethod | None = None
     skip_predicted_oom: bool = False
+    more_follows: bool = False
     say: Callable[[str], None] = lambda text: None
 
 
@@ -202,7 +203,10 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        plan = plan_request(request, going_on(request.run, choice))
+        choice = going_on(request, choice)
+        if choice.done:
+            means.say(f"this command was ended before: it goes on, with {so_many(len(choice.done))} of it done")
+        plan = plan_request(request, choice)
         summary.given_up = sum(decision.given_up for decision in plan.decisions)
 
         kept = read_kept(request.run, plan)
@@ -223,8 +227,8 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, commit, arm)
-            if not (summary.stopped or summary.broken or queue.late):
-                note_finished(writer)
+        if not (summary.stopped or summary.broken or queue.late or means.more_follows):
+            note_finished(writer, sys.argv[1:])
         summary.late, summary.inferred = queue.late, queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
@@ -233,9 +237,11 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     return summary
 
 
-def going_on(run: Run, choice: Choice) -> Choice:
+def going_on(request: Request, choice: Choice) -> Choice:
     """What is left of it, where this command was ended before."""
-    return replace(choice, done=done_already(run, sys.argv[1:])) if choice.again else choice
+    if not choice.again:
+        return choice
+    return replace(choice, done=done_already(request.run, sys.argv[1:], request.config.limits.attempts))
 
 
 def _one_at_a_time(means: Means) -> Means:

@@ -114,6 +114,30 @@ def test_what_was_measured_alone_is_not_again_and_goes_on_where_it_was_cut_off(r
     assert not third.begun
 
 
+def test_a_command_is_not_at_its_end_before_its_cells_were_alone(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["sweep", "run", "c.yaml", "--fresh", "--check-contention"])
+
+    def now(attempt: Attempt) -> Outcome:
+        return replace(beside(attempt), started_at=time.time(), wall_s=20.0)
+
+    def stopped(attempt: Attempt) -> Outcome:
+        if len(first.begun) == 4 + 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        return now(attempt)
+
+    first = FakeScheduler(stopped)
+    summary, said = go(request_of(), first, Choice(fresh=True))
+    assert summary.stopped == "SIGINT"
+    assert not any("did not end well" in line for line in said)
+    for alone in ([True] * 2, [False] * 4 + [True] * 3):
+        scheduler = FakeScheduler(now)
+        go(request_of(), scheduler, Choice(fresh=True))
+        assert [attempt.settings.alone_on is not None for attempt in scheduler.begun] == alone
+
+
 def test_it_does_not_begin_where_the_time_is_up(request_of: Callable[..., Request]) -> None:
     def measure(attempt: Attempt) -> Outcome:
         time.sleep(0.4 if length_of(attempt) == 128 else 0)

@@ -349,24 +349,12 @@ def test_what_is_asked_for_again_goes_on_where_it_was_ended(
 ) -> None:
     """As a queue of a cluster gives the same command again, for as long as its exit code is 75."""
 
-    def of_now(attempt: Attempt) -> Outcome:
-        return replace(outcome_of(attempt), started_at=time.time())
-
-    def stopped_at(length: int) -> FakeScheduler:
-        def measure(attempt: Attempt) -> Outcome:
-            if lengths_of_one(attempt) == length:
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(5)
-            return of_now(attempt)
-
-        return FakeScheduler(measure)
-
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml"])
     go(request_of(), FakeScheduler(of_now))
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--again"])
     begun = []
     for length, left in ((64, 2), (128, 1)):
-        scheduler = stopped_at(length)
+        scheduler = stopping_at(length)
         summary = go(request_of(), scheduler, Choice(**again))
         assert (summary.stopped, summary.left) == ("SIGTERM", left)
         begun += lengths_of(scheduler)
@@ -376,6 +364,99 @@ def test_what_is_asked_for_again_goes_on_where_it_was_ended(
     once_more = FakeScheduler(of_now)
     go(request_of(), once_more, Choice(**again))
     assert lengths_of(once_more) == [16, 32, 64, 128]  # it had come to its end
+
+
+def of_now(attempt: Attempt) -> Outcome:
+    return replace(outcome_of(attempt), started_at=time.time())
+
+
+def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = of_now) -> FakeScheduler:
+    def stop(attempt: Attempt) -> Outcome:
+        if lengths_of_one(attempt) == length:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        return measure(attempt)
+
+    return FakeScheduler(stop)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda words: monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", *words.split()])
+
+
+ALL_AGAIN = Choice(retry=frozenset({"ok"}))
+
+
+def test_what_goes_on_measures_each_cell_as_often_as_before(
+    request_of: Callable[..., Request], command: Callable[[str], None]
+) -> None:
+    narrow = {"wheres": ["context_length=16|32"]}
+    command("--repeat 3")
+    go(request_of(**narrow), FakeScheduler(of_now), Choice(repeat=3))
+    command("--retry ok")
+    first = stopping_at(32)
+    assert go(request_of(**narrow), first, ALL_AGAIN).stopped == "SIGTERM"
+    assert lengths_of(first) == [16, 32]
+    said: list[str] = []
+    last = FakeScheduler(of_now)
+    go(request_of(**narrow), last, ALL_AGAIN, say=said.append)
+    assert sorted(lengths_of(last)) == [16, 16, 32, 32, 32]
+    assert said[0] == "this command was ended before: it goes on, with 1 cell of it done"
+    assert set(pd.read_parquet(request_of().run.folder / "cells.parquet")["repetitions"]) == {3}
+
+
+@pytest.mark.parametrize("end", [Status.FAILED, Status.LOST])
+def test_what_failed_before_the_command_was_ended_is_not_done(
+    end: Status, request_of: Callable[..., Request], command: Callable[[str], None]
+) -> None:
+    command("")
+    go(request_of(), FakeScheduler(of_now))
+    command("--retry ok")
+    failing = stopping_at(32, lambda one: replace(outcome_of(one, end), started_at=time.time()))
+    assert go(request_of(), failing, ALL_AGAIN).stopped == "SIGTERM"
+    assert lengths_of(failing) == [16, 32]
+    last = FakeScheduler(of_now)
+    go(request_of(), last, ALL_AGAIN)
+    assert lengths_of(last) == [16, 32, 64, 128]
+
+
+def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(
+    request_of: Callable[..., Request], command: Callable[[str], None]
+) -> None:
+    command("--only pending")
+    failing = stopping_at(32, lambda one: replace(outcome_of(one, Status.FAILED), started_at=time.time()))
+    go(request_of(), failing, Choice(only=frozenset({"pending"})))
+    last = FakeScheduler(of_now)
+    go(request_of(), last, Choice(only=frozenset({"pending"})))
+    assert lengths_of(last) == [32, 64, 128]
+
+
+def test_two_commands_by_turns_both_come_to_their_end(request_of: Callable[..., Request], command: Callable[[str], None]) -> None:
+    command("")
+    go(request_of(), FakeScheduler(of_now))
+    halves = {"context_length=16|32": 32, "context_length=64|128": 128}
+    begun = []
+    for schedulers in ({where: stopping_at(length) for where, length in halves.items()}, dict.fromkeys(halves)):
+        for where, scheduler in schedulers.items():
+            scheduler = scheduler or FakeScheduler(of_now)
+            command(f"--retry ok --where {where}")
+            go(request_of(wheres=[where]), scheduler, ALL_AGAIN)
+            begun.append(lengths_of(scheduler))
+    assert begun == [[16, 32], [64, 128], [32], [128]]
+
+
+def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is_given_twice_more(
+    request_of: Callable[..., Request], command: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("--fresh")
+    with monkeypatch.context() as killed:
+        killed.setattr("orchestrator.run.note_finished", lambda *_: None)
+        go(request_of(), FakeScheduler(of_now), Choice(fresh=True))
+    for lengths in ([], [16, 32, 64, 128]):
+        scheduler = FakeScheduler(of_now)
+        go(request_of(), scheduler, Choice(fresh=True))
+        assert lengths_of(scheduler) == lengths
 
 
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
