@@ -28,6 +28,7 @@ _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
 _IDS = {"host": "host", "gpu_uuid": "GPU"}  # facts that tell one from another, and how they are called then
 _DROPPED = ("pid",)
+_ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
 _GONE = "…"
 
@@ -77,15 +78,11 @@ class Redaction:
 
     def manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """run.json, as it is published."""
-        found = dict(self._within(manifest))
-        config = found.get("config")
-        if config and config.get("env"):
-            found["config"] = {**config, "env": {name: self._variable(name, value) for name, value in config["env"].items()}}
-        return found
+        return {name: self._entry(name, value) for name, value in manifest.items()}
 
     def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         return {
-            name: self._names[name].get(str(value)) if name in _IDS else self._within(value)
+            name: self._names[name].get(str(value)) if name in _IDS else self._entry(name, value)
             for name, value in facts.items()
             if name not in _DROPPED
         }
@@ -97,12 +94,17 @@ class Redaction:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {name: self._within(one) for name, one in value.items()}
+            return {name: self._entry(name, one) for name, one in value.items()}
         return [self._within(one) for one in value] if isinstance(value, list) else value
+
+    def _entry(self, name: str, value: Any) -> Any:
+        if name == _ENVIRONMENT and isinstance(value, dict):
+            return {variable: self._variable(variable, one) for variable, one in value.items()}
+        return self._within(value)
 
     def _variable(self, name: str, value: str) -> str:
         if name.startswith(_OF_TORCH):
-            return value
+            return self.text(value)
         self._counts[f"value of the environment variable {name}"] += 1
         return _GONE
 

@@ -43,11 +43,19 @@ def test_of_a_text(redaction: Redaction, text: str, left: str) -> None:
 
 
 def test_of_an_attempt(redaction: Redaction) -> None:
-    facts = {"host": "alpha", "pid": 13, "gpu": "alpha 200", "flops": {"forward": 3}, "torch": "2.11"}
+    facts = {
+        "host": "alpha",
+        "pid": 13,
+        "gpu": "alpha 200",
+        "flops": {"forward": 3},
+        "torch": "2.11",
+        "env": {"HF_TOKEN": "secret"},
+    }
     evidence = {"traceback": "/a/b/c.py", "asked_bytes": 7}
     rows = pd.DataFrame({"facts": [json.dumps(facts)], "evidence": [json.dumps(evidence)], "params": ['{"model": "/a/b:C"}']})
     found = redaction.table("attempts", rows).iloc[0]
-    assert json.loads(found["facts"]) == {"host": "host 1", "gpu": "host 1 200", "flops": {"forward": 3}, "torch": "2.11"}
+    kept = {"host": "host 1", "gpu": "host 1 200", "flops": {"forward": 3}, "torch": "2.11"}
+    assert json.loads(found["facts"]) == {**kept, "env": {"HF_TOKEN": "…"}}
     assert json.loads(found["evidence"]) == {"traceback": "…/c.py", "asked_bytes": 7}
     assert found["params"] == '{"model": "/a/b:C"}'  # of which the cell's id is made
 
@@ -55,17 +63,19 @@ def test_of_an_attempt(redaction: Redaction) -> None:
 def test_of_a_manifest(redaction: Redaction) -> None:
     manifest = {
         "config": {"name": "n", "env": {"HF_TOKEN": "secret", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},
-        "invocations": [{"command": ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"]}],
+        "invocations": [
+            {"command": ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"], "asked": {"env": {"HF_TOKEN": "secret"}}}
+        ],
     }
     found = redaction.manifest(manifest)
     assert found["config"]["env"] == {"HF_TOKEN": "…", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert found["invocations"] == [{"command": ["run", "…/c.yaml", "--address", "…:6379"]}]
+    assert found["invocations"] == [{"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}]
     assert manifest["config"]["env"]["HF_TOKEN"] == "secret"  # type: ignore[index]
     assert list(redaction.said()) == [
         "names of hosts: 2, called host 1 to host 2",
         "ids of GPUs: 1, called GPU 1",
         "process ids: 2",
+        "value of the environment variable HF_TOKEN: 2",
         "beginnings of absolute paths: 1",
         "addresses of networks: 1",
-        "value of the environment variable HF_TOKEN: 1",
     ]
