@@ -83,7 +83,7 @@ def _with_all(outcome: Outcome) -> Outcome:
 
 
 def _told(outcome: Outcome) -> Outcome:
-    facts = {**outcome.facts, "host": "secret-host", "pid": 4711}
+    facts = {**outcome.facts, "host": "secret-host", "pid": 4711, "env": {"TOKEN": "s3cr3t"}}
     evidence = {**outcome.evidence, "traceback": EVIDENCE} if outcome.evidence else outcome.evidence
     return replace(outcome, facts=facts, evidence=evidence)
 
