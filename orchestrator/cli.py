@@ -393,11 +393,10 @@ def _conclude(summary: Any, request: Any) -> None:
             "--retry beside measures again, one at a time"
         )
     say(f"the tables: sweep report {folder}")
-    if summary.refuted:
-        sys.exit(EXIT_FAILURES)
     if summary.given_up:
         say(f"left alone {so_many(summary.given_up)} that failed too often before")
     bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
     if bad or summary.given_up:
         say(f"what went wrong: sweep status {folder}")
+    if bad or summary.given_up or summary.refuted:
         sys.exit(EXIT_FAILURES)

@@ -47,7 +47,8 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
         left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
         alone = request_alone(request, sample)
-        how = replace(once, open_scheduler=lambda example: OneByOne(once.open_scheduler(example), placed), time_limit_s=left)
+        alone_by_one = replace(once, open_scheduler=lambda example: OneByOne(once.open_scheduler(example), placed))
+        how = replace(alone_by_one, time_limit_s=left, mixed=True)  # an earlier sample may be of another environment
         checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
     for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
@@ -118,9 +119,10 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
     from orchestrator.report.render import describe_comparison
 
     now, before = _gpus(alone), _gpus(beside)
-    cells = frozenset(cell for cell in now.keys() & placed.keys() if now[cell].kind == before[cell].kind)
+    chosen = {cell.id for cell in sample}
+    cells = frozenset(cell for cell in now.keys() & placed.keys() & chosen if now[cell].kind == before[cell].kind)
     begun = {cell for (cell,) in alone.rows("attempts", ["cell"])}
-    if missing := sum(cell.id in begun - cells for cell in sample):
+    if missing := len((chosen & begun) - cells):
         yield f"contention: {so_many(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
     if not cells:
         return

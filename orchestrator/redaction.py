@@ -4,7 +4,7 @@ a host's name, a GPU's id   `host 1`, `GPU 1`: which cells are of the same one s
 an absolute path            from where this program, an installed package or a folder of sweeps begins; else its last part
 an address of a network     `…`
 a process id                nothing
-an environment variable     its value, unless torch or CUDA is set by it
+an environment variable     its value, wherever it stands, unless torch or CUDA is set by it
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -26,6 +26,8 @@ _FROM_WHERE = (  # what a path is read from, if it has it
 )
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)  # in the name of a variable, whosever it is
+_TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
 _IDS = {"host": "host", "gpu_uuid": "GPU"}  # facts that tell one from another, and how they are called then
 _DROPPED = ("pid",)
 _ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
@@ -45,8 +47,11 @@ class Redaction:
             self._names[fact] = {name: f"{word} {place}" for place, name in enumerate(seen, 1)}
         self._counts: Counter[str] = Counter({"process ids": sum(name in one for one in facts for name in _DROPPED)})
         self._called = {name: alias for names in self._names.values() for name, alias in names.items()}
-        known = "|".join(re.escape(name) for name in sorted(self._called, key=len, reverse=True))
+        known = _any_of(self._called)
         self._known = re.compile(rf"(?<![\w.-])(?:GPU-)?({known})(?![\w-]|\.\w)") if known else None
+        variables = {(name, str(value)) for one in facts for name, value in (one.get(_ENVIRONMENT) or {}).items()}
+        values = _any_of(value for name, value in variables if len(value) >= _TELLING and not _is_of_torch(name))
+        self._values = re.compile(values) if values else None
 
     def said(self) -> Iterator[str]:
         """What was left out, a sentence each."""
@@ -60,7 +65,9 @@ class Redaction:
                 yield f"{what}: {count}"
 
     def text(self, text: str) -> str:
-        """Without paths, addresses, and the names of hosts and GPUs."""
+        """Without values of environment variables, paths, addresses, and the names of hosts and GPUs."""
+        if self._values:
+            text = self._values.sub(_GONE, text)
         text = _PATH.sub(self._path, text)
         text = _ADDRESS.sub(self._address, text)
         return self._known.sub(self._alias, text) if self._known else text
@@ -103,7 +110,7 @@ class Redaction:
         return self._within(value)
 
     def _variable(self, name: str, value: str) -> str:
-        if name.startswith(_OF_TORCH):
+        if _is_of_torch(name):
             return self.text(value)
         self._counts[f"value of the environment variable {name}"] += 1
         return _GONE
@@ -121,3 +128,11 @@ class Redaction:
     def _address(self, found: re.Match[str]) -> str:
         self._counts["addresses of networks"] += 1
         return _GONE
+
+
+def _is_of_torch(name: str) -> bool:
+    return name.startswith(_OF_TORCH) and not _SECRET.search(name)
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))

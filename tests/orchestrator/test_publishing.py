@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 Rendered = Callable[[Path], Mapping[str, bytes]]
 
 SECRETS = ("secret-host", "/home/ann", "10.0.0.5", "s3cr3t", "4711")
-EVIDENCE = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host'
+EVIDENCE = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
 
 
 @pytest.fixture(scope="module")

@@ -62,13 +62,17 @@ def test_of_an_attempt(redaction: Redaction) -> None:
 
 def test_of_a_manifest(redaction: Redaction) -> None:
     manifest = {
-        "config": {"name": "n", "env": {"HF_TOKEN": "secret", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}},
+        "config": {
+            "name": "n",
+            "env": {"HF_TOKEN": "secret", "NVIDIA_API_KEY": "secret", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        },
         "invocations": [
             {"command": ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"], "asked": {"env": {"HF_TOKEN": "secret"}}}
         ],
     }
     found = redaction.manifest(manifest)
-    assert found["config"]["env"] == {"HF_TOKEN": "…", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    kept = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert found["config"]["env"] == {"HF_TOKEN": "…", "NVIDIA_API_KEY": "…", **kept}
     assert found["invocations"] == [{"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}]
     assert manifest["config"]["env"]["HF_TOKEN"] == "secret"  # type: ignore[index]
     assert list(redaction.said()) == [
@@ -76,6 +80,7 @@ def test_of_a_manifest(redaction: Redaction) -> None:
         "ids of GPUs: 1, called GPU 1",
         "process ids: 2",
         "value of the environment variable HF_TOKEN: 2",
+        "value of the environment variable NVIDIA_API_KEY: 1",
         "beginnings of absolute paths: 1",
         "addresses of networks: 1",
     ]
