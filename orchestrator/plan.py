@@ -68,12 +68,23 @@ class Past:
 
 
 @dataclass(frozen=True)
+class Done:
+    """A cell that a command which goes on has measured again already. times: how often it is to be in all, as it was before;
+    misses: how often it had come to nothing until then; failed: whether it did nothing else since.
+    """
+
+    times: int
+    misses: int = 0
+    failed: bool = False
+
+
+@dataclass(frozen=True)
 class Choice:
     """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
 
     infer_oom: whether an out-of-memory that was inferred will do. verify: how many of those are to be measured all the same.
     repeat: how often each cell is to be measured, in all: what its repetitions differ in is the noise of the machine. done: by
-    its id each cell that was measured again already, as was asked, and how often it is to be.
+    its id each cell that was measured again already, as was asked.
     """
 
     infer_oom: bool = False
@@ -82,7 +93,7 @@ class Choice:
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     fresh: bool = False
-    done: Mapping[str, int] = field(default_factory=dict)
+    done: Mapping[str, Done] = field(default_factory=dict)
 
     @property
     def again(self) -> bool:
@@ -90,9 +101,8 @@ class Choice:
         return self.fresh or bool(self.retry | self.only)
 
     def of(self, cell: Cell) -> Choice:
-        if cell.id not in self.done:
-            return self
-        repeat = max(self.repeat, self.done[cell.id])
+        """What is still asked of one that is done."""
+        repeat = max(self.repeat, self.done[cell.id].times)
         return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)
 
 
@@ -177,7 +187,7 @@ def _status(word: str, run: Run) -> Status:
 
 def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
-    plan = Plan(tuple(_decide(cell, history.get(cell.id, Past()), choice.of(cell), attempts) for cell in cells), history)
+    plan = Plan(tuple(_decide_of(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
     return _with_verified(_with_inferred(plan, choice), choice) if choice.infer_oom else plan
 
 
@@ -221,6 +231,15 @@ def _may_be_inferred(past: Past, choice: Choice) -> bool:
     asked = past.status != PENDING and past.status in choice.retry | choice.only
     failed = past.was_verified and past.status in RETRIED
     return Status.OK not in past.statuses and past.status != Status.OOM and not failed and not asked
+
+
+def _decide_of(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
+    done = choice.done.get(cell.id)
+    if done is None:
+        return _decide(cell, past, choice, attempts)
+    if done.failed:
+        return Decision(cell, 0, f"given up after {attempts} attempts: {past.statuses[-1]}", given_up=True)
+    return _decide(cell, past, choice.of(cell), attempts + done.misses)
 
 
 def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:

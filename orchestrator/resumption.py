@@ -2,7 +2,7 @@
 
 Each invocation stands in the manifest, `finished` once it came to its end. What the unfinished ones of the same command have
 brought to an end is not asked for again, whatever ran in between; a command that had come to its end is another one when it is
-given once more.
+given once more, and so is one that would measure otherwise by now.
 """
 
 from __future__ import annotations
@@ -12,33 +12,37 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from typing import Any
 
-from orchestrator.plan import RETRIED, history_of
+from orchestrator.plan import RETRIED, Done, Past, history_of
 from orchestrator.store import Run, RunWriter
 
 FINISHED = "finished"
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
-def done_already(run: Run, words: Sequence[str], attempts: int) -> dict[str, int]:
-    """The cells that `words` have measured again already, if they have not come to their end since; and how often each had
-    succeeded before, and so is to.
+def done_already(run: Run, same: Mapping[str, Any], attempts: int) -> dict[str, Done]:
+    """The cells that a command has measured again already, if it has not come to its end since.
 
-    attempts: how often one that fails is tried.
+    same: what its invocations have in common. attempts: how often a cell that fails is tried.
     """
-    spans = list(_unfinished(run.read_manifest().get("invocations", []), words))
+    spans = list(_unfinished(run.read_manifest().get("invocations", []), same))
     if not spans:
         return {}
     rows = list(run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces", "started_at"]))
     since = history_of((row[:-1] for row in rows if any(begin <= row[-1] < end for begin, end in spans)), run)
     before = history_of((row[:-1] for row in rows if row[-1] < spans[0][0]), run)
-    ended = [cell for cell, past in since.items() if past.failures >= attempts or not RETRIED.issuperset(past.statuses)]
-    return {cell: max(1, before[cell].successes) if cell in before else 1 for cell in ended}
+    found = {}
+    for cell, past in since.items():
+        failed = RETRIED.issuperset(past.statuses)
+        if not failed or past.failures >= attempts:
+            earlier = before.get(cell, Past())
+            found[cell] = Done(max(1, earlier.successes), earlier.misses, failed)
+    return found
 
 
-def _unfinished(invocations: Sequence[Mapping[str, Any]], words: Sequence[str]) -> Iterator[tuple[datetime, datetime]]:
+def _unfinished(invocations: Sequence[Mapping[str, Any]], same: Mapping[str, Any]) -> Iterator[tuple[datetime, datetime]]:
     """From when to when each of the last ones ran that have not come to their end. Older programs did not write that down."""
     begins = [*(datetime.fromisoformat(one["time"]) for one in invocations), _NEVER]
-    own = [place for place, one in enumerate(invocations) if one["command"] == list(words)]
+    own = [place for place, one in enumerate(invocations) if all(one.get(name) == value for name, value in same.items())]
     last = list(takewhile(lambda place: invocations[place].get(FINISHED) is False, reversed(own)))
     return ((begins[place], begins[place + 1]) for place in reversed(last))
 

@@ -41,6 +41,7 @@ from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
+from tasks.harness.source import source_digest
 from tasks.prediction.records import Prediction, why_not
 
 if TYPE_CHECKING:
@@ -203,9 +204,10 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        choice = going_on(request, choice)
-        if choice.done:
-            means.say(f"this command was ended before: it goes on, with {so_many(len(choice.done))} of it done")
+        circumstances = _circumstances(request, commit)
+        choice = going_on(request, choice, circumstances)
+        if done := sum(cell.id in choice.done for cell in request.expansion.cells):
+            means.say(f"this command was ended before: it goes on, with {so_many(done)} of it done")
         plan = plan_request(request, choice)
         summary.given_up = sum(decision.given_up for decision in plan.decisions)
 
@@ -215,7 +217,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         for line in describe_kept(kept, request.config, commit, import_paths(request)):
             means.say(line)
 
-        measured, asked = set[str](), how_asked(request.config.model_dump(mode="json"))
+        measured, asked = set[str](), circumstances["asked"]
 
         def keep(outcome: Outcome) -> None:
             writer.append(replace(outcome, facts={**outcome.facts, **asked}), commit)
@@ -237,11 +239,22 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     return summary
 
 
-def going_on(request: Request, choice: Choice) -> Choice:
+def going_on(request: Request, choice: Choice, circumstances: Mapping[str, Any]) -> Choice:
     """What is left of it, where this command was ended before."""
     if not choice.again:
         return choice
-    return replace(choice, done=done_already(request.run, sys.argv[1:], request.config.limits.attempts))
+    return replace(choice, done=done_already(request.run, circumstances, request.config.limits.attempts))
+
+
+def _circumstances(request: Request, commit: str | None) -> dict[str, Any]:
+    """What makes a command the same that was given before: its words, and how it would measure."""
+    models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
+    return {
+        "command": sys.argv[1:],
+        "commit": commit,
+        "asked": how_asked(request.config.model_dump(mode="json")),
+        "sources": {model: source_digest(model, [*sys.path, *import_paths(request)]) for model in sorted(models)},
+    }
 
 
 def _one_at_a_time(means: Means) -> Means:
@@ -447,17 +460,10 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
     before = request.run.read_manifest()
     begun = datetime.now(UTC)
     now = begun.isoformat(timespec="seconds")
-    config = request.config.model_dump(mode="json")
-    invocation = {
-        "time": begun.isoformat(timespec="milliseconds"),
-        "command": sys.argv[1:],
-        "commit": commit,
-        "asked": how_asked(config),
-        FINISHED: False,
-    }
+    invocation = {"time": begun.isoformat(timespec="milliseconds"), **_circumstances(request, commit), FINISHED: False}
     sweep = {
         "config_path": str(request.config_path),
-        "config": config,
+        "config": request.config.model_dump(mode="json"),
         "selection": asdict(request.selection),
         "asked": len(request.expansion.cells),
     }

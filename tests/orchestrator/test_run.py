@@ -421,6 +421,48 @@ def test_what_failed_before_the_command_was_ended_is_not_done(
     assert lengths_of(last) == [16, 32, 64, 128]
 
 
+def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., Request], command: Callable[[str], None]) -> None:
+    """That it had succeeded before does not hide it."""
+    command("")
+    go(request_of(), FakeScheduler(of_now))
+    command("--retry ok")
+    fails = stopping_at(64, lambda one: replace(outcome_of(one, Status.FAILED), started_at=time.time()))
+    for _ in range(request_of().config.limits.attempts):
+        go(request_of(), fails, ALL_AGAIN)
+    assert lengths_of(fails) == [16, 32, 64] * request_of().config.limits.attempts
+    last = FakeScheduler(of_now)
+    assert go(request_of(), last, ALL_AGAIN).given_up == 2
+    assert lengths_of(last) == [64, 128]
+
+
+def test_repetitions_of_what_had_failed_before_are_still_owed(
+    request_of: Callable[..., Request], command: Callable[[str], None]
+) -> None:
+    narrow = {"wheres": ["context_length=16"]}
+    command("")
+    for _ in range(request_of().config.limits.attempts):
+        go(request_of(**narrow), FakeScheduler(lambda one: outcome_of(one, Status.FAILED)))
+    go(request_of(**narrow), FakeScheduler(outcome_of), Choice(retry=frozenset({"failed"})))
+    command("--retry ok --repeat 2")
+    twice = replace(ALL_AGAIN, repeat=2)
+    first = FakeScheduler(lambda one: of_now(one) if len(first.begun) == 1 else stopping_at(16).measure(one))
+    assert go(request_of(**narrow), first, twice).stopped == "SIGTERM"
+    last = FakeScheduler(of_now)
+    go(request_of(**narrow), last, twice)
+    assert lengths_of(last) == [16]
+
+
+@pytest.mark.parametrize("changed", ["env: {A: b}\n", "instruments: [timing]\n"])
+def test_a_command_that_would_measure_otherwise_is_another_one(
+    changed: str, request_of: Callable[..., Request], command: Callable[[str], None]
+) -> None:
+    command("--retry ok")
+    assert go(request_of(), stopping_at(64), Choice(fresh=True)).stopped == "SIGTERM"
+    scheduler = FakeScheduler(of_now)
+    go(request_of(CONFIG + changed), scheduler, ALL_AGAIN)
+    assert lengths_of(scheduler) == [16, 32, 64, 128]
+
+
 def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(
     request_of: Callable[..., Request], command: Callable[[str], None]
 ) -> None:
