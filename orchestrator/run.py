@@ -228,7 +228,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, keep if choice.infer_oom else None)
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
-                _measure(request, writer, queue, means, summary, keep, commit, arm)
+                _measure(request, writer, queue, means, summary, keep, circumstances, arm)
         if not (summary.stopped or summary.broken or queue.late or means.more_follows):
             note_finished(writer, sys.argv[1:])
         summary.late, summary.inferred = queue.late, queue.still_inferred
@@ -301,7 +301,7 @@ def _measure(
     means: Means,
     summary: Summary,
     keep: Callable[[Outcome], None],
-    commit: str | None,
+    circumstances: Mapping[str, Any],
     arm: Callable[[], None],
 ) -> None:
     scheduler = means.open_scheduler(queue.example())
@@ -315,7 +315,7 @@ def _measure(
         leave_out_wider(queue, environments, means.say)
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints, queue)
-        writer.write_manifest(_manifest(request, fingerprints, commit))
+        writer.write_manifest(_manifest(request, fingerprints, circumstances))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         scheduler.prepare(queue.example())
@@ -456,11 +456,13 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {before.get(name)} (here {now.get(name)})" for name in names)
 
 
-def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], commit: str | None) -> dict[str, Any]:
+def _manifest(
+    request: Request, fingerprints: dict[str, list[dict[str, Any]]], circumstances: Mapping[str, Any]
+) -> dict[str, Any]:
     before = request.run.read_manifest()
     begun = datetime.now(UTC)
     now = begun.isoformat(timespec="seconds")
-    invocation = {"time": begun.isoformat(timespec="milliseconds"), **_circumstances(request, commit), FINISHED: False}
+    invocation = {"time": begun.isoformat(timespec="milliseconds"), **circumstances, FINISHED: False}
     sweep = {
         "config_path": str(request.config_path),
         "config": request.config.model_dump(mode="json"),
@@ -472,7 +474,7 @@ def _manifest(request: Request, fingerprints: dict[str, list[dict[str, Any]]], c
     return {
         "name": request.config.name,
         "program": _program_version(),
-        "commit": commit,
+        "commit": circumstances["commit"],
         "created": before.get("created", now),
         "updated": now,
         **sweep,
