@@ -150,7 +150,7 @@ def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
         with torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"):
             loss = functional.cross_entropy(model(x).view(-1, p["vocab_size"]), y.view(-1))
         lap("forward")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         lap("backward")
         optimizer.step()
         lap("optimizer")
@@ -185,13 +185,13 @@ def mark_time(device: str) -> Any:
     """Now: of the device's queue where it has one."""
     if device != "cuda":
         return time.perf_counter()
-    event = torch.cuda.Event(enable_timing=True)
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
 
 
 def elapsed_ms(start: Any, end: Any) -> float:
-    return (end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end)
+    return float((end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end))
 
 
 def by_sweep(cell: Cell) -> dict[str, list[float]]:

@@ -102,12 +102,12 @@ def read(out: Path, places: int, command_s: float) -> Swept:
     begins = [started.timestamp() for _, _, started, _ in rows]
     ends = [begin + row[3] for begin, row in zip(begins, rows, strict=True)]
     cells = orchestrator.load(out).cells
-    medians = cells.set_index("cell")["step_ms_median"].dropna() if "step_ms_median" in cells else {}
+    timed = cells.reindex(columns=["cell", "step_ms_median"]).dropna()
     return Swept(
         places,
         command_s,
         max(ends) - min(begins),
-        {cell: float(ms) for cell, ms in medians.items()},
+        dict(zip(timed["cell"], timed["step_ms_median"].astype(float), strict=True)),
         {cell: status for cell, status, _, _ in rows},
         {part: float(cells[f"took_{part}_s"].mean()) for part in TOOK},
     )

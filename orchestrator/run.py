@@ -204,7 +204,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        circumstances = _circumstances(request, commit)
+        circumstances = circumstances_of(request, commit)
         choice = going_on(request, choice, circumstances)
         if done := sum(cell.id in choice.done for cell in request.expansion.cells):
             means.say(f"this command was ended before: it goes on, with {so_many(done)} of it done")
@@ -246,7 +246,7 @@ def going_on(request: Request, choice: Choice, circumstances: Mapping[str, Any])
     return replace(choice, done=done_already(request.run, circumstances, request.config.limits.attempts))
 
 
-def _circumstances(request: Request, commit: str | None) -> dict[str, Any]:
+def circumstances_of(request: Request, commit: str | None) -> dict[str, Any]:
     """What makes a command the same that was given before: its words, and how it would measure."""
     models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
     return {
@@ -315,7 +315,7 @@ def _measure(
         leave_out_wider(queue, environments, means.say)
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints, queue)
-        writer.write_manifest(_manifest(request, fingerprints, circumstances))
+        writer.write_manifest(manifest_of(request, fingerprints, circumstances))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         scheduler.prepare(queue.example())
@@ -456,7 +456,7 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {before.get(name)} (here {now.get(name)})" for name in names)
 
 
-def _manifest(
+def manifest_of(
     request: Request, fingerprints: dict[str, list[dict[str, Any]]], circumstances: Mapping[str, Any]
 ) -> dict[str, Any]:
     before = request.run.read_manifest()
