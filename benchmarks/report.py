@@ -30,7 +30,9 @@ import psutil
 import pyarrow as pa
 
 from orchestrator import store
-from orchestrator.run import Request, circumstances_of, manifest_of, resolve
+from orchestrator.invocations import new_invocation
+from orchestrator.plan import Choice
+from orchestrator.run import Request, manifest_of, resolve
 from orchestrator.store import ATTEMPTS, MERGE_BATCH, SAMPLES, Run
 from tasks.harness.cell import Cell
 
@@ -113,7 +115,7 @@ def make_run(folder: Path, cells: int) -> Request:
     request = resolve(config, [], [], folder)
     found = request.expansion.cells
     with Run(folder).opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, circumstances_of(request, None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
         merged = len(found) - len(found) % MERGE_BATCH
         for start in range(0, merged, MERGE_BATCH):
             _write(folder, f"merged-{start}", found[start : start + MERGE_BATCH])

@@ -138,20 +138,26 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
     from orchestrator.inspection import describe_cost, describe_memory, describe_plan
+    from orchestrator.invocations import new_invocation
     from orchestrator.kept import describe_kept, read_kept
     from orchestrator.report.gpus import find_card
-    from orchestrator.run import git_commit, import_paths, plan_request, resolve
+    from orchestrator.resumption import describe_going_on, going_on
+    from orchestrator.run import git_commit, plan_request, resolve
 
     card = find_card(gpu) if gpu is not None else None
 
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
-    planned = plan_request(request, _choice(chosen))
+    commit, choice = git_commit(), _choice(chosen)
+    choice = going_on(request, choice, new_invocation(request, choice, commit))
+    planned = plan_request(request, choice)
     if request.expansion.duplicates:
         click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
+    for line in describe_going_on(request, choice):
+        click.echo(line)
     for line in describe_plan(planned, request.expansion.label, describe_cost(request, planned, card), everything):
         click.echo(line)
     kept = read_kept(request.run, planned)
-    for line in describe_kept(kept, request.config, git_commit(), import_paths(request)):
+    for line in describe_kept(kept, request.config, commit, request.import_paths):
         click.echo(line)
     if memory:
         for line in describe_memory(request, card):

@@ -9,7 +9,6 @@ whatever reads a run reads it, `sweep compare` included. It is kept and resumed 
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.alone import OneByOne, Placed
 from orchestrator.grid import Expansion, choose_sample
+from orchestrator.invocations import new_invocation
 from orchestrator.plan import Choice
 from orchestrator.progress import so_many
 from orchestrator.resumption import note_finished
@@ -42,7 +42,7 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed], _SHARE, _FEWEST)
         if not sample:
             means.say("contention: no timed cell ran beside another, so that there is nothing to check")
-            _note_finished(request)
+            _note_finished(request, choice)
             return summary
         means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
         left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
@@ -54,13 +54,13 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         means.say(line)
     summary.stopped, summary.late, summary.left, summary.broken = checked.stopped, checked.late, checked.left, checked.broken
     if not (summary.stopped or summary.late or summary.broken):
-        _note_finished(request)
+        _note_finished(request, choice)
     return summary
 
 
-def _note_finished(request: Request) -> None:
+def _note_finished(request: Request, choice: Choice) -> None:
     with request.run.opened_for_writing() as writer:
-        note_finished(writer, sys.argv[1:])
+        note_finished(writer, new_invocation(request, choice, None))
 
 
 @contextmanager

@@ -11,12 +11,14 @@ from typing import Any
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.errors import RunError, nearest
+from orchestrator.invocations import last_choice, last_command, new_invocation
 from orchestrator.nvml import gpu_names
 from orchestrator.plan import Plan
 from orchestrator.prediction import predict_memory, verdict_of
 from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
 from orchestrator.report.gpus import Card, driver_name
-from orchestrator.run import Request, import_paths, last_choice, last_command, make_settings, plan_request
+from orchestrator.resumption import going_on
+from orchestrator.run import Request, git_commit, make_settings, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.records import LOG_FILE
@@ -96,7 +98,7 @@ def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
     from tabulate import tabulate  # 60 ms that no other command here has to pay
 
     cells = request.expansion.cells
-    predictions = predict_memory(cells, card, import_paths(request))
+    predictions = predict_memory(cells, card, request.import_paths)
     rows = [[request.expansion.label(cell), *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
     header = ["cell", "peak GiB", "first step GiB", "reserved GiB", f"on {card.name}" if card else "verdict", "how"]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
@@ -153,7 +155,8 @@ def _gib(nbytes: float | None) -> str:
 
 def describe_status(request: Request) -> Iterator[str]:
     """Counts by status, what failed and why, what would run next."""
-    plan = plan_request(request, last_choice(request.run))
+    choice = last_choice(request.run)
+    plan = plan_request(request, going_on(request, choice, new_invocation(request, choice, git_commit())))
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
     asked = {decision.cell.id for decision in plan.decisions}

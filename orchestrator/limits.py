@@ -18,7 +18,7 @@ from orchestrator.plan import Choice, Past, read_history
 from orchestrator.prediction import cap_bytes, predicting, verdict_of
 from orchestrator.probe import probe_here
 from orchestrator.report.gpus import Card
-from orchestrator.run import Means, Request, Summary, import_paths, run_sweep, smallest_card
+from orchestrator.run import Means, Request, Summary, run_sweep, smallest_card
 from orchestrator.schedulers import LastingScheduler
 from tasks.harness.cell import Cell
 from tasks.harness.records import Status
@@ -333,6 +333,6 @@ def find_limits(request: Request, bounds: Bounds, card: Card | None, means: Mean
     if means is not None:
         _check_ceilings(request, groups, bounds)
     card = card or _own_card(groups, bounds, means is not None)
-    predict_limits(groups, bounds, card, import_paths(request))
+    predict_limits(groups, bounds, card, request.import_paths)
     summary = confirm_limits(request, groups, bounds, means) if means is not None else Summary()
     return Found(groups, card, summary)

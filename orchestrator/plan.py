@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,16 @@ class Choice:
     def again(self) -> bool:
         """Whether cells are asked for that were measured before."""
         return self.fresh or bool(self.retry | self.only)
+
+    def to_json(self) -> dict[str, Any]:
+        """What the user said."""
+        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "done"}
+        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in said.items()}
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Choice:
+        read: dict[str, Any] = {name: frozenset(value) if isinstance(value, list) else value for name, value in said.items()}
+        return cls(**read)
 
     def of(self, cell: Cell) -> Choice:
         """What is still asked of one that is done."""

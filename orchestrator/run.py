@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import re
-import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +21,7 @@ from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
 from orchestrator.errors import EnvironmentError, GpusLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
+from orchestrator.invocations import INVOCATION, new_invocation
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
 from orchestrator.plan import BESIDE, DISTURBED, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
@@ -33,7 +30,7 @@ from orchestrator.queue import Queue
 from orchestrator.remote.address import Where
 from orchestrator.remote.run import open_run
 from orchestrator.report.gpus import Card, is_kind, seen_card
-from orchestrator.resumption import FINISHED, done_already, note_finished
+from orchestrator.resumption import describe_going_on, going_on, note_finished
 from orchestrator.schedulers import Scheduler
 from orchestrator.several import leave_out_wider
 from orchestrator.store import Run, RunWriter
@@ -41,13 +38,11 @@ from tasks.harness.cell import Cell
 from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.harness.registry import all_tasks
-from tasks.harness.source import source_digest
 from tasks.prediction.records import Prediction, why_not
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_SAID_ANEW = ("--retry", "--only", "--out")  # what asks for more, or for less, than what is missing; and where
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
 
@@ -65,6 +60,11 @@ class Request:
     run: Run
     config_path: Path
     searching: bool = False
+
+    @property
+    def import_paths(self) -> tuple[str, ...]:
+        """Where a model of one's own is looked for: the folder one is in, and the config's."""
+        return tuple(dict.fromkeys(str(path) for path in (Path.cwd(), self.config_path.parent.absolute())))
 
 
 @dataclass
@@ -118,55 +118,6 @@ def resolve_again(run: Run) -> Request:
     return Request(config, selection, expand(config, source, selection), source, run, Path(manifest["config_path"]))
 
 
-def last_command(run: Run) -> str:
-    """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another.
-
-    Without what asks for more than what is missing, such as --retry.
-    """
-    return shlex.join(["sweep", *_last_words(run)])
-
-
-def last_choice(run: Run) -> Choice:
-    """That of the last command."""
-    words = _last_words(run)
-    return Choice(
-        infer_oom="--infer-oom" in words, verify=_number(words, "--verify-inferred", 0), repeat=_number(words, "--repeat", 1)
-    )
-
-
-def _number(words: Sequence[str], option: str, else_: int) -> int:
-    said = re.findall(rf"(?<!\S){option}[= ](\d+)(?!\S)", " ".join(words))
-    return int(said[-1]) if said else else_  # the last one counts, as on the command line
-
-
-def _last_words(run: Run) -> list[str]:
-    manifest = run.read_manifest()
-    swept = [one["command"] for one in manifest["invocations"] if one["command"][:1] not in (["max-context"], ["max-batch"])]
-    words = iter(swept[-1] if swept else ["run", manifest["config_path"], *_as_typed(Selection(**manifest["selection"]))])
-    kept: list[str] = []
-    for word in words:
-        if word in _SAID_ANEW:
-            next(words, None)
-        elif word != "--fresh" and not word.startswith(tuple(f"{option}=" for option in _SAID_ANEW)):
-            kept.append(word)
-    return [*kept, *_where(run, manifest)]
-
-
-def _as_typed(selection: Selection) -> Iterator[str]:
-    for option, between, axes in (("--set", ",", selection.set), ("--where", "|", selection.where)):
-        for axis, values in axes.items():
-            texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
-            yield from (option, f"{axis}={between.join(texts)}")
-    if selection.sample is not None:
-        yield from ("--sample", f"{selection.sample:.10%}")
-
-
-def _where(run: Run, manifest: Mapping[str, Any]) -> list[str]:
-    """The option that leads there: it may have been moved since, or be a copy."""
-    itself = manifest["config"].get("results") or Path("results") / manifest["name"]
-    return [] if Path(str(run)).absolute() == Path(itself).absolute() else ["--out", str(run)]
-
-
 def plan_request(request: Request, choice: Choice) -> Plan:
     history = read_history(request.run)
     if choice.retry & set(FLAWS):
@@ -204,23 +155,23 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        circumstances = circumstances_of(request, commit)
-        choice = going_on(request, choice, circumstances)
-        if done := sum(cell.id in choice.done for cell in request.expansion.cells):
-            means.say(f"this command was ended before: it goes on, with {so_many(done)} of it done")
+        invocation = new_invocation(request, choice, commit)
+        choice = going_on(request, choice, invocation)
+        for line in describe_going_on(request, choice):
+            means.say(line)
         plan = plan_request(request, choice)
         summary.given_up = sum(decision.given_up for decision in plan.decisions)
 
         kept = read_kept(request.run, plan)
         if not means.mixed and plan.to_run:
             require_same_env(request.run, plan, request.config)
-        for line in describe_kept(kept, request.config, commit, import_paths(request)):
+        for line in describe_kept(kept, request.config, commit, request.import_paths):
             means.say(line)
 
-        measured, asked = set[str](), circumstances["asked"]
+        measured = set[str]()
 
         def keep(outcome: Outcome) -> None:
-            writer.append(replace(outcome, facts={**outcome.facts, **asked}), commit)
+            writer.append(_measured_by(invocation, outcome), commit)
             summary.statuses[outcome.status] += 1
             measured.add(outcome.attempt.cell.id)
 
@@ -228,9 +179,9 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, keep if choice.infer_oom else None)
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
-                _measure(request, writer, queue, means, summary, keep, circumstances, arm)
+                _measure(request, writer, queue, means, summary, keep, invocation, arm)
         if not (summary.stopped or summary.broken or queue.late or means.more_follows):
-            note_finished(writer, sys.argv[1:])
+            note_finished(writer, invocation)
         summary.late, summary.inferred = queue.late, queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
@@ -239,22 +190,8 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     return summary
 
 
-def going_on(request: Request, choice: Choice, circumstances: Mapping[str, Any]) -> Choice:
-    """What is left of it, where this command was ended before."""
-    if not choice.again:
-        return choice
-    return replace(choice, done=done_already(request.run, circumstances, request.config.limits.attempts))
-
-
-def circumstances_of(request: Request, commit: str | None) -> dict[str, Any]:
-    """What makes a command the same that was given before: its words, and how it would measure."""
-    models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
-    return {
-        "command": sys.argv[1:],
-        "commit": commit,
-        "asked": how_asked(request.config.model_dump(mode="json")),
-        "sources": {model: source_digest(model, [*sys.path, *import_paths(request)]) for model in sorted(models)},
-    }
+def _measured_by(invocation: Mapping[str, Any], outcome: Outcome) -> Outcome:
+    return replace(outcome, facts={**outcome.facts, **invocation["asked"], INVOCATION: invocation["time"]})
 
 
 def _one_at_a_time(means: Means) -> Means:
@@ -268,14 +205,9 @@ def make_settings(request: Request, start_method: StartMethod | None) -> Setting
         instruments=tuple(config.instruments),
         env=dict(config.env),
         host_memory_gib=config.limits.host_memory_gib,
-        import_paths=import_paths(request),
+        import_paths=request.import_paths,
         start_method=start_method,
     )
-
-
-def import_paths(request: Request) -> tuple[str, ...]:
-    """Where a model of one's own is looked for: the folder one is in, and the config's."""
-    return tuple(dict.fromkeys(str(path) for path in (Path.cwd(), request.config_path.parent.absolute())))
 
 
 def git_commit() -> str | None:
@@ -301,7 +233,7 @@ def _measure(
     means: Means,
     summary: Summary,
     keep: Callable[[Outcome], None],
-    circumstances: Mapping[str, Any],
+    invocation: Mapping[str, Any],
     arm: Callable[[], None],
 ) -> None:
     scheduler = means.open_scheduler(queue.example())
@@ -315,7 +247,7 @@ def _measure(
         leave_out_wider(queue, environments, means.say)
         if queue.infers:
             _require_one_kind_of_gpu(fingerprints, queue)
-        writer.write_manifest(manifest_of(request, fingerprints, circumstances))
+        writer.write_manifest(manifest_of(request, fingerprints, invocation))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
         scheduler.prepare(queue.example())
@@ -352,7 +284,7 @@ def _foresee(
     predictions: dict[str, Prediction] = {}
     for kind, card in cards.items():
         own = [cell for cell in cells if cell.params.gpu_kind == kind]
-        predictions |= predict_memory(own, card, import_paths(request))
+        predictions |= predict_memory(own, card, request.import_paths)
     verdicts = {cell.id: verdict_of(cell, predictions[cell.id], cards[cell.params.gpu_kind]) for cell in cells}
     writer.append_predictions({cell: found.samples_with(verdicts[cell]) for cell, found in predictions.items()})
     if means.skip_predicted_oom:
@@ -456,13 +388,9 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {before.get(name)} (here {now.get(name)})" for name in names)
 
 
-def manifest_of(
-    request: Request, fingerprints: dict[str, list[dict[str, Any]]], circumstances: Mapping[str, Any]
-) -> dict[str, Any]:
+def manifest_of(request: Request, fingerprints: dict[str, list[dict[str, Any]]], invocation: Mapping[str, Any]) -> dict[str, Any]:
     before = request.run.read_manifest()
-    begun = datetime.now(UTC)
-    now = begun.isoformat(timespec="seconds")
-    invocation = {"time": begun.isoformat(timespec="milliseconds"), **circumstances, FINISHED: False}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     sweep = {
         "config_path": str(request.config_path),
         "config": request.config.model_dump(mode="json"),
@@ -474,7 +402,7 @@ def manifest_of(
     return {
         "name": request.config.name,
         "program": _program_version(),
-        "commit": circumstances["commit"],
+        "commit": invocation["commit"],
         "created": before.get("created", now),
         "updated": now,
         **sweep,
@@ -495,11 +423,11 @@ def _recover(writer: RunWriter, commit: str | None) -> int:
     """Keeps what was measured for a driver that died before it could write it down."""
     before = writer.read_manifest()
     last: dict[str, Any] = (before.get("invocations") or [{}])[-1]
-    asked = last.get("asked", how_asked(before.get("config", {})))  # programs of before kept the sweep's alone
+    invocation = {"time": None, "asked": how_asked(before.get("config", {})), **last}  # programs of before kept the sweep's alone
     recorded = writer.rows("attempts", ["cell", "attempt"])
     outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
     for outcome in outcomes:
-        writer.append(replace(outcome, facts={**outcome.facts, **asked}), last.get("commit", commit))
+        writer.append(_measured_by(invocation, outcome), last.get("commit", commit))
     writer.merge_parts()
     return len(outcomes)
 

@@ -112,8 +112,10 @@ def test_help_loads_no_pandas(command: str) -> None:
 
 def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
+    from orchestrator.invocations import new_invocation
+    from orchestrator.plan import Choice
     from orchestrator.report.frames import load_results
-    from orchestrator.run import circumstances_of, manifest_of, resolve
+    from orchestrator.run import manifest_of, resolve
     from orchestrator.store import Run
     from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
 
@@ -122,7 +124,7 @@ def a_run(tmp_path: Path) -> Path:
     request = resolve(config, [], [], tmp_path / "run")
     cell = request.expansion.cells[0]
     with Run(tmp_path / "run").opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, circumstances_of(request, None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
         samples = (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),)
         attempt = Attempt(cell, 1, str(tmp_path), Settings())
         writer.append(Outcome(attempt, Status.OK, "", "", {}, {}, samples, 0.0, 1.0), None)

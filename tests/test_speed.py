@@ -15,7 +15,9 @@ import pytest
 from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import Taken, make_run, report
 from orchestrator import store
-from orchestrator.run import Request, circumstances_of, manifest_of, resolve
+from orchestrator.invocations import new_invocation
+from orchestrator.plan import Choice
+from orchestrator.run import Request, manifest_of, resolve
 from orchestrator.store import ATTEMPTS, MERGE_BATCH, SAMPLES, Run
 from tasks.harness.progress import Progress
 from tasks.harness.registry import make_cell
@@ -56,7 +58,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
         for step in range(3)
     ]  # fmt: skip
     with Run(folder / "run").opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, circumstances_of(request, None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
         store._write_part(folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES))
         singles = len(rows) % MERGE_BATCH
         for start in range(0, len(rows) - singles, MERGE_BATCH):

@@ -144,12 +144,12 @@ def test_ctrl_c_outside_of_a_sweep_is_told_from_cells_that_failed(tmp_path: Path
     os.mkfifo(tmp_path / "c.yaml")
     command = [sys.executable, "-m", "orchestrator", "run", "c.yaml"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with (
-        subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        ) as sweep,
-        (tmp_path / "c.yaml").open("w"),
-    ):  # waits for a reader
-        sweep.send_signal(signal.SIGINT)
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as sweep:
+        with (tmp_path / "c.yaml").open(
+            "w"
+        ):  # waits for a reader, whose read ends with this block: a signal just before it does not
+            sweep.send_signal(signal.SIGINT)
         out, err = sweep.communicate(timeout=60)
     assert (sweep.returncode, out, err) == (130, "", "sweep: stopped by SIGINT\n")

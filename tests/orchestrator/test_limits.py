@@ -15,10 +15,11 @@ from orchestrator import limits, prediction
 from orchestrator.cli import main
 from orchestrator.errors import ConfigError
 from orchestrator.inspection import describe_status
+from orchestrator.invocations import last_command
 from orchestrator.limits import Bounds, Found, Search, describe_limits, find_limits
 from orchestrator.plan import Choice, read_history
 from orchestrator.report.gpus import Card
-from orchestrator.run import Means, Request, last_command, resolve, resolve_again, run_sweep
+from orchestrator.run import Means, Request, resolve, resolve_again, run_sweep
 from orchestrator.supervisor import Started
 from tasks.harness.records import Attempt, Outcome, Sample, Status
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown

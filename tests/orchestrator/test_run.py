@@ -21,7 +21,7 @@ from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwr
 from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice, read_history
 from orchestrator.queue import Queue
-from orchestrator.run import Means, Request, Summary, last_command, plan_request, resolve, resolve_again, run_sweep
+from orchestrator.run import Means, Request, Summary, plan_request, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
 from orchestrator.supervisor import Started
 from tasks.harness.journal import Journal
@@ -160,7 +160,7 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
     assert set(attempts.loc["oom_inferred", "evidence"].map(lambda text: json.loads(text)["witness"])) == {witness}
     again = FakeScheduler(out_of_memory_from(32))
     assert not go(request_of(), again, Choice(infer_oom=True)).statuses
-    assert list(describe_status(resolve_again(request_of().run)))[-3].endswith("would run 2 of 4 cells")
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--infer-oom"])
     go(request_of(sets=["context_length=16,32,64,128,256"]), again, Choice(infer_oom=True))
     assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 5 cells")
@@ -341,164 +341,6 @@ def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], num
     assert signal.getsignal(number) == before
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
     assert go(request_of(), FakeScheduler(outcome_of)).statuses == {Status.OK: 2}
-
-
-@pytest.mark.parametrize("again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str)
-def test_what_is_asked_for_again_goes_on_where_it_was_ended(
-    again: dict[str, Any], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a queue of a cluster gives the same command again, for as long as its exit code is 75."""
-
-    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml"])
-    go(request_of(), FakeScheduler(of_now))
-    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--again"])
-    begun = []
-    for length, left in ((64, 2), (128, 1)):
-        scheduler = stopping_at(length)
-        summary = go(request_of(), scheduler, Choice(**again))
-        assert (summary.stopped, summary.left) == ("SIGTERM", left)
-        begun += lengths_of(scheduler)
-    last = FakeScheduler(of_now)
-    assert not go(request_of(), last, Choice(**again)).left
-    assert [*begun, *lengths_of(last)] == [16, 32, 64, 64, 128, 128]
-    once_more = FakeScheduler(of_now)
-    go(request_of(), once_more, Choice(**again))
-    assert lengths_of(once_more) == [16, 32, 64, 128]  # it had come to its end
-
-
-def of_now(attempt: Attempt) -> Outcome:
-    return replace(outcome_of(attempt), started_at=time.time())
-
-
-def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = of_now) -> FakeScheduler:
-    def stop(attempt: Attempt) -> Outcome:
-        if lengths_of_one(attempt) == length:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5)
-        return measure(attempt)
-
-    return FakeScheduler(stop)
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    return lambda words: monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", *words.split()])
-
-
-ALL_AGAIN = Choice(retry=frozenset({"ok"}))
-
-
-def test_what_goes_on_measures_each_cell_as_often_as_before(
-    request_of: Callable[..., Request], command: Callable[[str], None]
-) -> None:
-    narrow = {"wheres": ["context_length=16|32"]}
-    command("--repeat 3")
-    go(request_of(**narrow), FakeScheduler(of_now), Choice(repeat=3))
-    command("--retry ok")
-    first = stopping_at(32)
-    assert go(request_of(**narrow), first, ALL_AGAIN).stopped == "SIGTERM"
-    assert lengths_of(first) == [16, 32]
-    said: list[str] = []
-    last = FakeScheduler(of_now)
-    go(request_of(**narrow), last, ALL_AGAIN, say=said.append)
-    assert sorted(lengths_of(last)) == [16, 16, 32, 32, 32]
-    assert said[0] == "this command was ended before: it goes on, with 1 cell of it done"
-    assert set(pd.read_parquet(request_of().run.folder / "cells.parquet")["repetitions"]) == {3}
-
-
-@pytest.mark.parametrize("end", [Status.FAILED, Status.LOST])
-def test_what_failed_before_the_command_was_ended_is_not_done(
-    end: Status, request_of: Callable[..., Request], command: Callable[[str], None]
-) -> None:
-    command("")
-    go(request_of(), FakeScheduler(of_now))
-    command("--retry ok")
-    failing = stopping_at(32, lambda one: replace(outcome_of(one, end), started_at=time.time()))
-    assert go(request_of(), failing, ALL_AGAIN).stopped == "SIGTERM"
-    assert lengths_of(failing) == [16, 32]
-    last = FakeScheduler(of_now)
-    go(request_of(), last, ALL_AGAIN)
-    assert lengths_of(last) == [16, 32, 64, 128]
-
-
-def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., Request], command: Callable[[str], None]) -> None:
-    """That it had succeeded before does not hide it."""
-    command("")
-    go(request_of(), FakeScheduler(of_now))
-    command("--retry ok")
-    fails = stopping_at(64, lambda one: replace(outcome_of(one, Status.FAILED), started_at=time.time()))
-    for _ in range(request_of().config.limits.attempts):
-        go(request_of(), fails, ALL_AGAIN)
-    assert lengths_of(fails) == [16, 32, 64] * request_of().config.limits.attempts
-    last = FakeScheduler(of_now)
-    assert go(request_of(), last, ALL_AGAIN).given_up == 2
-    assert lengths_of(last) == [64, 128]
-
-
-def test_repetitions_of_what_had_failed_before_are_still_owed(
-    request_of: Callable[..., Request], command: Callable[[str], None]
-) -> None:
-    narrow = {"wheres": ["context_length=16"]}
-    command("")
-    for _ in range(request_of().config.limits.attempts):
-        go(request_of(**narrow), FakeScheduler(lambda one: outcome_of(one, Status.FAILED)))
-    go(request_of(**narrow), FakeScheduler(outcome_of), Choice(retry=frozenset({"failed"})))
-    command("--retry ok --repeat 2")
-    twice = replace(ALL_AGAIN, repeat=2)
-    first = FakeScheduler(lambda one: of_now(one) if len(first.begun) == 1 else stopping_at(16).measure(one))
-    assert go(request_of(**narrow), first, twice).stopped == "SIGTERM"
-    last = FakeScheduler(of_now)
-    go(request_of(**narrow), last, twice)
-    assert lengths_of(last) == [16]
-
-
-@pytest.mark.parametrize("changed", ["env: {A: b}\n", "instruments: [timing]\n"])
-def test_a_command_that_would_measure_otherwise_is_another_one(
-    changed: str, request_of: Callable[..., Request], command: Callable[[str], None]
-) -> None:
-    command("--retry ok")
-    assert go(request_of(), stopping_at(64), Choice(fresh=True)).stopped == "SIGTERM"
-    scheduler = FakeScheduler(of_now)
-    go(request_of(CONFIG + changed), scheduler, ALL_AGAIN)
-    assert lengths_of(scheduler) == [16, 32, 64, 128]
-
-
-def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(
-    request_of: Callable[..., Request], command: Callable[[str], None]
-) -> None:
-    command("--only pending")
-    failing = stopping_at(32, lambda one: replace(outcome_of(one, Status.FAILED), started_at=time.time()))
-    go(request_of(), failing, Choice(only=frozenset({"pending"})))
-    last = FakeScheduler(of_now)
-    go(request_of(), last, Choice(only=frozenset({"pending"})))
-    assert lengths_of(last) == [32, 64, 128]
-
-
-def test_two_commands_by_turns_both_come_to_their_end(request_of: Callable[..., Request], command: Callable[[str], None]) -> None:
-    command("")
-    go(request_of(), FakeScheduler(of_now))
-    halves = {"context_length=16|32": 32, "context_length=64|128": 128}
-    begun = []
-    for schedulers in ({where: stopping_at(length) for where, length in halves.items()}, dict.fromkeys(halves)):
-        for where, scheduler in schedulers.items():
-            scheduler = scheduler or FakeScheduler(of_now)
-            command(f"--retry ok --where {where}")
-            go(request_of(wheres=[where]), scheduler, ALL_AGAIN)
-            begun.append(lengths_of(scheduler))
-    assert begun == [[16, 32], [64, 128], [32], [128]]
-
-
-def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is_given_twice_more(
-    request_of: Callable[..., Request], command: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command("--fresh")
-    with monkeypatch.context() as killed:
-        killed.setattr("orchestrator.run.note_finished", lambda *_: None)
-        go(request_of(), FakeScheduler(of_now), Choice(fresh=True))
-    for lengths in ([], [16, 32, 64, 128]):
-        scheduler = FakeScheduler(of_now)
-        go(request_of(), scheduler, Choice(fresh=True))
-        assert lengths_of(scheduler) == lengths
 
 
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
@@ -752,29 +594,19 @@ def test_the_status_tells_of_cells_that_the_last_command_left_out(request_of: Ca
     assert narrowed[:2] == ["     2 ok", "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom"]
 
 
-@pytest.mark.parametrize("words", [["--repeat", "3"], ["--repeat=5", "--repeat=3"]], ids=" ".join)
 def test_the_status_counts_the_repetitions_that_are_missing(
-    words: list[str], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", *words])
-    go(request_of(), FakeScheduler(outcome_of))  # once, as where the command was ended before it went on
-    told = list(describe_status(resolve_again(request_of().run)))
-    assert told[1] == f"sweep run c.yaml {' '.join(words)} --out {request_of().run} would run 4 of 4 cells, 8 times in all"
-    go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")
-
-
-def test_the_status_names_the_command_without_what_it_asked_for_once(
     request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--set", "seed=1", "--out", "a b"]
-    monkeypatch.setattr(sys, "argv", ["sweep", *words])
-    go(request_of(), FakeScheduler(outcome_of))
-    run = request_of().run
-    assert last_command(run) == f"sweep run c.yaml --set seed=1 --out {run}"
-    moved = run.folder.rename(run.folder.with_name("a b"))
-    assert last_command(Run(moved)) == f"sweep run c.yaml --set seed=1 --out '{moved}'"
-    monkeypatch.chdir(run.folder.parent)
-    (there := Path("results") / "test").parent.mkdir()
-    moved.rename(there)
-    assert last_command(Run(there)) == "sweep run c.yaml --set seed=1"
+    monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--repeat", "3"])
+
+    def once(attempt: Attempt) -> Outcome:
+        if attempt.number > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        return outcome_of(attempt)
+
+    go(request_of(), FakeScheduler(once), Choice(repeat=3))
+    told = list(describe_status(resolve_again(request_of().run)))
+    assert told[1] == f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, 8 times in all"
+    go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")

@@ -1,0 +1,125 @@
+"""The commands that a run's folder has seen: an entry each in its manifest, `finished` once the command came to its end.
+
+A command is what it asks for, not its words: `--time-limit 20m` instead of `9m` does not make it another one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.grid import Selection
+from orchestrator.kept import how_asked
+from orchestrator.plan import Choice
+from orchestrator.store import Run
+from tasks.harness.source import source_digest
+
+if TYPE_CHECKING:
+    from orchestrator.run import Request
+
+INVOCATION = "invocation"  # the fact of a row that says which of them it is of, by its time
+FINISHED = "finished"
+
+_MEASURES_BY = ("commit", "asked", "sources")
+_ASKS_FOR_MORE = ("--retry", "--only")  # or for less than what is missing
+_SEARCHES = (["max-context"], ["max-batch"])
+
+
+def new_invocation(request: Request, choice: Choice, commit: str | None) -> dict[str, Any]:
+    models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
+    asks_for = {"config": request.config.name, "selection": asdict(request.selection), "choice": choice.to_json()}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "command": sys.argv[1:],
+        "asks_for": json.loads(json.dumps(asks_for)),  # as it is read again
+        "commit": commit,
+        "asked": how_asked(request.config.model_dump(mode="json")),
+        "sources": {model: source_digest(model, [*sys.path, *request.import_paths]) for model in sorted(models)},
+        FINISHED: False,
+    }
+
+
+def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return _agree(one, other, ("asks_for",))
+
+
+def measures_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return _agree(one, other, _MEASURES_BY)
+
+
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """In what older programs did not write down, nothing agrees."""
+    return all(name in one and name in other and one[name] == other[name] for name in names)
+
+
+def last_command(run: Run) -> str:
+    """The command line that a run folder was last written by, as it can be typed again; one that sought limits is another.
+
+    Without what asks for more than what is missing, such as --retry, unless that has not come to its end.
+    """
+    return shlex.join(["sweep", *_last_words(run)])
+
+
+def last_choice(run: Run) -> Choice:
+    """That of the last command."""
+    last = _last_sweep(run)
+    if "asks_for" not in last:
+        return _choice_of_words(last.get("command", ()))
+    choice = Choice.from_json(last["asks_for"]["choice"])
+    return choice if _is_unfinished(last) else replace(choice, retry=frozenset(), only=frozenset(), fresh=False)
+
+
+def _choice_of_words(words: Sequence[str]) -> Choice:
+    """Of a command of an older program, which kept nothing else."""
+    return Choice(
+        infer_oom="--infer-oom" in words, verify=_number(words, "--verify-inferred", 0), repeat=_number(words, "--repeat", 1)
+    )
+
+
+def _number(words: Sequence[str], option: str, else_: int) -> int:
+    said = re.findall(rf"(?<!\S){option}[= ](\d+)(?!\S)", " ".join(words))
+    return int(said[-1]) if said else else_  # the last one counts, as on the command line
+
+
+def _last_sweep(run: Run) -> Mapping[str, Any]:
+    swept = [one for one in run.read_manifest()["invocations"] if one["command"][:1] not in _SEARCHES]
+    return swept[-1] if swept else {}
+
+
+def _is_unfinished(invocation: Mapping[str, Any]) -> bool:
+    return invocation.get(FINISHED) is False
+
+
+def _last_words(run: Run) -> list[str]:
+    manifest, last = run.read_manifest(), _last_sweep(run)
+    options, flags = (("--out",), ()) if _is_unfinished(last) else (("--out", *_ASKS_FOR_MORE), ("--fresh",))
+    words = iter(last.get("command") or ["run", manifest["config_path"], *_as_typed(Selection(**manifest["selection"]))])
+    kept: list[str] = []
+    for word in words:
+        if word in options:
+            next(words, None)
+        elif word not in flags and not word.startswith(tuple(f"{option}=" for option in options)):
+            kept.append(word)
+    return [*kept, *_where(run, manifest)]
+
+
+def _as_typed(selection: Selection) -> Iterator[str]:
+    for option, between, axes in (("--set", ",", selection.set), ("--where", "|", selection.where)):
+        for axis, values in axes.items():
+            texts = (value if isinstance(value, str) else json.dumps(value) for value in values)
+            yield from (option, f"{axis}={between.join(texts)}")
+    if selection.sample is not None:
+        yield from ("--sample", f"{selection.sample:.10%}")
+
+
+def _where(run: Run, manifest: Mapping[str, Any]) -> list[str]:
+    """The option that leads there: it may have been moved since, or be a copy."""
+    itself = manifest["config"].get("results") or Path("results") / manifest["name"]
+    return [] if Path(str(run)).absolute() == Path(itself).absolute() else ["--out", str(run)]

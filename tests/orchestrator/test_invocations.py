@@ -1,0 +1,53 @@
+"""The commands that a folder has seen: which was the last, as it can be typed again, and what it asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.invocations import last_choice, last_command
+from orchestrator.plan import Choice
+from orchestrator.run import Request, resolve
+from orchestrator.store import Run
+from tests.orchestrator.test_run import CONFIG, FakeScheduler, go, outcome_of
+
+
+@pytest.fixture
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+    return lambda text=CONFIG, sets=(), wheres=(): resolve(write_config(text), sets, wheres, tmp_path / "out")
+
+
+def test_the_status_names_the_command_without_what_it_asked_for_once(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--set", "seed=1", "--out", "a b"]
+    monkeypatch.setattr(sys, "argv", ["sweep", *words])
+    go(request_of(), FakeScheduler(outcome_of))
+    run = request_of().run
+    assert last_command(run) == f"sweep run c.yaml --set seed=1 --out {run}"
+    moved = run.folder.rename(run.folder.with_name("a b"))
+    assert last_command(Run(moved)) == f"sweep run c.yaml --set seed=1 --out '{moved}'"
+    monkeypatch.chdir(run.folder.parent)
+    (there := Path("results") / "test").parent.mkdir()
+    moved.rename(there)
+    assert last_command(Run(there)) == "sweep run c.yaml --set seed=1"
+
+
+@pytest.mark.parametrize(
+    "words", [["--repeat", "3"], ["--repeat=5", "--infer-oom", "--verify-inferred=2", "--repeat=3"]], ids=" ".join
+)
+def test_what_an_older_program_was_asked_for_is_told_by_its_words(words: list[str], request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(outcome_of))
+    run = request_of().run
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({**run.read_manifest(), "invocations": [{"time": "then", "command": ["run", "c.yaml", *words]}]})
+    more = {"infer_oom": True, "verify": 2} if len(words) > 2 else {}
+    assert last_choice(run) == Choice(repeat=3, **more)
+
+
+def test_a_choice_is_written_down_and_read_again() -> None:
+    choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), only=frozenset({"ok"}), fresh=True)
+    assert Choice.from_json(choice.to_json()) == choice
