@@ -71,7 +71,7 @@ Measure = Callable[[str, str], None]  # of an attempt's file, into a journal's
 
 def beget(listener: socket.socket, device: str, preparation: Preparation, measure: Measure) -> None:
     """The grandparent: has all that is needed, and forks a prepared parent for each that connects."""
-    _import_everything(preparation.compiled)
+    import_everything(preparation.compiled)
     proven = {preparation} if _probe(device) is None else set()
     while True:
         channel, _ = listener.accept()
@@ -121,7 +121,7 @@ def serve(channel: socket.socket, device: str, measure: Measure, proven: Collect
 
 
 def _prepare(channel: socket.socket, device: str, preparation: Preparation, proven: Collection[Preparation]) -> None:
-    _import_everything(preparation.compiled)
+    import_everything(preparation.compiled)
     reason = None if preparation in proven else _probe(device)
     _say(channel, {"broken": reason} if reason else {"ready": True})
 
@@ -138,7 +138,8 @@ def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Se
     _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
 
 
-def _import_everything(compiled: bool) -> None:
+def import_everything(compiled: bool) -> None:
+    """What a cell needs, so that those that are forked afterwards have it. compiled: what compiled cells need, too."""
     importlib.import_module("torch._dynamo")  # by which an optimizer is built
     importlib.import_module("torch.profiler")
     if compiled:
