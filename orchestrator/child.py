@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import IO, Protocol
 
 from orchestrator import nsys, program
@@ -114,11 +114,11 @@ class Starter:
         return self._said.read()[-_HEARD_BYTES:]
 
     def close(self) -> None:
-        if self._parent is not None:
-            self._parent.close()
-        if self._said is not None:
-            self._said.close()
-        self._parent = self._said = None
+        """Once, though a signal ends it before its end: it is called again when the program exits."""
+        parent, said, self._parent, self._said = self._parent, self._said, None, None
+        with said or nullcontext():
+            if parent is not None:
+                parent.close()
 
 
 STARTER = Starter()  # of this process: a supervisor measures one cell at a time

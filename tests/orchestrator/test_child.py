@@ -217,3 +217,25 @@ def test_what_asks_and_predicts_dies_with_who_asked(script: str, tmp_path: Path)
     asker.kill()
     asker.wait()
     assert not psutil.wait_procs(started, 5)[1]
+
+
+def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
+    make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has closed already may be another file's descriptor when the program exits."""
+    STARTER.prepare(make_attempt(1), {})
+    parent = STARTER._parent
+    assert parent is not None
+    assert parent._process is not None
+    ends = parent._process.wait
+
+    def interrupted(timeout: float | None = None) -> int:
+        ends(10)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parent._process, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        STARTER.close()
+    with open(os.devnull) as nothing:  # has the number of what was closed
+        STARTER.close()
+        os.fstat(nothing.fileno())
