@@ -373,7 +373,9 @@ def _conclude(summary: Any, request: Any) -> None:
     if summary.foreseen:
         say(f"left out {so_many(summary.foreseen)}, predicted to run out of memory")
     inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
-    say(f"measured {so_many(summary.measured.total())}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
+    times = summary.measured.total()
+    often = f", {times} times in all" if times > summary.cells else ""
+    say(f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
     if summary.refuted:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
         say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")

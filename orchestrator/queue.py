@@ -75,7 +75,7 @@ class Queue:
         self._running: dict[tuple[str, int], Begun] = {}
         self._unsorted = 0  # how many ended since it was sorted
         self._ended_badly: set[str] = set()
-        self.not_repeated = 0
+        self._owed = Counter(turn.cell.id for turn in self._waiting)  # how often each cell is still to be measured
         self.late = 0
         self.total = len(self._waiting)
         self.has_results = bool(plan.history)
@@ -109,7 +109,6 @@ class Queue:
         while self._waiting:
             cell = self._take()
             if cell.id in self._ended_badly:
-                self.not_repeated += 1
                 continue
             if self._keep_inferred and cell.id in self._inferable and (witness := self._witnesses.of(cell)):
                 self._keep_inferred(self._infer(cell, witness))
@@ -120,12 +119,19 @@ class Queue:
             yield self._next_attempt(cell)
         to_verify = spread(self._inferred, self._to_verify)
         self.total += len(to_verify)
+        self._owed.update(dict.fromkeys((cell.id for cell in to_verify), 1))
+        self._ended_badly.difference_update(cell.id for cell in to_verify)
         for cell in to_verify:
             if not self._would_end_in_time(cell):
                 self.late += 1
                 continue
             self._verifying.add(cell.id)
             yield self._next_attempt(cell)
+
+    @property
+    def left(self) -> int:
+        """How many cells have not been measured as often as they were to be; what ends badly is not repeated."""
+        return sum(times > 0 and cell not in self._ended_badly for cell, times in self._owed.items())
 
     def example(self) -> Attempt:
         """An attempt at the first cell as it will be made, without number. There must be a cell."""
@@ -137,10 +143,13 @@ class Queue:
         self._waiting = [turn for turn in self._waiting if turn.cell.id not in ids]
         self.cells = tuple(cell for cell in self.cells if cell.id not in ids)
         self.total = len(self._waiting)
+        for cell in ids:
+            del self._owed[cell]
 
     def finished(self, outcome: Outcome) -> None:
         cell = outcome.attempt.cell
         self._running.pop((cell.id, outcome.attempt.number), None)
+        self._owed[cell.id] -= 1
         if outcome.status is Status.OOM:
             self._witnesses.add(cell)
         if cell.id in self._verifying:
@@ -195,6 +204,7 @@ class Queue:
         attempt = self._number(cell)
         evidence = {"message": f"it asks for no less than {witness.id}, which ran out of memory", "witness": witness.id}
         self._ended_badly.add(cell.id)
+        self._owed[cell.id] = 0
         self._inferred.append(cell)
         return Outcome(attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), 0.0)
 

@@ -72,7 +72,8 @@ class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
     given_up: how many cells were left alone since they had failed too often.
-    broken: what ended it before, where that is for the user to mend.
+    broken: what ended it before, where that is for the user to mend. cells: how many it measured, however often; left: how many
+    it did not, or not as often as it was to.
     disturbed, beside: how many of the cells that it measured have that flaw.
     foreseen: cells left out because they were predicted to run out of memory. inferred: those that were inferred to, and not
     measured; verified: those that were measured all the same, now or inferred before; refuted: which of them fit.
@@ -83,6 +84,7 @@ class Summary:
     stopped: str = ""
     broken: SweepError | None = None
     late: int = 0
+    cells: int = 0
     left: int = 0
     given_up: int = 0
     disturbed: int = 0
@@ -173,7 +175,8 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         def keep(outcome: Outcome) -> None:
             writer.append(_measured_by(invocation, outcome), commit)
             summary.statuses[outcome.status] += 1
-            measured.add(outcome.attempt.cell.id)
+            if outcome.status is not Status.OOM_INFERRED:
+                measured.add(outcome.attempt.cell.id)
 
         settings = make_settings(request, means.start_method)
         queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, keep if choice.infer_oom else None)
@@ -184,7 +187,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
             note_finished(writer, invocation)
         summary.late, summary.inferred = queue.late, queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
-        summary.left = queue.total - queue.not_repeated - sum(summary.statuses.values())
+        summary.left, summary.cells = queue.left, len(measured)
         flawed = _derive(writer)
         summary.disturbed, summary.beside = (len(measured & flawed[flaw]) for flaw in (DISTURBED, BESIDE))
     return summary

@@ -594,8 +594,8 @@ def test_the_status_tells_of_cells_that_the_last_command_left_out(request_of: Ca
     assert narrowed[:2] == ["     2 ok", "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom"]
 
 
-def test_the_status_counts_the_repetitions_that_are_missing(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+def test_cells_are_counted_however_often_they_are_measured(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--repeat", "3"])
 
@@ -605,8 +605,12 @@ def test_the_status_counts_the_repetitions_that_are_missing(
             time.sleep(5)
         return outcome_of(attempt)
 
-    go(request_of(), FakeScheduler(once), Choice(repeat=3))
+    summary = go(request_of(), FakeScheduler(once), Choice(repeat=3))
+    assert (summary.cells, summary.left) == (4, 4)
     told = list(describe_status(resolve_again(request_of().run)))
     assert told[1] == f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, 8 times in all"
-    go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
+    summary = go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
+    assert summary.left == 0
+    _conclude(summary, request_of())
+    assert f"measured 4 cells, 8 times in all: 8 ok; kept in {request_of().run}\n" in capsys.readouterr().out
     assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")
