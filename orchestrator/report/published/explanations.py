@@ -55,6 +55,8 @@ def _graph(numbers: list[Number]) -> Iterator[str]:
         yield "whether forward keeps a graph for a backward pass is not said"
     elif any(one == {_WITHOUT_GRAPH} for one in passes):
         yield "forward without a graph"
+    elif any(one == {_WITH_GRAPH} for one in passes):
+        yield "forward with a graph for a backward pass"
     elif not any(passes):
         yield "the pass is not said"
 

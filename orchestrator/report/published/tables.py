@@ -16,7 +16,7 @@ from orchestrator.report.layouts import PHASE, Header, Rows, axis_texts, each, k
 from orchestrator.report.published.devices import ALL, devices
 from orchestrator.report.published.doubts import doubts_of, implied_tflops, is_time_of_a_phase
 from orchestrator.report.published.explanations import explanations
-from orchestrator.report.published.matching import left_open, matches, names_a_shape, siblings
+from orchestrator.report.published.matching import is_first_forward, left_open, matches, names_a_shape, siblings
 from orchestrator.report.published.parts import (
     ours_allocation,
     ours_calculated,
@@ -204,8 +204,14 @@ class Beside:
             "OOM" if theirs is None else self.show(theirs),
             f"{ours / theirs:.2f}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
-            "\n".join(filter(None, (*doubts_of(number), left_open(number), _said(number), _explained(number)))),
+            "\n".join(
+                filter(None, (_stands_for(number, row), *doubts_of(number), left_open(number), _said(number), _explained(number)))
+            ),
         ]
+
+
+def _stands_for(number: Number, row: Row) -> str:
+    return "Ours is of the forward pass of the first step, before there are gradients." if is_first_forward(number, row) else ""
 
 
 def _said(number: Number) -> str:
@@ -340,6 +346,8 @@ def _ours_ms(number: Number, row: Row) -> float | None:
 
 
 def _ours_bytes(number: Number, row: Row) -> float | None:
+    if is_first_forward(number, row):
+        return _column(row, "first_forward_peak_allocated_bytes")
     return _column(row, f"{number.phase}_held_allocated_bytes" if number.metric == "held" else "peak_allocated_bytes")
 
 
