@@ -60,7 +60,7 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
 
 def _note_finished(request: Request, choice: Choice) -> None:
     with request.run.opened_for_writing() as writer:
-        note_finished(writer, new_invocation(request, choice, None))
+        note_finished(writer, new_invocation(request, choice, None, checks=True))
 
 
 @contextmanager

@@ -32,18 +32,36 @@ _ASKS_FOR_MORE = ("--retry", "--only")  # or for less than what is missing
 _SEARCHES = (["max-context"], ["max-batch"])
 
 
-def new_invocation(request: Request, choice: Choice, commit: str | None) -> dict[str, Any]:
+def new_invocation(request: Request, choice: Choice, commit: str | None, checks: bool = False) -> dict[str, Any]:
+    """checks: whether contention is to be checked."""
     models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
-    asks_for = {"config": request.config.name, "selection": asdict(request.selection), "choice": choice.to_json()}
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "command": sys.argv[1:],
-        "asks_for": json.loads(json.dumps(asks_for)),  # as it is read again
+        "command": sys.argv[1:] if _is_ours(sys.argv[0]) else [],
+        "asks_for": _asks_for(request, choice, checks),
         "commit": commit,
         "asked": how_asked(request.config.model_dump(mode="json")),
         "sources": {model: source_digest(model, [*sys.path, *request.import_paths]) for model in sorted(models)},
         FINISHED: False,
     }
+
+
+def _is_ours(program: str) -> bool:
+    """Not a notebook, or a program that has us for a library."""
+    return Path(program).stem == "sweep" or Path(program).parts[-2:] == ("orchestrator", "__main__.py")
+
+
+def _asks_for(request: Request, choice: Choice, checks: bool) -> dict[str, Any]:
+    """As it is read from a file again."""
+    selection = asdict(request.selection)
+    where = {axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()}
+    asked = {
+        "config": request.config.name,
+        "selection": {**selection, "where": where},
+        "choice": choice.to_json(),
+        "checks": checks,
+    }
+    return dict(json.loads(json.dumps(asked)))
 
 
 def is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -74,6 +92,11 @@ def last_choice(run: Run) -> Choice:
         return _choice_of_words(last.get("command", ()))
     choice = Choice.from_json(last["asks_for"]["choice"])
     return choice if _is_unfinished(last) else replace(choice, retry=frozenset(), only=frozenset(), fresh=False)
+
+
+def last_checks(run: Run) -> bool:
+    """Whether the last command was to check contention."""
+    return bool(_last_sweep(run).get("asks_for", {}).get("checks", False))
 
 
 def _choice_of_words(words: Sequence[str]) -> Choice:

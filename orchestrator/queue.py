@@ -77,6 +77,7 @@ class Queue:
         self._ended_badly: set[str] = set()
         self._owed = Counter(turn.cell.id for turn in self._waiting)  # how often each cell is still to be measured
         self.late = 0
+        self.elsewhere = 0
         self.total = len(self._waiting)
         self.has_results = bool(plan.history)
         self.cells = tuple(dict.fromkeys(turn.cell for turn in self._waiting))
@@ -137,6 +138,11 @@ class Queue:
         """An attempt at the first cell as it will be made, without number. There must be a cell."""
         cell = self._waiting[0].cell
         return Attempt(cell, 0, str(self._run.attempt_folder(cell.id, 0)), self._settings)
+
+    def leave_to_another_run(self, cells: Sequence[Cell]) -> None:
+        """Those that cannot be measured here."""
+        self.elsewhere += len(cells)
+        self.leave_out(cells)
 
     def leave_out(self, cells: Sequence[Cell]) -> None:
         ids = {cell.id for cell in cells}

@@ -157,7 +157,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        invocation = new_invocation(request, choice, commit)
+        invocation = new_invocation(request, choice, commit, means.more_follows)
         choice = going_on(request, choice, invocation)
         for line in describe_going_on(request, choice):
             means.say(line)
@@ -183,7 +183,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, invocation, arm)
-        if not (summary.stopped or summary.broken or queue.late or means.more_follows):
+        if not (summary.stopped or summary.broken or queue.late or queue.elsewhere or means.more_follows):
             note_finished(writer, invocation)
         summary.late, summary.inferred = queue.late, queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
@@ -372,8 +372,8 @@ def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], schedu
         remedy = "Have such a node join (`ray start --address=…`), or --set gpu_kind=A100, or whatever Ray calls what is here"
         if len(left_out) == len(queue.cells):
             raise EnvironmentError(said, remedy)
-        queue.leave_out(left_out)
-        means.say(f"left out: {said}. The next run measures them where it is")
+        queue.leave_to_another_run(left_out)
+        means.say(f"left out: {said}. Given again with it, this command measures them")
     elif not queue.kinds and len(there) > 1 and "cuda" in queue.devices:
         means.say(f"GPUs of several kinds, {', '.join(there)}: cells come to any of them. --set gpu_kind=A,B has each on both")
     return places
@@ -410,9 +410,13 @@ def manifest_of(request: Request, fingerprints: dict[str, list[dict[str, Any]]],
         "updated": now,
         **sweep,
         "fingerprints": fingerprints,
-        "defaults": {grid.task: default_values(all_tasks()[grid.task].params) for grid in request.config.grids},
+        "defaults": {**before.get("defaults", {}), **_defaults(request.config)},
         "invocations": [*before.get("invocations", []), invocation],
     }
+
+
+def _defaults(config: SweepConfig) -> dict[str, dict[str, Any]]:
+    return {grid.task: default_values(all_tasks()[grid.task].params) for grid in config.grids}
 
 
 def _program_version() -> str:

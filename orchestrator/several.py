@@ -58,5 +58,5 @@ def leave_out_wider(queue: Queue, environments: Sequence[Mapping[str, Any]], say
     said = f"{len(wider)} cells ask for {asked} GPUs of one host together, and here no host has more than {most(None)}"
     if len(wider) == len(queue.cells):
         raise EnvironmentError(said, "Have such a host join (`ray start --address=…`), or --set gpus=1")
-    queue.leave_out(wider)
-    say(f"left out: {said}. The next run measures them where there are so many")
+    queue.leave_to_another_run(wider)
+    say(f"left out: {said}. Given again where there are so many, this command measures them")

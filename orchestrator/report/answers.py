@@ -148,13 +148,19 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     cells = results.cells
     if "context_length" not in cells:
         return
-    known = cells["status"].isin(["ok", "oom", "oom_inferred"]) & cells["context_length"].notna()
+    known = cells["status"].isin(["ok", "oom", "oom_inferred", "host_oom"]) & cells["context_length"].notna()
     decided = cells.loc[known, ["task", "status", *results.axes]]
     if len(decided) and (decided["status"] == "ok").all():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
         return
+    of_host = decided["status"] == "host_oom"
+    if of_host.any():
+        shortest = decided.loc[of_host, "context_length"].min()
+        yield f"{of_host.sum()} of {len(decided)} cells ran out of the memory of their host, from context {shortest} on"
+    decided = decided[~of_host]
     for _, of_task in decided.groupby("task"):
-        yield from _where_memory_ends(of_task, results)
+        if (of_task["status"] != "ok").any():
+            yield from _where_memory_ends(of_task, results)
 
 
 def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]:

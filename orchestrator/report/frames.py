@@ -63,11 +63,18 @@ def load_results(run: Run) -> Results:
     ]
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
+    attempts = _of_latest_version(attempts, [json.dumps(params, sort_keys=True) for params in rows])
     cells = derive_cells(attempts, run.read("samples", categories=True), run.read("predictions"))
     del attempts, rows
     give_back_memory()
     read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
     return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read)
+
+
+def _of_latest_version(attempts: pd.DataFrame, params: Sequence[str]) -> pd.DataFrame:
+    """Without cells that are measured otherwise today, and were: nothing else tells those from what was measured of late."""
+    alike = attempts.groupby([attempts["task"], pd.Series(params, index=attempts.index, dtype=object)])
+    return attempts[attempts["task_version"] == alike["task_version"].transform("max")]
 
 
 def _read_kernels(run: Run) -> pd.DataFrame:

@@ -31,12 +31,16 @@ def both(first: Selection, second: Selection) -> Selection:
 
 
 def with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> Selection:
-    """The training cells of which `axis` varies; the baseline, which knows no `modes`, stands beside each of them."""
+    """The training cells of which `axis` varies; the baseline, which knows no `modes`, stands beside each of them. None where no
+    cell is of the baseline.
+    """
 
     def choose(cells: pd.DataFrame) -> pd.DataFrame:
         own = varying("train_step", axis)(cells)
+        if not len(own) or not (own[axis] == baseline).any():
+            return own.iloc[:0]
         known_modes = [mode for mode in modes if mode in own]
-        modes_seen = own.loc[own[axis] != baseline, known_modes].drop_duplicates() if len(own) else own
+        modes_seen = own.loc[own[axis] != baseline, known_modes].drop_duplicates()
         if modes_seen.empty or not known_modes:
             return own
         baselines = own[own[axis] == baseline].drop(columns=known_modes).merge(modes_seen, how="cross")

@@ -48,6 +48,15 @@ def test_what_an_older_program_was_asked_for_is_told_by_its_words(words: list[st
     assert last_choice(run) == Choice(repeat=3, **more)
 
 
+def test_a_run_that_no_command_line_began_has_one_all_the_same(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
+    go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
+    run = request_of().run
+    assert last_command(run) == f"sweep run {request_of().config_path} --where context_length=16 --out {run}"
+
+
 def test_a_choice_is_written_down_and_read_again() -> None:
     choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), only=frozenset({"ok"}), fresh=True)
     assert Choice.from_json(choice.to_json()) == choice

@@ -550,11 +550,33 @@ def test_a_kind_that_is_not_here_is_left_for_another_run(
     summary = go(request, gpus_here("NVIDIA H100"), say=said.append)
     assert summary.statuses == {Status.OK: 2}
     assert (
-        "left out: 2 cells ask for gpu_kind B200, and here there is NVIDIA H100. The next run measures them where it is" in said
+        "left out: 2 cells ask for gpu_kind B200, and here there is NVIDIA H100. Given again with it, this command measures them"
+        in said
     )
     with pytest.raises(EnvironmentError, match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100"):
         go(request, gpus_here("NVIDIA H100"))
     assert go(request, gpus_here("NVIDIA H100", "NVIDIA B200")).statuses == {Status.OK: 2}
+
+
+def test_a_command_that_left_cells_to_another_run_has_not_come_to_its_end(
+    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+) -> None:
+    request, both = request_of(of_kinds("H100", "B200")), ("NVIDIA H100", "NVIDIA B200")
+    go(request, gpus_here(*both))
+    assert go(request, gpus_here("NVIDIA H100"), Choice(fresh=True)).statuses == {Status.OK: 2}
+    for left in (2, 4):  # those of the B200, and when it is given once more all
+        scheduler = gpus_here(*both)
+        go(request, scheduler, Choice(fresh=True))
+        assert len(scheduler.begun) == left
+
+
+def test_two_configs_in_one_folder_keep_the_defaults_of_both(request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(outcome_of))
+    matmul = (
+        CONFIG.replace("task: train_step", "task: matmul").replace("context_length", "matrix_size").replace(", size: tiny", "")
+    )
+    go(request_of(matmul), FakeScheduler(outcome_of))
+    assert set(request_of().run.read_manifest()["defaults"]) == {"train_step", "matmul"}
 
 
 def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(

@@ -205,7 +205,7 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(write_config: 
 
     assert go(request(), hosts_with(1, 2, 1), say=said.append).statuses == {Status.OK: 4}
     line = "2 cells ask for 4 GPUs of one host together, and here no host has more than 2"
-    assert f"left out: {line}. The next run measures them where there are so many" in said
+    assert f"left out: {line}. Given again where there are so many, this command measures them" in said
     with pytest.raises(EnvironmentError, match=f"{line}. Have such a host join"):
         go(request(), hosts_with(1, 2, 1))
     assert go(request(), hosts_with(4)).statuses == {Status.OK: 2}

@@ -187,3 +187,12 @@ def test_where_memory_ends() -> None:
         "size=xl memory_limit_gib=24.5: runs out of memory at context 128, the shortest that was tried",
     )
     assert said(cell(context_length=512))[question] == ("Nothing ran out of memory, up to context 512",)
+
+
+def test_what_ran_out_of_the_memory_of_its_host_did_not_fit() -> None:
+    question = "At which context does memory run out?"
+    of_host = cell(None, context_length=256) | {"status": "host_oom"}
+    told = "1 of 2 cells ran out of the memory of their host, from context 256 on"
+    assert said(cell(context_length=128), of_host)[question] == (told,)
+    found = said(cell(context_length=128), of_host, cell(None, context_length=512))[question]
+    assert found == (told.replace("of 2", "of 3"), "All cells: runs out of memory at context 512, and has enough for 128")

@@ -21,6 +21,7 @@ from orchestrator.report.frames import Results, load_results
 from orchestrator.report.latex import to_ascii_latex
 from orchestrator.report.render import MOST_ROWS, Page, lay_out, written_out
 from orchestrator.report.tables import TABLES
+from orchestrator.report.values import HOST_MARK, SLOWER_HOST_MARK
 from orchestrator.store import Run
 from tasks.harness.records import Outcome, Status
 
@@ -150,6 +151,7 @@ def test_latex_has_ascii_alone_whatever_it_shows() -> None:
         r"Gr\"{o}\ss{}e fa\c{c}ade \r{A}ngstr\"{o}m fi 1/2 " + r"\'{e}"
     )
     assert to_ascii_latex("中文 🙂 --flag | `x`") == r"?? ? -{-}flag \ensuremath{|} \`{}x\`{}"
+    assert to_ascii_latex(f"9.5{HOST_MARK} 4.4{SLOWER_HOST_MARK}") == r"9.5\ensuremath{\dagger} 4.4\ensuremath{\ddagger}"
     assert all(to_ascii_latex(chr(code)).isascii() for code in range(0x20, 0x30000))
 
 

@@ -20,6 +20,7 @@ from orchestrator.report.derive import TOOK
 from orchestrator.report.formats import to_csv
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
+from orchestrator.report.plots import PLOTS
 from orchestrator.report.render import lay_out, provenance, to_markdown
 from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
@@ -328,6 +329,24 @@ def test_a_warm_cache_says_nothing_of_when_compiling_pays(results_of: Callable[.
     rows = table(results, "compile")
     assert list(rows["blocks cache"]) == ["warm"]
     assert "blocks breaks even after" not in rows
+
+
+def test_what_compiling_gains_is_said_of_eager_cells_or_not_at_all(results_of: Callable[..., Results]) -> None:
+    results = results_of(
+        outcome([10.0], compile="blocks"), outcome([8.0], compile="model"), outcome([9.0], compile="model", seed=1)
+    )
+    assert lay_out(results, ["compile"]) == []
+    assert "compile-speed-up" not in {plot.name for plot in PLOTS if plot.layout.draw(results)}
+
+
+def test_of_a_cell_that_is_measured_otherwise_today_the_latest_version_counts(results_of: Callable[..., Results]) -> None:
+    """As in a folder that an older program began, of which only a part was measured again."""
+    cells = [outcome([ms], context_length=length) for ms, length in ((10.0, 16), (20.0, 32))]
+    before = [replace(one.attempt.cell, version=one.attempt.cell.version - 1) for one in cells]
+    old = [replace(one, attempt=replace(one.attempt, cell=cell)) for one, cell in zip(cells, before, strict=True)]
+    results = results_of(*old, cells[0])
+    assert sorted(results.cells["cell"]) == sorted([cells[0].attempt.cell.id, before[1].id])
+    assert lay_out(results)
 
 
 def test_rows_from_before_an_axis_have_its_default(results_of: Callable[..., Results], tmp_path: Path) -> None:
