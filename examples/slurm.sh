@@ -40,10 +40,14 @@ for node in "${nodes[@]:1}"; do
 done
 until_there "${#nodes[@]}"     # one that is late takes part when it comes
 
-ends=$(date --date="$(squeue --noheader --job="$SLURM_JOB_ID" --format=%e)" +%s)
-left=$((ends - $(date +%s) - closing_s))
+ends=$(squeue --noheader --job="$SLURM_JOB_ID" --format=%e)
+limit=()
+if ends=$(date --date="$ends" +%s 2>/dev/null); then     # else the job has no limit
+    left=$((ends - $(date +%s) - closing_s))
+    limit=(--time-limit "$((left > 1 ? left : 1))s")
+fi
 code=0
-sweep run "$config" --address "$address:$port" --time-limit "$((left > 1 ? left : 1))s" "$@" || code=$?
+sweep run "$config" --address "$address:$port" "${limit[@]}" "$@" || code=$?
 
 # 75: out of time with cells left, see README. What is finished is kept, and the next allocation goes on from there.
 if [ "$code" -eq 75 ]; then

@@ -233,7 +233,7 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
         message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
         return Ending(Status.HOST_OOM, {"message": message, "rss_bytes": ended.over_memory_bytes})
     if ended.code < 0:
-        name = signal.Signals(-ended.code).name
+        name = _signal_name(-ended.code)
         if name == "SIGKILL" and ended.kernel_oom_kills:
             message = "killed by the kernel for want of host memory"
             return Ending(Status.HOST_OOM, {"message": message, "signal": name, "oom_kills": ended.kernel_oom_kills})
@@ -241,6 +241,14 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
     if attempt.cell.params.caps_host and _NO_THREAD in tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES):
         return Ending(Status.OOM, {"message": f"{_NO_THREAD}: its stack is within the cap", "exit_code": ended.code})
     return Ending(Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code})
+
+
+def _signal_name(number: int) -> str:
+    """Those for real time have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 def _over_memory(pid: int, limit_gib: float | None) -> int | None:

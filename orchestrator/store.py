@@ -34,7 +34,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -308,7 +308,7 @@ class Run:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"process {os.getpid()} on {socket.gethostname()} since {started}")
                 lock.flush()
-            yield RunWriter(self.folder)
+            yield RunWriter(self.folder, lock)
 
     def _attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / "artifacts").glob("*/*")):
@@ -328,20 +328,36 @@ class Run:
 class RunWriter(Run):
     """The one driver's view. Every write is aside and renamed, so that a reader never sees half a file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lock: IO[str] | None = None) -> None:
+        """lock: the file that is locked."""
         super().__init__(folder)
+        self._lock = lock
         self._appended = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises RunUnwritable, also where the folder was taken away and another driver has begun one of that name."""
+        with writing(self.folder):
+            self._require_lock()
+            yield
+
+    def _require_lock(self) -> None:
+        lock = self.folder / ".lock"
+        if self._lock and lock.exists() and not os.path.samestat(os.fstat(self._lock.fileno()), lock.stat()):
+            raise RunUnwritable(
+                f"{self}: was taken away meanwhile, and another driver is at work in a new one", "Name another folder with --out"
+            )
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
-        with writing(self.folder):
+        with self._writing():
             _replace(self.folder / "run.json", text.encode())
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Keeps an outcome: what it measured first, its attempt last."""
         key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
         name = f"{key['cell']}-{key['attempt']}.parquet"
-        with writing(self.folder):
+        with self._writing():
             for table in _MEASURED:
                 if records := getattr(outcome, table):
                     rows = [{**key, **asdict(record)} for record in records]
@@ -357,13 +373,13 @@ class RunWriter(Run):
         now = datetime.now(UTC)
         rows = [{"cell": cell, "predicted_at": now, **asdict(sample)} for cell, own in samples.items() for sample in own]
         if rows:
-            with writing(self.folder):
+            with self._writing():
                 name = f"{time.time_ns()}.parquet"
                 _write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
 
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
-        with writing(self.folder):
+        with self._writing():
             for table in _SCHEMAS:
                 for name in replaced_parts(self.folder / table):  # left by a kill in the middle of this
                     (self.folder / table / name).unlink(missing_ok=True)
@@ -376,13 +392,13 @@ class RunWriter(Run):
         return True
 
     def write_cells(self, cells: pd.DataFrame) -> None:
-        with writing(self.folder):
+        with self._writing():
             _write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
 
     def write_whole(self, table: str, rows: pd.DataFrame) -> None:
         """All rows of a table as its one part, in their order."""
         if len(rows):
-            with writing(self.folder):
+            with self._writing():
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 whole = pa.Table.from_pandas(rows, _SCHEMAS[table], preserve_index=False)
                 _write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
@@ -484,8 +500,18 @@ def _merge(parts: list[Path]) -> None:
     whole = pa.concat_tables(tables, promote_options="permissive")
     names = json.dumps([path.name for path in parts]).encode()
     _write_part(parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
+    _on_disk(parts[0].parent)
     for path in parts:
         path.unlink()
+
+
+def _on_disk(folder: Path) -> None:
+    """What the folder has by now, also after a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write_part(path: Path, table: pa.Table) -> None:

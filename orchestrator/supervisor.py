@@ -133,13 +133,15 @@ def only_on(gpu: str, attempt: Attempt) -> Attempt:
 
 
 def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
-    """Measures a cell on so many cores, or on these. A disk that takes no attempt is not the cell's fault."""
+    """Measures a cell on so many cores, or on these. That a disk takes no attempt, or that we fail, is not the cell's fault."""
     began = time.monotonic()
     attempt, variables = _placed(attempt, count, cores)
     try:
         return execute(attempt, variables)
     except OSError as error:
         return lost(attempt, f"its folder cannot be written: {error}", time.monotonic() - began)
+    except Exception as error:
+        return lost(attempt, f"its supervisor failed: {error!r}", time.monotonic() - began)
 
 
 def _placed(attempt: Attempt, count: int, cores: tuple[int, ...] | None) -> tuple[Attempt, dict[str, str]]:

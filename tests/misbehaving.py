@@ -114,6 +114,10 @@ class Model(nn.Module):
     def sigkill(self) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
+    def sigrt(self) -> None:
+        """One of those that have no name of their own."""
+        os.kill(os.getpid(), signal.SIGRTMIN + 6)
+
     def segfault(self) -> None:
         ctypes.string_at(0)
 

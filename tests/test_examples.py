@@ -226,11 +226,13 @@ STAND_INS = {
 }
 
 
-@pytest.mark.parametrize(("code", "ends"), [(75, 0), (0, 0), (1, 1), (2, 2)])
-def test_the_slurm_script_starts_ray_everywhere_and_comes_again_until_all_is_done(code: int, ends: int, tmp_path: Path) -> None:
-    """SLURM, Ray and the sweep are stood in for: it is the script that is tested."""
+@pytest.mark.parametrize(("code", "ends", "limited"), [(75, 0, True), (0, 0, True), (1, 1, False), (2, 2, True)])
+def test_the_slurm_script_starts_ray_everywhere_and_comes_again_until_all_is_done(
+    code: int, ends: int, limited: bool, tmp_path: Path
+) -> None:
+    """SLURM, Ray and the sweep are stood in for: it is the script that is tested. limited: whether the job is."""
     (tmp_path / "bin").mkdir()
-    for name, does in STAND_INS.items():
+    for name, does in {**STAND_INS, **({} if limited else {"squeue": "echo NONE"})}.items():
         (tmp_path / "bin" / name).write_text(f"#!/usr/bin/env bash\n{does}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "code").write_text(str(code))
@@ -247,10 +249,11 @@ def test_the_slurm_script_starts_ray_everywhere_and_comes_again_until_all_is_don
     assert head.endswith("on one")
     assert worker == "ray start --address=10.0.0.1:6379 --block on two"
     words = re.fullmatch(
-        r"sweep run configs/full.yaml --address 10.0.0.1:6379 --time-limit (\d+)s --where size=xl with token 64 token", sweep
+        r"sweep run configs/full.yaml --address 10.0.0.1:6379( --time-limit (\d+)s)? --where size=xl with token 64 token", sweep
     )
     assert words
-    assert 1800 - 120 - 40 < int(words[1]) <= 1800 - 120
+    assert bool(words[1]) == limited
+    assert not limited or 1800 - 120 - 40 < int(words[2]) <= 1800 - 120
     assert after == (["scontrol requeue 7"] if code == 75 else [])
 
 

@@ -65,6 +65,7 @@ FAULTS: dict[str, Sequence[Fault]] = {
         Fault("sigkill", "crashed", {"signal": "SIGKILL", "message": "killed by SIGKILL"}),
         Fault("segfault", "crashed", {"signal": "SIGSEGV"}, log="Segmentation fault"),
         Fault("abort", "crashed", {"signal": "SIGABRT"}, {"where": "backward"}, ("warm-up", "backward"), "Fatal Python error"),
+        Fault("sigrt", "crashed", {"signal": "SIGRTMIN+6", "message": "killed by SIGRTMIN+6"}),
         Fault("leave", "crashed", {"exit_code": 7}),
         Fault("leave_well", "crashed", {"exit_code": 0}),
     ],

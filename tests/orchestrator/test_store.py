@@ -267,6 +267,20 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
         pass
 
 
+def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as before:
+        before.write_manifest({"name": "before"})
+        shutil.rmtree(run.folder)
+        with run.opened_for_writing() as now:
+            now.write_manifest({"name": "now"})
+            for write in (lambda: before.write_manifest({"name": "before"}), lambda: before.append(make_outcome(), None)):
+                with pytest.raises(RunUnwritable, match=r"was taken away meanwhile, and another driver is at work.*--out"):
+                    write()
+            now.append(make_outcome(), None)
+    assert run.read_manifest()["name"] == "now"
+    assert len(run.read("attempts")) == 1
+
+
 def test_manifests(run: Run) -> None:
     with pytest.raises(RunError, match="holds no run"):
         run.require()
