@@ -10,6 +10,7 @@ a cell needs its host in operations of that, as fast as it was seen to be.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -34,6 +35,7 @@ RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minut
 AGREEMENT = 0.02
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
+_MOST_NOISE = 0.25  # beyond which it hides what anybody would call a difference
 _CLOCKS_DIFFER = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
@@ -43,7 +45,8 @@ class Verdict(StrEnum):
     SAME = "SAME"  # no difference beyond the noise
     FASTER = "FASTER"
     SLOWER = "SLOWER"
-    AMBIGUOUS = "AMBIGUOUS"  # beyond the noise, and yet within the intervals, or explained by the clock or by others on the host
+    AMBIGUOUS = "AMBIGUOUS"  # beyond the noise, and yet within the intervals, or explained by the clock or by others on the host;
+    # or within a noise that would hide anything
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,12 @@ class Side:
 
     @property
     def ms(self) -> float:
-        """The geometric mean of the attempts."""
+        """The median of the attempts, as the ends of the interval are."""
+        return statistics.median(self.medians_ms)
+
+    @property
+    def mean_ms(self) -> float:
+        """The geometric mean of the attempts, of which the noise tells how far it lies off."""
         return math.exp(sum(map(math.log, self.medians_ms)) / len(self.medians_ms))
 
 
@@ -196,10 +204,11 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
         return Comparison(label, before, after, noise, verdict, reason)
 
     floor = noise.floor(len(before.medians_ms), len(after.medians_ms))
-    if abs(math.log(after.ms / before.ms)) <= math.log1p(floor):
-        return so(Verdict.SAME)
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
-    if not _apart(before, after, verdict):
+    apart = _apart(before, after, verdict)
+    if abs(math.log(after.mean_ms / before.mean_ms)) <= math.log1p(floor):
+        return so(Verdict.AMBIGUOUS, "repetitions differ by as much") if apart and floor > _MOST_NOISE else so(Verdict.SAME)
+    if not apart:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")

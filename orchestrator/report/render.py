@@ -140,7 +140,7 @@ def describe_comparison(report: Report) -> Iterator[str]:
     if report.noise.freedom:
         least, middle, most = np.quantile([one.noise.sd for one in report.comparisons], [0, 0.5, 1])
         spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
-        yield f"from process to process: {spread}, from {report.noise.freedom} repetitions"
+        yield f"from process to process: {spread}, with {report.noise.freedom} degrees of freedom"
     else:
         yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
     yield ""
@@ -171,7 +171,7 @@ def _comparison_row(one: Comparison) -> list[str]:
         *times,
         f"{one.ratio:.4f}",
         f"{low:.4f} to {high:.4f}",
-        f"±{one.floor:.1%}" if one.floor < _ANY_NOISE else "any",
+        f"±{one.floor:.1%}" if one.floor < _ANY_NOISE else "unknown",
         verdict,
     ]
 

@@ -109,6 +109,7 @@ def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) ->
         (Side((10.0,), 9.9, 10.1), Side((10.0,), 9.9, 10.1), Verdict.SAME, ""),
         (Side((10.0,), 9.99, 10.01), Side((10.03,), 10.02, 10.04), Verdict.SAME, ""),  # a gap, and yet within the noise
         (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1), Verdict.SLOWER, ""),
+        (Side((10.0,), 9.9, 10.1), Side((11.0, 11.2, 900.0), 10.9, 11.3), Verdict.SLOWER, ""),  # one in trouble moves nothing
         (Side((10.0,), 9.9, 10.1), Side((9.0,), 8.9, 9.1), Verdict.FASTER, ""),
         (Side((10.0,), 9.0, 11.0), Side((10.5,), 9.5, 11.5), Verdict.AMBIGUOUS, "the intervals overlap"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((11.0,), 10.9, 11.1, 1800), Verdict.AMBIGUOUS, "the clock: 1980 → 1800 MHz"),
@@ -134,6 +135,22 @@ def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) ->
 def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
     comparison = judge("", before, after, CALM)
     assert (comparison.verdict, comparison.reason) == (verdict, reason)
+
+
+def test_where_repetitions_differ_by_as_much_nobody_can_tell() -> None:
+    wild = Noise(1.0, 10)
+    before, after = Side((10.0, 30.0), 19.0, 21.0), Side((100.0, 500.0), 299.0, 301.0)
+    comparison = judge("", before, after, wild)
+    assert (comparison.verdict, comparison.reason) == (Verdict.AMBIGUOUS, "repetitions differ by as much")
+    assert judge("", before, Side((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
+
+
+def test_the_ratio_lies_within_its_interval() -> None:
+    """However far off one attempt is: all three are medians."""
+    slow = Side((19.5, 20.5, 53.2), 19.8, 20.9)
+    comparison = judge("", slow, Side((70.0, 77.7, 1240.0), 75.0, 79.0), CALM)
+    low, high = comparison.interval
+    assert low < comparison.ratio < high
 
 
 def write(folder: Path, *outcomes: Outcome) -> Run:
