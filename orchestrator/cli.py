@@ -90,7 +90,7 @@ choice_options = _with_options(
             help="Also cells of this status, those `disturbed`, or `beside` others: then all are measured one at a time.",
         ),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
-        click.option("--repeat", type=click.IntRange(1), default=1, help="Measure each cell so often, by turns.  [1]"),
+        click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Measure each cell so often, by turns.  [1]"),
         click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
         click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out."),
         click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of those all the same."),
@@ -364,7 +364,7 @@ def _seconds(text: str | None) -> float | None:
 
 def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
-    from orchestrator.progress import say, so_many
+    from orchestrator.progress import format_seconds, say, so_many
 
     folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
@@ -375,7 +375,11 @@ def _conclude(summary: Any, request: Any) -> None:
     inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
     times = summary.measured.total()
     often = f", {times} times in all" if times > summary.cells else ""
-    say(f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
+    if any(summary.statuses.values()) or summary.stopped or summary.late or summary.broken or not summary.before:
+        say(f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
+    else:
+        before = ", ".join(f"{count} {status}" for status, count in sorted(summary.before.items()))
+        say(f"nothing to measure: of {so_many(sum(summary.before.values()))} {before}; kept in {folder}")
     if summary.refuted:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
         say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
@@ -386,7 +390,8 @@ def _conclude(summary: Any, request: Any) -> None:
         say(f"stopped by {summary.stopped} with {so_many(summary.left)} left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
     if summary.stopped or summary.late:
-        say(f"out of time with {so_many(summary.left)} left. To go on: {again}")
+        shortest = f", the shortest of which is expected to take {format_seconds(summary.late_s)}" if summary.late_s else ""
+        say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
     if summary.disturbed:
         word = "cell was" if summary.disturbed == 1 else "cells were"

@@ -123,7 +123,9 @@ def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, c
     if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
         click.echo(nothing_in_common(against), err=True)
     elif not pages:
-        click.echo("nothing measured yet")
+        click.echo(
+            "nothing measured yet" if results.cells.empty or not tables else f"no cell of these is for {', '.join(tables)}"
+        )
     if missing := run.missing() if cells is None else 0:
         click.echo(f"{missing} cells that were asked for are still to be measured: sweep status says which", err=True)
     if cells is not None:

@@ -117,6 +117,6 @@ def _place(address: str) -> Finding:
 def _disk(folder: Path) -> Finding:
     place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(place).free / _GIB
-    writable = os.access(place, os.W_OK)
+    writable = place.is_dir() and os.access(place, os.W_OK)
     remedy = "" if writable and free > _LITTLE_DISK_GIB else "Name a writable folder with --out, or free some space"
     return Finding("disk", writable and free > _LITTLE_DISK_GIB, f"{free:.0f} GiB free at {place}", remedy)

@@ -74,7 +74,8 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     """Raises ConfigError for what is no axis or no value, and for a sweep without a cell."""
     _check_axes(config, source, selection)
     _check_clauses(config, source)
-    _check_where(config, selection)
+    _check_values(config, "--set", selection.set)
+    _check_values(config, "--where", selection.where)
     _check_size(config, source, selection)
     cells: dict[str, Cell] = {}
     named = 0
@@ -182,14 +183,14 @@ def _check_clause(grid: Grid, name: str, wanted: Any, place: Place, source: Sour
             raise config_error(error, source, place, lambda _: ()) from error
 
 
-def _check_where(config: SweepConfig, selection: Selection) -> None:
+def _check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequence[Any]]) -> None:
     """Of several tasks that have the axis it is enough that one has the value."""
-    for name, wanted in selection.where.items():
+    for name, wanted in selected.items():
         grids = [grid for grid in config.grids if name in axis_names(_params(grid))]
         for value in wanted if grids else ():
             refusals = [_refusal(grid, name, value) for grid in grids]
             if all(refusals) and refusals[0]:
-                raise config_error(refusals[0], Source("--where", None), (), lambda _: ()) from refusals[0]
+                raise config_error(refusals[0], Source(option, None), (), lambda _: ()) from refusals[0]
 
 
 def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:

@@ -15,7 +15,7 @@ from orchestrator.invocations import last_checks, last_choice, last_command, new
 from orchestrator.nvml import gpu_names
 from orchestrator.plan import Plan
 from orchestrator.prediction import predict_memory, verdict_of
-from orchestrator.progress import format_seconds, where_it_ended, why_it_ended
+from orchestrator.progress import format_seconds, so_many, where_it_ended, why_it_ended
 from orchestrator.report.gpus import Card, driver_name
 from orchestrator.resumption import going_on
 from orchestrator.run import Request, git_commit, make_settings, plan_request
@@ -34,9 +34,9 @@ _GIB = 1024**3
 def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, everything: bool) -> Iterator[str]:
     """The cells, how many are done, what will run, and why. expected: what is said of how long it will take."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
-    yield f"{len(plan.decisions)} cells: {statuses}"
+    yield f"{so_many(len(plan.decisions))}: {statuses}"
     inferred = f", and {len(plan.inferred)} are inferred to run out of memory" if plan.inferred else ""
-    yield f"{len(plan.to_measure)} to run{inferred}"
+    yield f"{len(set(plan.to_measure))} to run{_in_all(plan)}{inferred}"
     if expected:
         yield expected
     width = len("infer" if plan.inferred else "keep")
@@ -45,9 +45,15 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, every
         witness = plan.inferred.get(decision.cell.id)
         mark = "infer" if witness else "run" if decision.times else "keep"
         reason = f"asks for no less than {witness.id}, which ran out of memory" if witness else decision.reason
-        yield f"  {mark:{width}} {decision.cell.id} {label(decision.cell)}  ({reason})"
+        often = f", {decision.times} times" if decision.times > 1 and not witness else ""
+        yield f"  {mark:{width}} {decision.cell.id} {label(decision.cell)}  ({reason}{often})"
     if not everything and len(chosen) > _SHOWN:
         yield f"  … and {len(chosen) - _SHOWN} more: --all prints them"
+
+
+def _in_all(plan: Plan) -> str:
+    times = len(plan.to_measure)
+    return f", {times} times in all" if times > len(set(plan.to_measure)) else ""
 
 
 def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
@@ -167,10 +173,8 @@ def describe_status(request: Request) -> Iterator[str]:
         said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
-    turns = plan.to_measure
-    to_run = list(dict.fromkeys(turns))
-    often = f", {len(turns)} times in all" if len(turns) > len(to_run) else ""
-    yield f"{last_command(request.run)} would run {len(to_run)} of {len(plan.decisions)} cells{often}"
+    to_run = list(dict.fromkeys(plan.to_measure))
+    yield f"{last_command(request.run)} would run {len(to_run)} of {so_many(len(plan.decisions))}{_in_all(plan)}"
     for cell in to_run[:_SHOWN]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > _SHOWN:
@@ -233,5 +237,5 @@ def _find(cells: Any, prefix: str, run: Run) -> str:
     if len(found) == 1:
         return found[0]
     if found:
-        raise RunError(f"{run}: {prefix} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
-    raise RunError(f"{run}: has no cell {prefix}", nearest(prefix, list(cells)[:_SHOWN]))
+        raise RunError(f"{run}: {prefix!r} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
+    raise RunError(f"{run}: has no cell {prefix!r}", nearest(prefix, list(cells)[:_SHOWN]))

@@ -77,6 +77,7 @@ class Queue:
         self._ended_badly: set[str] = set()
         self._owed = Counter(turn.cell.id for turn in self._waiting)  # how often each cell is still to be measured
         self.late = 0
+        self.late_s: float | None = None  # what the shortest of those takes
         self.elsewhere = 0
         self.total = len(self._waiting)
         self.has_results = bool(plan.history)
@@ -114,8 +115,7 @@ class Queue:
             if self._keep_inferred and cell.id in self._inferable and (witness := self._witnesses.of(cell)):
                 self._keep_inferred(self._infer(cell, witness))
                 continue
-            if not self._would_end_in_time(cell):
-                self.late += 1
+            if self._is_late(cell):
                 continue
             yield self._next_attempt(cell)
         to_verify = spread(self._inferred, self._to_verify)
@@ -123,8 +123,7 @@ class Queue:
         self._owed.update(dict.fromkeys((cell.id for cell in to_verify), 1))
         self._ended_badly.difference_update(cell.id for cell in to_verify)
         for cell in to_verify:
-            if not self._would_end_in_time(cell):
-                self.late += 1
+            if self._is_late(cell):
                 continue
             self._verifying.add(cell.id)
             yield self._next_attempt(cell)
@@ -234,10 +233,14 @@ class Queue:
         at_once = max(len(under_way), *self._places.values(), 1)
         return makespan_s(self._estimator.each(waiting), at_once, under_way, [_width(cell) for cell in waiting])
 
-    def _would_end_in_time(self, cell: Cell) -> bool:
-        if self._deadline is None:
-            return True
-        return time.monotonic() + (self._estimator.at_most(cell) or 0.0) < self._deadline
+    def _is_late(self, cell: Cell) -> bool:
+        """Whether it would not end in time. It is passed over then."""
+        takes_s = self._estimator.at_most(cell) or 0.0
+        if self._deadline is None or time.monotonic() + takes_s < self._deadline:
+            return False
+        self.late += 1
+        self.late_s = min(takes_s, self.late_s or math.inf)
+        return True
 
 
 def _width(cell: Cell) -> int:

@@ -71,6 +71,7 @@ class Request:
 class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
+    late_s: what the shortest of these is expected to take. before: the statuses of all cells when it began.
     given_up: how many cells were left alone since they had failed too often.
     broken: what ended it before, where that is for the user to mend. cells: how many it measured, however often; left: how many
     it did not, or not as often as it was to.
@@ -84,6 +85,8 @@ class Summary:
     stopped: str = ""
     broken: SweepError | None = None
     late: int = 0
+    late_s: float | None = None
+    before: Counter[str] = field(default_factory=Counter)
     cells: int = 0
     left: int = 0
     given_up: int = 0
@@ -162,6 +165,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         for line in describe_going_on(request, choice):
             means.say(line)
         plan = plan_request(request, choice)
+        summary.before = plan.statuses()
         summary.given_up = sum(decision.given_up for decision in plan.decisions)
 
         kept = read_kept(request.run, plan)
@@ -185,7 +189,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
                 _measure(request, writer, queue, means, summary, keep, invocation, arm)
         if not (summary.stopped or summary.broken or queue.late or queue.elsewhere or means.more_follows):
             note_finished(writer, invocation)
-        summary.late, summary.inferred = queue.late, queue.still_inferred
+        summary.late, summary.late_s, summary.inferred = queue.late, queue.late_s, queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left, summary.cells = queue.left, len(measured)
         flawed = _derive(writer)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.caches import cache_folder
-from orchestrator.errors import RunUnwritable, SweepError
+from orchestrator.errors import RunError, RunUnwritable, SweepError
 from orchestrator.remote.address import Where, is_address
 from orchestrator.remote.claim import Claim, claimed
 from orchestrator.remote.copy import ATTEMPTS, CELLS, MANIFEST, Copy
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
 
 def open_run(where: Where) -> Run:
-    """The run of a folder, or of an address, with what is there. Raises RunUnreachable, ConfigError for no address."""
+    """The run of a folder, or of an address, with what is there. Raises RunError for a file, RunUnreachable, ConfigError for no
+    address.
+    """
     if not is_address(where):
+        if Path(where).is_file():
+            raise RunError(f"{where}: is a file", "Name a folder")
         return Run(Path(where))
     run = RemoteRun(Place(str(where)))
     run.refresh()

@@ -17,6 +17,7 @@ GIB, MIB = 1024**3, 1024**2
 SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
+_SHOWN_IN_GIB = GIB / 100  # of which less is none in two digits
 NOTHING = "–"
 HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
 SLOWER_HOST_MARK = "‡"  # after one that a host a third as fast would decide
@@ -228,13 +229,17 @@ def needs(row: Row) -> str:
 
 def _measured_need(row: Row) -> str:
     if row["status"] == "oom":
-        asked = f" (asked {row['asked_bytes'] / GIB:.2f} GiB more)" if known(row, "asked_bytes") else ""
+        asked = f" (asked {_size(row['asked_bytes'])} more)" if known(row, "asked_bytes") else ""
         return f"OOM{asked}"
     if known(row, "peak_reserved_bytes"):
         return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest_fitting(row['peak_reserved_bytes'])}"
     if known(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
     return absent(row)
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / GIB:.2f} GiB" if nbytes >= _SHOWN_IN_GIB else f"{nbytes / MIB:.2f} MiB"
 
 
 def _predicted_need(row: Row) -> str:

@@ -47,5 +47,5 @@ def test_the_evidence_and_the_samples(run: Run) -> None:
 
 
 def test_a_cell_that_is_not_there(run: Run) -> None:
-    with pytest.raises(RunError, match="has no cell nothing"):
+    with pytest.raises(RunError, match="has no cell 'nothing'"):
         list(describe_cell(run, "nothing"))

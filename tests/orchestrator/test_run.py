@@ -17,10 +17,10 @@ import pandas as pd
 import pytest
 
 from orchestrator.cli import _conclude
+from orchestrator.cost import Estimator
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice, read_history
-from orchestrator.queue import Queue
 from orchestrator.run import Means, Request, Summary, plan_request, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
 from orchestrator.supervisor import Started
@@ -291,9 +291,9 @@ def test_what_there_is_no_time_to_verify_is_left_for_the_next_run(
 ) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
     with monkeypatch.context() as late:
-        late.setattr(Queue, "_would_end_in_time", lambda queue, cell: cell.params.values()["context_length"] <= 32)
-        summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
-    assert (lengths_of(scheduler), summary.late, summary.left) == ([16, 32], 1, 1)
+        late.setattr(Estimator, "at_most", lambda estimator, cell: 3600.0 * (cell.params.values()["context_length"] > 32))
+        summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1), time_limit_s=600)
+    assert (lengths_of(scheduler), summary.late, summary.late_s, summary.left) == ([16, 32], 1, 3600, 1)
     assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 1
 
 
