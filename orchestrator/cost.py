@@ -187,7 +187,7 @@ class Expectation:
     def __str__(self) -> str:
         hours, cells = self.gpu_s / 3600, f"{self.learned} finished cell{'s' if self.learned > 1 else ''}"
         how = f"from what {cells} took" if self.learned else "from FLOPs; after the first cells, from what they took"
-        shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}" if hours >= 0.01 else "less than 0.01"
+        shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}" if hours >= 0.005 else "less than 0.01"
         return f"{shown} GPU-hours ({how})" if hours else f"({how})"
 
 

@@ -158,7 +158,7 @@ def said(sweep_here: Here, tmp_path: Path) -> Callable[..., str]:
 
 def test_a_plan_says_how_long_it_will_take(said: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     how = "GPU-hours (from FLOPs; after the first cells, from what they took)"
-    assert said("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, less than 0.01 {how}"
+    assert said("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, 0.01 {how}"
     monkeypatch.setattr(inspection, "gpu_names", lambda: ("NVIDIA H200",) * 2)
     assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
     monkeypatch.setattr(inspection, "gpu_names", lambda: ())
