@@ -190,6 +190,7 @@ def provenance(results: Results) -> str:
         _repetitions(cells),
         _marked(cells, "waits_for_host", f"wait for their host ({HOST_MARK})"),
         _marked(cells, "may_wait_for_host", f"would for one a third as fast ({SLOWER_HOST_MARK})"),
+        _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _marked(cells, "beside", "needed their host beside others"),
         _labelled("commit", _one_or_several(cells, "commit")),
@@ -222,7 +223,7 @@ def _repetitions(cells: pd.DataFrame) -> str:
 
 
 def _marked(cells: pd.DataFrame, mark: str, said: str) -> str:
-    count = int(cells[mark].sum()) if mark in cells else 0
+    count = int((cells[mark].astype("Float64") > 0).sum()) if mark in cells else 0
     return f"{count} of {len(cells)} cells {said}" if count else ""
 
 

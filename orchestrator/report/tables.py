@@ -35,7 +35,7 @@ TABLES: tuple[Table, ...] = (
         "End to end",
         "Milliseconds, mean ± sample standard deviation. Each phase is waited for at its end; the total is of steps that run "
         "on, as in training, so that the phases may sum to more. Backward / forward and tokens/s are of the medians, which one "
-        "slow step does not move.",
+        "slow step does not move. SM MHz: the GPU's clock after the timing; capped s: how long the power limit held it down.",
         Listing(
             (
                 ("forward", of_steps(mean_sd("forward_ms"))),
@@ -44,6 +44,8 @@ TABLES: tuple[Table, ...] = (
                 ("total", of_steps(mean_sd("step_ms"))),
                 ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
                 ("tokens/s", number("tokens_per_s", ",.0f")),
+                ("SM MHz", number("sm_clock_after", ".0f")),
+                ("capped s", number("power_capped_ns", ".1f", 1e-9)),
             )
         ),
         of_task("train_step"),

@@ -141,13 +141,14 @@ def of_steps(time: Value) -> Value:
 
     def show(row: Row) -> str:
         text = time(row)
-        return text + _mark(row) if text[0].isdigit() else text
+        return text + mark(row) if text[0].isdigit() else text
 
     return show
 
 
-def _mark(*rows: Row) -> str:
-    return next((mark for mark, flag in _MARKS.items() if any(known(row, flag) and row[flag] for row in rows)), "")
+def mark(*rows: Row) -> str:
+    """What stands after a number that is of the steps of these."""
+    return next((sign for sign, flag in _MARKS.items() if any(known(row, flag) and row[flag] for row in rows)), "")
 
 
 step_ms = of_steps(ms("step_ms_median"))
@@ -185,7 +186,7 @@ def speed_up(column: str) -> Callable[[Row, Row], str]:
     def compare(row: Row, baseline: Row) -> str:
         if not known(row, column):
             return absent(row)
-        return f"{baseline[column] / row[column]:.2f}×{_mark(row, baseline)}" if known(baseline, column) else NOTHING
+        return f"{baseline[column] / row[column]:.2f}×{mark(row, baseline)}" if known(baseline, column) else NOTHING
 
     return compare
 

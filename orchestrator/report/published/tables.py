@@ -30,7 +30,7 @@ from orchestrator.report.published.records import Number, published_on
 from orchestrator.report.published.schema import writeups
 from orchestrator.report.selections import of_task
 from orchestrator.report.table import NOTES, Table
-from orchestrator.report.values import GIB, NOTHING, Row, absent, format_ms, known
+from orchestrator.report.values import GIB, NOTHING, Row, absent, format_ms, known, mark
 
 Numbers = tuple[Number, ...]
 Ours = Callable[[Number, Row], float | None]  # what a cell of ours has in place of a number; None: nothing
@@ -60,15 +60,17 @@ def against(device: str) -> tuple[Table, ...]:
             "against-timings",
             f"Against {device}: timings",
             f"{where}, and this run's: milliseconds of a phase waited for at its end, and of a step of such phases. "
-            "Where ours / theirs is above 1.00, ours takes longer. TFLOP/s are what their time implies.",
-            Beside(_of(times, "train_step"), _ours_ms, format_ms, "ms"),
+            "Where ours / theirs is above 1.00, ours takes longer. The interval is of this run's median. TFLOP/s are what their "
+            "time implies.",
+            Beside(_of(times, "train_step"), _ours_ms, format_ms, "ms", interval=_interval, timed=_itself),
             of_task("train_step"),
         ),
         Table(
             "against-attention",
             f"Against {device}: attention",
-            f"{where}, and this run's: milliseconds of a pass, waited for. TFLOP/s are what their time implies.",
-            Beside(_of(times, "attention"), _ours_ms, format_ms, "ms"),
+            f"{where}, and this run's: milliseconds of a pass, waited for. The interval is of this run's median. TFLOP/s are "
+            "what their time implies.",
+            Beside(_of(times, "attention"), _ours_ms, format_ms, "ms", interval=_interval, timed=_itself),
             of_task("attention"),
         ),
         Table(
@@ -76,7 +78,12 @@ def against(device: str) -> tuple[Table, ...]:
             f"Against {device}: what compiling gains",
             f"{where}, and this run's: how many times faster compiled than eager, all else being equal.",
             Beside(
-                _speed_ups(times, "compile", ("eager",)), _speed_up_over("compile"), _times, "", _with_base("compile", "eager")
+                _speed_ups(times, "compile", ("eager",)),
+                _speed_up_over("compile"),
+                _times,
+                "",
+                _with_base("compile", "eager"),
+                timed=_both("compile"),
             ),
         ),
         Table(
@@ -89,6 +96,7 @@ def against(device: str) -> tuple[Table, ...]:
                 _times,
                 "",
                 _with_base("precision", "fp32"),
+                timed=_both("precision"),
             ),
         ),
         Table(
@@ -167,7 +175,8 @@ def against(device: str) -> tuple[Table, ...]:
 class Beside:
     """One row a published number and a cell of ours that it may be of.
 
-    ours: the same of our cell. show: prints either. unit: of both. prepare: our cells, with what `ours` needs of them.
+    ours: the same of our cell. show: prints either. unit: of both. prepare: our cells, with what `ours` needs of them. interval:
+    of ours. timed: the cells whose steps it is of, which are marked where a host decides those.
     """
 
     numbers: Numbers
@@ -175,6 +184,8 @@ class Beside:
     show: Callable[[float], str]
     unit: str
     prepare: Prepare = lambda results: results.cells
+    interval: Callable[[Number, Row], str] = lambda number, row: NOTHING
+    timed: Callable[[Row], tuple[Row, ...]] = lambda row: ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         cells = self.prepare(results) if self.numbers else results.cells.iloc[:0]
@@ -184,7 +195,8 @@ class Beside:
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
         pairs.sort(key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup))
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
-        header = [*axes, PHASE, "published in", "on", "there on", *titles, "ours / theirs", "their TFLOP/s", NOTES]
+        measured = [titles[0], "95 % interval", titles[1]]
+        header = [*axes, PHASE, "published in", "on", "there on", *measured, "ours / theirs", "their TFLOP/s", NOTES]
         return header, [self._row(number, row, axes) for number, row in pairs]
 
     def _says_something(self, number: Number, row: Row) -> bool:
@@ -192,7 +204,7 @@ class Beside:
         return row["status"] != "ok" or self.ours(number, row) is not None
 
     def _row(self, number: Number, row: Row, axes: list[str]) -> list[str]:
-        ours, theirs = self.ours(number, row), number.amount
+        ours, theirs, marked = self.ours(number, row), number.amount, mark(*self.timed(row))
         tflops = implied_tflops(number)
         return [
             *axis_texts(row, axes),
@@ -200,9 +212,10 @@ class Beside:
             ": ".join(filter(None, (number.writeup, number.title, number.variant))),
             devices()[number.device].name if len({one.device for one in self.numbers}) > 1 else NOTHING,
             number.labels.get("device", "cuda").replace("cuda", NOTHING),
-            absent(row) if ours is None else self.show(ours),
+            absent(row) if ours is None else f"{self.show(ours)}{marked}",
+            NOTHING if ours is None else self.interval(number, row),
             "OOM" if theirs is None else self.show(theirs),
-            f"{ours / theirs:.2f}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
+            f"{ours / theirs:.2f}{marked}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
             "\n".join(
                 filter(None, (_stands_for(number, row), *doubts_of(number), left_open(number), _said(number), _explained(number)))
@@ -340,9 +353,30 @@ def _over(number: Number, base: Number, axis: str) -> Number:
 
 
 def _ours_ms(number: Number, row: Row) -> float | None:
+    stem = _timed(number, row)
+    return None if stem is None else _column(row, f"{stem}_{number.statistic}")
+
+
+def _timed(number: Number, row: Row) -> str | None:
     """A step is the one that waits at each phase, which is nearest to a loop that waits at each step."""
     names = ("step_synced", "step") if number.phase == "step" else (number.phase,)
-    return next(filter(None, (_column(row, f"{name}_ms_{number.statistic}") for name in names)), None)
+    return next((f"{name}_ms" for name in names if _column(row, f"{name}_ms_{number.statistic}")), None)
+
+
+def _interval(number: Number, row: Row) -> str:
+    """Of the median of ours."""
+    stem = _timed(number, row)
+    ends = [_column(row, f"{stem}_ci_{end}") for end in ("low", "high")]
+    return " to ".join(format_ms(ms) for ms in ends if ms is not None) or NOTHING
+
+
+def _itself(row: Row) -> tuple[Row, ...]:
+    return (row,)
+
+
+def _both(axis: str) -> Callable[[Row], tuple[Row, ...]]:
+    """And the one that it is held against."""
+    return lambda row: tuple(filter(None, (row, row[f"_over_{axis}"])))
 
 
 def _ours_bytes(number: Number, row: Row) -> float | None:
