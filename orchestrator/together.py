@@ -50,6 +50,7 @@ class Together(Run):
         invocations = [one for manifest in manifests.values() for one in manifest.get("invocations", [])]
         return {
             "name": ", ".join(manifests),
+            "runs": list(manifests),
             "defaults": defaults,
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
         }

@@ -80,9 +80,14 @@ def ordered_values(axis: str, values: Any) -> list[Any]:
 def sort_cells(cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
     ranks = pd.DataFrame(index=cells.index)
     for axis in axes:
-        place = {value: rank for rank, value in enumerate(ordered_values(axis, cells[axis]))}
-        ranks[axis] = cells[axis].map(place, na_action="ignore").fillna(-1).astype(int)
+        ranks[axis] = places_in_order(axis, cells[axis])
     return cells.loc[ranks.sort_values(axes, kind="stable").index] if axes else cells
+
+
+def places_in_order(axis: str, values: pd.Series[Any]) -> pd.Series[int]:
+    """Of each value among all; what is null stands before them."""
+    place = {value: rank for rank, value in enumerate(ordered_values(axis, values))}
+    return values.map(place, na_action="ignore").fillna(-1).astype(int)
 
 
 def axis_texts(row: Row, axes: list[str]) -> list[str]:

@@ -16,12 +16,12 @@ from orchestrator.report.allocation_layouts import ROLES
 from orchestrator.report.frames import Results
 from orchestrator.report.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
 from orchestrator.report.layouts import each, key_axes, ordered_values, sort_cells, varying_axes
+from orchestrator.report.panels import Choice, Shown, choose_panels
 from orchestrator.report.selections import Selection
 from orchestrator.report.values import GIB, is_null
 
 Chart = alt.Chart | alt.FacetChart
 
-MOST_PANELS = 12
 _PANEL = "panel"
 _MEASURE = "measure"
 _VALUE = "value"
@@ -65,7 +65,7 @@ class Lines:
         axes = _telling(points, axes)
         told_apart = [*axes[:1], *_telling(points, [_MEASURE]), *axes[1:]]
         colour, dash, rest = told_apart[:1], told_apart[1:2], told_apart[2:]
-        points, panels = _in_panels(points, rest)
+        points, panels = _in_panels(points, rest, _runs(chosen))
         legend = alt.selection_point(fields=colour, bind="legend")
         lengths = sorted(points[self.along].unique().tolist())
         base = alt.Chart(points).mark_line(point=True)
@@ -81,7 +81,7 @@ class Lines:
         if dash:
             encodings["strokeDash"] = self._told_by(alt.StrokeDash, dash[0], points)
         zoom = alt.selection_interval(bind="scales", zoom="wheel![event.shiftKey]")
-        return _facetted(base.encode(**encodings).add_params(zoom), panels)
+        return panels.facetted(base.encode(**encodings).add_params(zoom))
 
     def _told_by(self, channel: Any, name: str, points: pd.DataFrame) -> Any:
         if name != _MEASURE:
@@ -106,7 +106,7 @@ class SpeedUps:
         if len(bars) < 2:
             return None
         across, rest = _across(axes)
-        bars, panels = _in_panels(bars, rest)
+        bars, panels = _in_panels(bars, rest, _runs(chosen))
         drawn = alt.Chart().mark_bar().encode(
             x=_nominal(alt.X, across, bars) if across else alt.value(_BESIDE_OTHERS["width"] / 2),
             xOffset=_nominal(alt.XOffset, self.axis, bars),
@@ -115,7 +115,7 @@ class SpeedUps:
             tooltip=_tooltip([*axes, self.axis], "times faster"),
         )  # fmt: skip
         as_fast = alt.Chart().mark_rule(strokeDash=[4, 3]).encode(y=alt.datum(1))
-        return _facetted(alt.layer(drawn, as_fast, data=bars), panels)
+        return panels.facetted(alt.layer(drawn, as_fast, data=bars))
 
     def _speed_ups(self, cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
         """The rows of all values but the first, with their speed-up as `value`."""
@@ -143,7 +143,7 @@ class Phases:
         if len(bars) < 2:
             return None
         across, rest = _across(axes)
-        bars, panels = _in_panels(bars, rest)
+        bars, panels = _in_panels(bars, rest, _runs(chosen))
         order = {phase: place for place, phase in enumerate(_PHASES)}
         bars = bars.assign(order=bars[_MEASURE].map(order))
         drawn = alt.Chart(bars).mark_bar().encode(
@@ -153,7 +153,7 @@ class Phases:
             order=alt.Order("order", type="quantitative"),
             tooltip=_tooltip([*axes, _MEASURE], "ms"),
         )  # fmt: skip
-        return _facetted(drawn, panels)
+        return panels.facetted(drawn)
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,11 @@ class KernelClasses:
         inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
         if inside.empty:
             return None
-        panels = _panels_of_cells(results, inside["cell"])
-        totals = inside[inside["cell"].isin(panels.titles)].groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"].sum()
+        titles, panels = _panels_of_cells(results, inside.groupby("cell")["ms"].sum())
+        totals = inside[inside["cell"].isin(titles)].groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"].sum()
         bars = pd.DataFrame(
             {
-                _PANEL: totals["cell"].map(panels.titles),
+                _PANEL: totals["cell"].map(titles),
                 "phase": totals["phase"].replace("", OUTSIDE_PHASES),
                 "class": totals["kernel_class"],
                 _VALUE: totals["ms"],
@@ -184,7 +184,7 @@ class KernelClasses:
             color=alt.Color("class", type="nominal"),
             tooltip=_tooltip([_PANEL, "phase", "class"], "ms a step"),
         )  # fmt: skip
-        return panels.facetted(drawn)
+        return panels.apart(drawn, ["y"])
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,9 @@ class LiveMemory:
         live = results.live()
         if live.empty:
             return None
-        panels = _panels_of_cells(results, live["cell"])
-        moments = _moments(live[live["cell"].isin(panels.titles)], panels.titles)
+        at_once = live.groupby(["cell", "event"])["live_bytes"].sum()
+        titles, panels = _panels_of_cells(results, at_once.groupby("cell").max())
+        moments = _moments(live[live["cell"].isin(titles)], titles)
         order: list[Any] = [role for role in ROLES if role in moments]
         begins = moments[moments["phase"] != ""].groupby([_PANEL, "phase"])[_AT_MS].min().rename(_BEGIN_MS).reset_index()
         areas = alt.Chart().transform_filter(f"isValid(datum.{_AT_MS})").transform_fold(order, as_=["role", _VALUE])
@@ -210,37 +211,54 @@ class LiveMemory:
         marks = alt.Chart().transform_filter(f"isValid(datum.{_BEGIN_MS})").encode(x=alt.X(_BEGIN_MS, type="quantitative"))
         names = marks.mark_text(align="left", baseline="top", dx=3, fontSize=9)
         layers = (areas, marks.mark_rule(strokeDash=[4, 3]), names.encode(text=alt.Text("phase", type="nominal"), y=alt.value(2)))
-        return panels.facetted(alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)))
+        return panels.apart(alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)), ["x", "y"])
 
 
 @dataclass(frozen=True)
-class CellPanels:
-    """A panel a cell. titles: by cell, of those that are drawn, in the order of tables. how_many: empty where these are all."""
+class Panels:
+    """titles: in order, none where one chart shows all. said: in lines, of those that are left out; none where these are all."""
 
-    titles: Mapping[str, str]
-    how_many: str
+    titles: Sequence[str] = ()
+    said: Sequence[str] = ()
 
     def facetted(self, chart: Any) -> Chart:
-        whole = _facetted(chart, list(self.titles.values()))
-        return whole.properties(title=self.how_many) if self.how_many else whole
+        whole = _facetted(chart, list(self.titles))
+        return whole.properties(title=list(self.said)) if self.said else whole
+
+    def apart(self, chart: Any, channels: Sequence[str]) -> Chart:
+        """As `facetted`, but panels that were chosen to differ have scales of their own: the largest would flatten the others."""
+        whole = self.facetted(chart)
+        if not self.said or not isinstance(whole, alt.FacetChart):
+            return whole
+        scales: dict[str, Any] = dict.fromkeys(channels, "independent")
+        own: Chart = whole.resolve_scale(**scales)
+        return own.properties(title=[*self.said, "each panel has its own scale"])
 
 
-def _panels_of_cells(results: Results, known: pd.Series[str]) -> CellPanels:
-    """Of the first of the known cells, each titled by what tells it from the others that are drawn.
+def _panels_of_cells(results: Results, shows: pd.Series[float]) -> tuple[dict[str, str], Panels]:
+    """A panel a cell, in the order of tables: by cell its title, which is what tells it from the others that are drawn.
 
-    More than MOST_PANELS nobody reads: the tables hold the rest.
+    shows: by cell, of those that there is something of, how much.
     """
-    of_these = replace(results, cells=results.cells[results.cells["cell"].isin(known.unique())])
-    axes = key_axes(of_these)
-    cells = sort_cells(of_these.cells, axes)
-    drawn = cells[:MOST_PANELS]
+    cells = results.cells[results.cells["cell"].isin(shows.index)]
+    axes = key_axes(replace(results, cells=cells))
+    apart = _telling(cells, ["task", *axes])
+    panels = _first_named_first(cells.set_index("cell")[apart], _runs(results))
+    choice = choose_panels(panels, apart, Shown(shows.to_dict()), "cells")
+    drawn = sort_cells(cells, axes)
+    drawn = drawn[drawn["cell"].isin(choice.chosen)]
     varying = varying_axes(replace(results, cells=drawn))
     telling = [*_telling(drawn, ["task"]), *(axis for axis in axes if axis in varying)]
-    left_out = len(cells) > len(drawn)
-    return CellPanels(
-        dict(zip(drawn["cell"], _titles(drawn, telling), strict=True)),
-        f"{len(drawn)} of {len(cells)} cells: the tables have the others" if left_out else "",
-    )
+    titles = dict(zip(drawn["cell"], _titles(drawn, telling), strict=True))
+    return titles, Panels(list(titles.values()), _said(choice, drawn, apart))
+
+
+def _said(choice: Choice, shown: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """And what none of the panels is titled by, since only those that are left out differ in it."""
+    if not choice.said:
+        return []
+    alike = _titles(shown.iloc[:1], [axis for axis in axes if axis not in _telling(shown, axes)])
+    return [choice.said, *(f"all of these: {title}" for title in alike if title)]
 
 
 def _titles(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
@@ -299,24 +317,47 @@ def _across(axes: list[str]) -> tuple[str, list[str]]:
     return across, [axis for axis in axes if axis != across]
 
 
-def _in_panels(points: pd.DataFrame, axes: list[str]) -> tuple[pd.DataFrame, list[str]]:
-    """With the text of its panel in each row, and those texts in order; without axes that vary there are none.
+def _in_panels(points: pd.DataFrame, axes: list[str], runs: Sequence[str] = ()) -> tuple[pd.DataFrame, Panels]:
+    """With the text of its panel in each row; without axes that vary there are no panels.
 
-    Where they are too many, the ones that show most. A panel is named by what tells it from the other ones.
+    A panel is named by what tells it from the other ones. runs: in the order in which they were named.
     """
     axes = _telling(points, axes)
     if not axes:
-        return points, []
+        return points, Panels()
     orders = [ordered_values(axis, points[axis]) for axis in axes]
     ranks = [
         points[axis].map({value: place for place, value in enumerate(order)}) for axis, order in zip(axes, orders, strict=True)
     ]
     ordered = points.loc[pd.concat(ranks, axis=1, keys=axes).sort_values(axes, kind="stable").index]
     number = ordered.groupby(axes, dropna=False, sort=False).ngroup()
-    fullest = number.value_counts().sort_index().sort_values(ascending=False, kind="stable").index[:MOST_PANELS]
-    shown = ordered[number.isin(fullest)]
+    panels = ordered[axes].assign(number=number).drop_duplicates("number").set_index("number")
+    marks = _marks(ordered.drop(columns=[*axes, _VALUE]), number)
+    fullest_first = sorted(_first_named_first(panels, runs).index, key=lambda panel: len(marks[panel]), reverse=True)
+    much = {panel: len(own) for panel, own in marks.items()}
+    choice = choose_panels(panels.loc[fullest_first], axes, Shown(much, marks))
+    shown = ordered[number.isin(choice.chosen)]
     texts = _titles(shown, _telling(shown, axes))
-    return shown.assign(**{_PANEL: texts}), list(dict.fromkeys(texts))
+    return shown.assign(**{_PANEL: texts}), Panels(list(dict.fromkeys(texts)), _said(choice, shown, axes))
+
+
+def _marks(points: pd.DataFrame, number: pd.Series[int]) -> dict[int, frozenset[tuple[str, ...]]]:
+    """By the number of a panel, what it shows something of."""
+    rows = points.astype(str)
+    return {panel: frozenset(own.itertuples(index=False, name=None)) for panel, own in rows.groupby(number)}
+
+
+def _first_named_first(panels: pd.DataFrame, runs: Sequence[str]) -> pd.DataFrame:
+    if "run" not in panels:
+        return panels
+    named = {run: place for place, run in enumerate(runs)}
+    return panels.loc[panels["run"].map(named).astype(float).sort_values(kind="stable").index]
+
+
+def _runs(results: Results) -> Sequence[str]:
+    """In the order in which they were named; none of a single one."""
+    named: Sequence[str] = results.manifest.get("runs", ())
+    return named
 
 
 def _named(axis: str, value: Any) -> str:

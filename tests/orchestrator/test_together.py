@@ -87,6 +87,7 @@ def test_names_are_as_long_as_they_must_be(runs: list[Path], tmp_path: Path) -> 
         shutil.copytree(runs[0], tmp_path / host / "full")
     together = sweep.load(tmp_path / "a" / "full", tmp_path / "b" / "full")
     assert together.manifest["name"] == "a/full, b/full"
+    assert together.manifest["runs"] == ["a/full", "b/full"]
     assert set(together.cells["run"]) == {"a/full", "b/full"}
 
 
