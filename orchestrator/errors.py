@@ -3,7 +3,8 @@
 SweepError
 ├── ConfigError        the YAML, or a selection on the command line, says something that cannot be
 ├── EnvironmentError   this machine or cluster cannot do what is asked
-│   └── GpusLost       no GPU is left that works
+│   ├── GpusLost       no GPU is left that works
+│   └── NodesLost      no node is left that a cell could come to
 └── RunError           the results folder
     ├── RunLocked      another driver is at work in it
     ├── RunUnreachable it lies in a bucket, or elsewhere, that does not answer or lets nobody in
@@ -47,6 +48,10 @@ class EnvironmentError(SweepError):
 
 
 class GpusLost(EnvironmentError):
+    pass
+
+
+class NodesLost(EnvironmentError):
     pass
 
 

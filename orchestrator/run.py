@@ -19,7 +19,7 @@ from orchestrator import nsys
 from orchestrator.alone import OneByOne
 from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config
-from orchestrator.errors import EnvironmentError, GpusLost, RunError, RunMismatch, SweepError
+from orchestrator.errors import EnvironmentError, GpusLost, NodesLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.invocations import INVOCATION, new_invocation
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
@@ -266,7 +266,7 @@ def _measure(
                 keep(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)
-        except GpusLost as error:
+        except (GpusLost, NodesLost) as error:
             summary.broken = error
         finally:
             display.close()

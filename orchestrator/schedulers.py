@@ -20,17 +20,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any, Protocol
 
 from orchestrator.attempt import lost
 from orchestrator.child import STARTER
-from orchestrator.errors import EnvironmentError
+from orchestrator.errors import EnvironmentError, NodesLost
+from orchestrator.nodes import GPU_TYPE, Nodes, gpu_type
 from orchestrator.nvml import gpu_names
 from orchestrator.parcel import Parcel, leave_mark, unpack
 from orchestrator.parents import Grandparent
 from orchestrator.probe import probe_here
 from orchestrator.program import import_path
+from orchestrator.progress import say
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
 from orchestrator.several import gpus_of, require_gpus
@@ -46,7 +49,6 @@ _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
-_GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
 
@@ -187,7 +189,7 @@ class RayScheduler:
 
     def places(self, device: str, kind: str | None = None) -> int:
         if kind is not None:
-            return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(_gpu_type(node), kind)))
+            return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(gpu_type(node), kind)))
         if device != "cuda":
             return self._cpu_cells
         return max(1, self._all_gpus() - self._held())
@@ -200,6 +202,7 @@ class RayScheduler:
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
         running: dict[Any, Started] = {}
+        nodes = Nodes(self._alive, say)
         try:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
@@ -208,7 +211,9 @@ class RayScheduler:
                     running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
                 if not running:
                     return
-                ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
+                for stream in nodes.gone(running):
+                    yield self._give_up(stream, running.pop(stream), "its node went away")
+                ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False) if running else ([], [])
                 for stream in ready or list(running):
                     event = self._next_event(stream, running[stream], is_ready=bool(ready))
                     if isinstance(event, Started):
@@ -244,7 +249,8 @@ class RayScheduler:
             os.close(self._lock)
 
     def _submit(self, attempt: Attempt) -> Any:
-        return self._on_a_place(supervise, attempt, None if self._local else _marked(attempt), num_returns="streaming")
+        mark = None if self._local else _marked(attempt)
+        return self._on_a_place(_saying_the_node(supervise), attempt, mark, num_returns="streaming")
 
     def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any) -> Any:
         gpus = attempt.cell.params.gpu_count
@@ -273,9 +279,9 @@ class RayScheduler:
         """What holds a cell to nodes with such GPUs, those included that will join."""
         if kind is None:
             return {}
-        self._types |= {_gpu_type(node) for node in self._alive()}
+        self._types |= {gpu_type(node) for node in self._alive()}
         wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
-        return {"label_selector": {_GPU_TYPE: f"in({','.join(wanted)})"}}
+        return {"label_selector": {GPU_TYPE: f"in({','.join(wanted)})"}}
 
     def _cores_for(self, gpus: int) -> int:
         """What every node with so many GPUs can give to them: Ray would wait for ever for what none has."""
@@ -318,19 +324,36 @@ class RayScheduler:
         try:
             event: Event = self._ray.get(next(stream))
             return event
+        except self._ray.exceptions.LocalRayletDiedError as error:
+            raise NodesLost("Ray's own process on this machine has died", "Run again: what is finished is kept") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
             return lost(started.attempt, reason, time.monotonic() - started.at_s)
 
     def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
-        """A supervisor that is itself stopped, or on a node that no longer answers."""
+        """A supervisor that is itself stopped."""
         limit = started.attempt.settings.timeout_s + _BACKSTOP_S
-        waited = time.monotonic() - started.at_s
-        if not started.host or waited < limit:
+        if not started.host or time.monotonic() - started.at_s < limit:
             return None
-        with suppress(Exception):
-            self._ray.cancel(stream, force=True)
-        return lost(started.attempt, f"its supervisor did not answer for {limit:g} s", waited)
+        return self._give_up(stream, started, f"its supervisor did not answer for {limit:g} s")
+
+    def _give_up(self, stream: Any, started: Started, reason: str) -> Outcome:
+        self._end([stream])
+        return lost(started.attempt, reason, time.monotonic() - started.at_s)
+
+
+@cache
+def _saying_the_node(measure_there: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
+    """The same, with the name of the node in what says that it has begun: where it runs, and nobody else knows."""
+
+    @wraps(measure_there)  # Ray calls the process by it
+    def saying(*words: Any) -> Iterator[Event]:
+        import ray
+
+        for event in measure_there(*words):
+            yield replace(event, node=ray.get_runtime_context().get_node_id()) if isinstance(event, Started) else event
+
+    return saying
 
 
 class LastingScheduler:
@@ -376,11 +399,6 @@ def _take_in(parcel: Parcel) -> None:
     """What it measured comes apart from this: without its log a cell is still a result."""
     with suppress(OSError, ValueError, tarfile.TarError):
         unpack(parcel)
-
-
-def _gpu_type(node: Mapping[str, Any]) -> str:
-    """What Ray calls the GPUs of a node, such as H100 or GeForce-RTX-5090; empty without any."""
-    return str(node["Labels"].get(_GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
 
 
 def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:

@@ -29,12 +29,16 @@ Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
 
 @dataclass(frozen=True)
 class Started:
-    """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own."""
+    """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own.
+
+    node: as a cluster calls it, where there is one.
+    """
 
     attempt: Attempt
     host: str
     gpu: str
     at_s: float
+    node: str = ""
 
 
 @dataclass(frozen=True)

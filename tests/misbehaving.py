@@ -170,6 +170,11 @@ class Model(nn.Module):
         Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         time.sleep(1000)
 
+    def with_daemon(self) -> None:
+        """In a session of its own, which the end of the cell's process group does not end."""
+        Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+        time.sleep(1000)
+
     def python_refuses(self) -> None:
         raise MemoryError
 

@@ -15,6 +15,7 @@ and hands it the file descriptors of a log and of a lifeline, it forks a prepare
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -30,6 +31,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, NoReturn
 
+import psutil
+
 from tasks.harness.lifeline import die_with_parent
 
 # Read when they are used, not when torch is imported: a parent's children may differ in them.
@@ -41,6 +44,8 @@ MESSAGE_BYTES = 64 * 1024
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
 _PROBE_SIZE = 512  # enough for torch to use several cores
+_ORPHANS_S = 10.0  # for them to die: what holds a device may take its time
+_SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,7 @@ def _be_parent(work: Callable[[], None], log: int, lifeline: int) -> None:
 def serve(channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()) -> None:
     """Does as it is asked, one thing after another, until the other end is closed. proven: after what preparations it is known
     that children can compute."""
+    _adopt_orphans()
     while True:
         message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
@@ -136,6 +142,25 @@ def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Se
     _lead_group(pid)
     _say(channel, {"pid": pid})
     _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+    _end_orphans()
+
+
+def _adopt_orphans() -> None:
+    """Whatever a child leaves behind becomes ours, also what is in a session of its own, beyond the end of the child's group."""
+    with suppress(AttributeError):  # not Linux
+        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_orphans() -> None:
+    """Nothing of a cell is to be there beside the next."""
+    until = time.monotonic() + _ORPHANS_S
+    with suppress(ChildProcessError):  # there is none, or none any more
+        while time.monotonic() < until:
+            if not os.waitpid(-1, os.WNOHANG)[0]:
+                for orphan in psutil.Process().children():
+                    with suppress(psutil.Error):
+                        orphan.kill()
+                time.sleep(_PROBE_TICK_S)
 
 
 def import_everything(compiled: bool) -> None:

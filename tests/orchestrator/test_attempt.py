@@ -93,10 +93,11 @@ def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome]) -> Non
     assert 4 <= outcome.wall_s < 6
 
 
-def test_grandchildren_end_with_it(misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("how", ["with_grandchild", "with_daemon"])
+def test_grandchildren_end_with_it(how: str, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert misbehave("with_grandchild", settings={"timeout_s": 4.0}).status is Status.TIMEOUT
-    assert not _alive(int((tmp_path / "grandchild.pid").read_text()))
+    assert misbehave(how, settings={"timeout_s": 4.0}).status is Status.TIMEOUT
+    _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
 
 
 def test_memory_of_a_capped_process_that_fills_up_is_an_oom(misbehave: Callable[..., Outcome]) -> None:

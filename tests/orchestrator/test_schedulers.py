@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import signal
 import socket
 import stat
@@ -16,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -213,7 +214,7 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
     done = sweep("run", path, "--time-limit", "15s", env=environment)
     assert time.monotonic() - began < 35  # and not after 100; how punctual it is, tests/orchestrator/test_run.py says
     assert done.returncode == 75, done.stdout + done.stderr
-    assert "cells left. To go on: sweep run" in done.stdout
+    assert re.search(r"out of time with \d cells? left.*\. To go on: sweep run", done.stdout)
     assert not (tmp_path / "cache").exists()  # nothing is left where it was called
     wait_until_gone(tmp_path)
     done = sweep_here("run", path, "--where", "size=tiny", "--scheduler", "serial")
@@ -279,6 +280,38 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
         assert attempts == ["ok", "ok", "lost", "lost", "ok"]
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 2 cells: 2 ok" in done.output, done.output
+
+
+def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
+    write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that the network is cut off from: nothing is closed, and only Ray's own question finds that nobody answers."""
+    asks = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
+    for name, value in {**environment, **{f"RAY_health_check_{name}": str(value) for name, value in asks.items()}}.items():
+        monkeypatch.setenv(name, value)
+    hang = f"{{how: sleep, once: true, vocab_size: 100, mark: {tmp_path / 'first'}}}"
+    path = write_config((CONFIG % f"{hang}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 600"))
+    folder = tmp_path / "results" / "faults"
+    with cluster_of_hosts() as (cluster, join):
+        node = join(num_cpus=1)
+        driver = subprocess.Popen(
+            sweep_command("run", path, "--address", cluster.address), cwd=tmp_path, stdout=subprocess.DEVNULL
+        )
+        wait_until_stuck(folder, str(tmp_path / "first"))
+        (raylet,) = (psutil.Process(one.process.pid) for one in node.all_processes["raylet"])
+        frozen = [raylet, *raylet.children(recursive=True)]
+        try:
+            for process in frozen:
+                process.suspend()
+            join(num_cpus=1)
+            assert driver.wait(90) == 1
+        finally:
+            for process in frozen:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+        ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
+        assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "ok"]
+        assert "its node went away" in str(ends[2][2])
 
 
 def read(folder: Path, *columns: str) -> list[list[object]]:

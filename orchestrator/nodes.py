@@ -1,0 +1,80 @@
+"""The nodes of a cluster while cells are measured: which of them are gone, and whether one is left for what waits.
+
+Ray tells when the connection to a node closes. One that freezes, or that the network is cut off from, it only stops to count
+among the living, and what needs a node that there is none of it lets wait for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.errors import NodesLost
+from orchestrator.progress import format_seconds
+from orchestrator.report.gpus import is_kind
+from orchestrator.supervisor import Started
+from tasks.harness.records import Attempt
+
+GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
+
+_EVERY_S = 2.0
+_PATIENCE_S = 300.0  # for another node to join
+
+Node = Mapping[str, Any]  # as `ray.nodes()` has it
+
+
+def gpu_type(node: Node) -> str:
+    """What Ray calls its GPUs, such as H100 or GeForce-RTX-5090; empty without any."""
+    return str(node["Labels"].get(GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
+
+
+class Nodes:
+    """alive: gives those that are. say: tells the user."""
+
+    def __init__(self, alive: Callable[[], Sequence[Node]], say: Callable[[str], None]) -> None:
+        self._alive = alive
+        self._say = say
+        self._looked_at = -math.inf
+        self._missing_since: float | None = None
+
+    def gone(self, running: Mapping[Any, Started]) -> list[Any]:
+        """The keys of what was begun on a node that is not alive any more. Raises NodesLost where there has been none for
+        long for something that waits to begin.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < _EVERY_S:
+            return []
+        self._looked_at, nodes = now, self._alive()
+        self._require_some(nodes, [started.attempt for started in running.values() if not started.host], now)
+        living = {node["NodeID"] for node in nodes}
+        return [key for key, started in running.items() if started.node and started.node not in living]
+
+    def _require_some(self, nodes: Sequence[Node], waiting: Sequence[Attempt], now: float) -> None:
+        without = next((attempt for attempt in waiting if not any(_has_room(node, attempt) for node in nodes)), None)
+        if without is None:
+            self._missing_since = None
+            return
+        lacking = f"no node is left that has {_asked(without)}"
+        if self._missing_since is None:
+            self._missing_since = now
+            self._say(f"{lacking}: waiting {format_seconds(_PATIENCE_S)} for one to join")
+        elif now - self._missing_since > _PATIENCE_S:
+            raise NodesLost(lacking, "Have one join (`ray start --address=…`) and run again: what is finished is kept")
+
+
+def _has_room(node: Node, attempt: Attempt) -> bool:
+    """Whether it could be measured there if nothing else was."""
+    params, has = attempt.cell.params, node["Resources"]
+    if not params.gpu_count:
+        return bool(has.get("CPU", 0) >= 1)
+    return bool(has.get("GPU", 0) >= params.gpu_count) and (params.gpu_kind is None or is_kind(gpu_type(node), params.gpu_kind))
+
+
+def _asked(attempt: Attempt) -> str:
+    params = attempt.cell.params
+    if not params.gpu_count:
+        return "a core"
+    kind = f"{params.gpu_kind} " if params.gpu_kind else ""
+    return f"{params.gpu_count} {kind}GPU{'s' if params.gpu_count > 1 else ''}"

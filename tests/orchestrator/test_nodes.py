@@ -1,0 +1,82 @@
+"""What is made of the nodes of a cluster, which a list stands in for: those that are gone, and those that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator import nodes as watched
+from orchestrator.errors import NodesLost
+from orchestrator.nodes import Nodes
+from orchestrator.supervisor import Started
+from tasks.harness.records import Attempt
+
+
+def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[str, Any]:
+    labels = {"ray.io/accelerator-type": kind} if gpus else {}
+    return {"NodeID": name, "Resources": {"CPU": cpus, "GPU": gpus}, "Labels": labels}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets it."""
+    monkeypatch.setattr(watched.time, "monotonic", lambda: 0.0)
+    return lambda now: monkeypatch.setattr(watched.time, "monotonic", lambda: now)
+
+
+def test_what_was_begun_on_a_node_that_is_gone(make_attempt: Callable[..., Attempt], clock: Callable[[float], None]) -> None:
+    alive, said = [node("a"), node("b")], list[str]()
+    nodes = Nodes(lambda: alive, said.append)
+    running = {name: Started(make_attempt(1), "host", "", 0.0, name) for name in ("a", "b")}
+    running["waiting"] = Started(make_attempt(1), "", "", 0.0)
+    assert nodes.gone(running) == []
+    del alive[0]
+    clock(1.0)
+    assert nodes.gone(running) == []  # not asked as often
+    clock(3.0)
+    assert nodes.gone(running) == ["a"]
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("asked", "there", "lacks"),
+    [
+        ({}, node("a", cpus=0), "a core"),
+        ({"device": "cuda"}, node("a"), "1 GPU"),
+        ({"device": "cuda", "gpu_kind": "A100"}, node("a", gpus=8), "1 A100 GPU"),
+        ({"device": "cuda", "gpu_kind": "H100"}, node("a", gpus=8), ""),
+        ({}, node("a"), ""),
+    ],
+)
+def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
+    asked: dict[str, Any], there: Any, lacks: str, make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
+) -> None:
+    said = list[str]()
+    nodes = Nodes(lambda: [there], said.append)
+    running = {"it": Started(make_attempt(1, **asked), "", "", 0.0)}
+    assert nodes.gone(running) == []
+    assert said == ([f"no node is left that has {lacks}: waiting 5 min 00 s for one to join"] if lacks else [])
+    clock(301.0)
+    if not lacks:
+        assert nodes.gone(running) == []
+        return
+    with pytest.raises(NodesLost, match=rf"no node is left that has {lacks}. Have one join .* run again"):
+        nodes.gone(running)
+    assert len(said) == 1
+
+
+def test_one_that_joins_is_waited_for(make_attempt: Callable[..., Attempt], clock: Callable[[float], None]) -> None:
+    alive, said = list[Any](), list[str]()
+    nodes = Nodes(lambda: alive, said.append)
+    running = {"it": Started(make_attempt(1), "", "", 0.0)}
+    nodes.gone(running)
+    alive.append(node("a"))
+    for now in (299.0, 302.0):
+        clock(now)
+        assert nodes.gone(running) == []
+    alive.clear()
+    clock(400.0)
+    assert nodes.gone(running) == []
+    assert len(said) == 2
