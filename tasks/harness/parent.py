@@ -29,9 +29,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
-
-import psutil
 
 from tasks.harness.lifeline import die_with_parent
 
@@ -45,6 +44,7 @@ _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
 _PROBE_SIZE = 512  # enough for torch to use several cores
 _ORPHANS_S = 10.0  # for them to die: what holds a device may take its time
+_ORPHANS_TICK_S = 0.001
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 
 
@@ -115,6 +115,7 @@ def serve(channel: socket.socket, device: str, measure: Measure, proven: Collect
     """Does as it is asked, one thing after another, until the other end is closed. proven: after what preparations it is known
     that children can compute."""
     _adopt_orphans()
+    own = _children()  # that ends us with our lifeline
     while True:
         message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
@@ -122,6 +123,7 @@ def serve(channel: socket.socket, device: str, measure: Measure, proven: Collect
         asked = json.loads(message)
         if passed:
             _fork(channel, Request(**asked), measure, passed)
+            _end_others(own)
         else:
             _prepare(channel, device, Preparation(**asked), proven)
 
@@ -142,7 +144,6 @@ def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Se
     _lead_group(pid)
     _say(channel, {"pid": pid})
     _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
-    _end_orphans()
 
 
 def _adopt_orphans() -> None:
@@ -151,16 +152,23 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _end_orphans() -> None:
+def _end_others(own: Collection[int]) -> None:
     """Nothing of a cell is to be there beside the next."""
     until = time.monotonic() + _ORPHANS_S
-    with suppress(ChildProcessError):  # there is none, or none any more
-        while time.monotonic() < until:
-            if not os.waitpid(-1, os.WNOHANG)[0]:
-                for orphan in psutil.Process().children():
-                    with suppress(psutil.Error):
-                        orphan.kill()
-                time.sleep(_PROBE_TICK_S)
+    while (orphans := _children() - set(own)) and time.monotonic() < until:
+        for pid in orphans:
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+        time.sleep(_ORPHANS_TICK_S)
+
+
+def _children() -> set[int]:
+    """By their process ids; none where the system does not say."""
+    try:
+        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+    except OSError:
+        return set()
 
 
 def import_everything(compiled: bool) -> None:

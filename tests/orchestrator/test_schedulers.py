@@ -276,10 +276,19 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
         join(num_cpus=1)
         cluster.remove_node(node, allow_graceful=False)
         assert driver.wait(60) == 1
-        attempts = [status for _, status in sorted(zip(*read(folder, "started_at", "status"), strict=True))]
-        assert attempts == ["ok", "ok", "lost", "lost", "ok"]
+        ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
+        assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "lost", "ok"]
+        assert all(
+            re.search("its (supervisor|node) went away", str(evidence)) for _, status, evidence in ends if status == "lost"
+        )
+        untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 2 cells: 2 ok" in done.output, done.output
+    assert {part: part.read_bytes() for part in untouched} == untouched
+
+
+def parts_of_good_cells(folder: Path) -> list[Path]:
+    return [part for part in (folder / "attempts").glob("*.parquet") if pd.read_parquet(part)["status"].tolist() == ["ok"]]
 
 
 def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
