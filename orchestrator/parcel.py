@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import secrets
 import shutil
 import tarfile
@@ -48,13 +49,21 @@ def sees_mark(attempt: Attempt, mark: str) -> bool:
 def elsewhere(attempt: Attempt) -> Attempt:
     """The same in a folder of this host, where the cells of a run share what they compile.
 
-    Variables that lead to the driver's folders are left out: they lead nowhere here.
+    Variables that lead to the driver's folders are left out: they lead nowhere here. Raises PermissionError where somebody
+    else has made that folder: what compilers find in it they run.
     """
     run = attempt.path.parents[2]
-    name = hashlib.sha256(str(run).encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"sweep-{name}" / "artifacts" / attempt.cell.id / str(attempt.number)
+    folder = _own_folder(hashlib.sha256(str(run).encode()).hexdigest()[:12]) / "artifacts" / attempt.cell.id / str(attempt.number)
     env = {name: value for name, value in attempt.settings.env.items() if not value.startswith(str(run.parent))}
     return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
+
+
+def _own_folder(name: str) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"sweep-{os.getuid()}-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} is another user's")
+    return folder
 
 
 def pack(measured: Attempt, asked: Attempt) -> Parcel:

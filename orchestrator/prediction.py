@@ -28,7 +28,8 @@ from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import VERSION, Prediction, Request, Verdict, memory_identity, unknown, why_not
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
-_TIMEOUT_S = 300.0  # of one cell: somebody's model may not come back
+_TIMEOUT_S = 120.0  # of one cell, which takes seconds: somebody's model may not come back
+_HEARD_BYTES = 4096  # of what a predictor said last
 _GIB = 1024**3
 
 
@@ -175,7 +176,7 @@ class _Child:
     def __init__(self, lifeline: int) -> None:
         self._lifeline = lifeline
         self._process: subprocess.Popen[str] | None = None
-        self._said: Any = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  closed in `end`
+        self._said: Any = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
 
     def ask(self, request: Request) -> Prediction:
         """Whatever goes wrong is the reason why there is no prediction."""
@@ -222,6 +223,6 @@ class _Child:
         )
 
     def _last_words(self) -> str:
-        self._said.seek(0)
-        lines: list[str] = self._said.read().splitlines()
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - _HEARD_BYTES))
+        lines: list[str] = self._said.read().decode(errors="replace").splitlines()
         return lines[-1][:160] if lines else "without a word"

@@ -26,6 +26,10 @@ def probe_here() -> Mapping[str, Any]:
             )  # fmt: skip
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentError(
+            f"torch was not imported here within {_TIMEOUT_S} s", "See `sweep doctor`, or run again"
+        ) from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise EnvironmentError(f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -34,6 +35,20 @@ def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Atte
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there"))
     monkeypatch.setattr(supervisor, "execute", execute)
     return lambda attempt, mark: list(supervisor.supervise(attempt, 1, {}, mark))
+
+
+def test_a_folder_that_somebody_else_made_is_not_used(
+    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled there is run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = elsewhere(make_attempt()).path.parents[2]
+    assert (ours.parent, ours.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    theirs = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: theirs)
+    ours.rename(ours.with_name(ours.name.replace(f"-{theirs - 1}-", f"-{theirs}-")))
+    with pytest.raises(PermissionError, match="is another user's"):
+        elsewhere(make_attempt())
 
 
 def test_where_the_folder_is_shared_nothing_is_sent(
