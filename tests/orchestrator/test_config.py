@@ -141,8 +141,9 @@ def test_nor_is_it_unfolded_in_a_complaint() -> None:
     assert "aliases unfold" in complaint("\n".join([*lines, lines[-1]]))
 
 
-def test_mutants_are_refused_in_one_line_or_are_sweeps() -> None:
-    ended = Counter(map(outcome_of, mutants(150, seed=7)))
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_thousand_mutants_are_refused_in_one_line_or_are_sweeps(seed: int) -> None:
+    ended = Counter(map(outcome_of, mutants(1000, seed)))
     assert set(ended) == {"refused", "expanded"}, ended
 
 
