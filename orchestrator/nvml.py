@@ -11,6 +11,8 @@ from typing import Any
 
 # How CUDA, or torch for it, puts that a device is not there any more.
 _GONE = r"CUDA (error: )?unknown error|busy or unavailable|no CUDA-capable device|No CUDA GPUs|CUDA driver initialization failed"
+# And what may be of a device that does not compute any more, though NVML has nothing to say of it.
+_BROKEN = re.compile(rf"{_GONE}|uncorrectable|hardware|initialization error")
 _WORD_BITS = 64  # of the masks that it fills
 
 
@@ -106,6 +108,11 @@ class Watch:
         now = refusal(self._uuid)
         is_lost = now is not None and (now.is_lost or self._answered or re.search(_GONE, said) is not None)
         return now.text if now is not None and is_lost else None
+
+
+def may_be_broken(said: str) -> bool:
+    """Whether a cell's last word may be of its GPU, and not of what the cell did."""
+    return _BROKEN.search(said) is not None
 
 
 def _open(uuid: str) -> Any:

@@ -14,6 +14,20 @@ from orchestrator.program import PROGRAM, import_path, lifeline
 _TIMEOUT_S = 120
 
 
+def why_it_does_not_compute(gpu: str) -> str | None:
+    """What a fresh process has to say that cannot compute on this GPU, by its name in CUDA_VISIBLE_DEVICES; None where it can."""
+    environment = {**os.environ, "PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": gpu}
+    try:
+        with lifeline() as end:
+            done = subprocess.run(
+                [*PROGRAM, "--compute", "cuda", "--lifeline", str(end)],
+                capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, pass_fds=[end], start_new_session=True,
+            )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return f"nothing is computed on it in {_TIMEOUT_S} s"
+    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+
+
 def probe_here() -> Mapping[str, Any]:
     """Raises EnvironmentError where torch itself does not work."""
     environment = {**os.environ, "PYTHONPATH": import_path()}

@@ -16,10 +16,11 @@ import psutil
 from orchestrator.attempt import begin_grandparent, execute, lost, prepare
 from orchestrator.child import is_forked
 from orchestrator.cores import cores_for
-from orchestrator.nvml import Watch, gpu_uuids
+from orchestrator.nvml import Watch, gpu_uuids, may_be_broken
 from orchestrator.parcel import Parcel, elsewhere, pack, sees_mark
 from orchestrator.parents import Grandparent
 from orchestrator.plan import RETRIED
+from orchestrator.probe import why_it_does_not_compute
 from orchestrator.several import names_in
 from tasks.harness.records import Attempt, Outcome, Status
 
@@ -119,7 +120,8 @@ def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: st
         outcome = replace(outcome, facts={**outcome.facts, "gpu_uuids": [gpus[name] for name in names]})
     last_word = str(outcome.evidence.get("message", ""))
     for name, watch in watches.items() if outcome.status in RETRIED else ():
-        if (fault := watch.fault(last_word)) is not None:
+        fault = watch.fault(last_word) or (why_it_does_not_compute(name) if may_be_broken(last_word) else None)
+        if fault is not None:
             return _fallen(outcome, last_word, name, gpus[name], fault)
     return outcome
 

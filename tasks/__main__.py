@@ -34,6 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         come_first()
         print(json.dumps(probe()))
+    elif options.compute:
+        from tasks.harness.parent import compute
+
+        compute(options.compute)
     elif options.serve is not None:
         from tasks.harness.parent import serve
 
@@ -68,8 +72,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", help="with --serve and --beget: what the children will compute on")
     parser.add_argument("--compiled", action="store_true", help="with --beget: whether the first of them will compile")
     parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
+    parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
     options = parser.parse_args(arguments)
-    if not options.probe and options.serve is None and options.beget is None and options.attempt is None:
+    if not options.probe and not options.compute and options.serve is None and options.beget is None and options.attempt is None:
         parser.error("name an attempt.json")
     return options
 

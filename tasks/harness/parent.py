@@ -190,7 +190,7 @@ def _probe(device: str) -> str | None:
     pid = os.fork()
     if pid == 0:
         _lead_group(0)
-        _leave_after(partial(_compute, device))
+        _leave_after(partial(compute, device))
     deadline = time.monotonic() + _PROBE_TIMEOUT_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
@@ -204,7 +204,8 @@ def _probe(device: str) -> str | None:
     return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
 
 
-def _compute(device: str) -> None:
+def compute(device: str) -> None:
+    """Something small, there and back. Raises whatever is wrong with the device."""
     import torch
 
     weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=device, requires_grad=True)

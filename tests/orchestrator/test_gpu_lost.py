@@ -16,7 +16,12 @@ import pynvml
 import pytest
 from click.testing import Result
 
-from orchestrator.nvml import Watch
+from orchestrator import supervisor
+from orchestrator.nvml import Watch, gpu_names
+from orchestrator.probe import why_it_does_not_compute
+from orchestrator.program import PROGRAM
+from orchestrator.supervisor import Fallen
+from tasks.harness.records import Attempt, Outcome, Status
 from tests.conftest import ROOT
 from tests.fallen import FOLDER, play
 from tests.killing import left_after, own_temporary_folder
@@ -86,6 +91,43 @@ def test_what_counts_as_fallen_off(
 def test_how_cuda_puts_it(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml_says(monkeypatch, UNKNOWN)
     assert Watch("aaaa").fault(said) == "Unknown Error"
+
+
+@pytest.mark.parametrize(
+    ("said", "computes", "status"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered", False, Status.LOST),
+        ("CUDA error: uncorrectable ECC error encountered", True, Status.FAILED),  # the cell's own context alone was struck
+        (GONE, False, Status.LOST),
+        ("wrong on purpose", False, Status.FAILED),  # nobody asks
+    ],
+)
+def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing(
+    said: str, computes: bool, status: Status, make_attempt: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would fail one cell after another, faster than any other GPU measures one, until all are given up."""
+    nvml_says(monkeypatch, None)
+    attempt = make_attempt(1, device="cuda")
+    ended = Outcome(attempt, Status.FAILED, "build", "", {"message": said}, {}, (), 0.0, 1.0)
+    monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
+    monkeypatch.setattr(
+        supervisor, "why_it_does_not_compute", lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error"
+    )
+    event = supervisor.measure(attempt, 1, None, "3", {"3": "aaaa"})
+    outcome = event.outcome if isinstance(event, Fallen) else event
+    assert (isinstance(event, Fallen), outcome.status) == (status is Status.LOST, status)
+    if isinstance(event, Fallen):
+        assert (event.name, outcome.evidence["cell_said"]) == ("3", said)
+        assert "3: CUDA error: unknown error" in event.gpu
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(gpu_names()), reason="there is a GPU")
+def test_a_fresh_process_finds_out_whether_a_gpu_computes() -> None:
+    """Here it finds none."""
+    assert "CUDA" in str(why_it_does_not_compute("0")) or "NVIDIA" in str(why_it_does_not_compute("0"))
+    command = [*PROGRAM, "--compute", "cpu"]
+    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120).returncode == 0
 
 
 def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
