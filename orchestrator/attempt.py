@@ -244,11 +244,11 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
 
 
 def _signal_name(number: int) -> str:
-    """Those for real time have none of their own."""
+    """Those for real time have none of their own, and two of those are the C library's."""
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
 
 
 def _over_memory(pid: int, limit_gib: float | None) -> int | None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import IO, Protocol
 
 from orchestrator import nsys, program
@@ -116,9 +116,12 @@ class Starter:
     def close(self) -> None:
         """Once, though a signal ends it before its end: it is called again when the program exits."""
         parent, said, self._parent, self._said = self._parent, self._said, None, None
-        with said or nullcontext():
+        try:
             if parent is not None:
                 parent.close()
+        finally:
+            if said is not None:
+                said.close()
 
 
 STARTER = Starter()  # of this process: a supervisor measures one cell at a time

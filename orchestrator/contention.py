@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed], _SHARE, _FEWEST)
         if not sample:
             means.say("contention: no timed cell ran beside another, so that there is nothing to check")
-            _note_finished(request, choice)
+            _note_finished(request, choice, means, summary)
             return summary
         means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
         left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
@@ -52,15 +53,28 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
     for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
-    summary.stopped, summary.late, summary.left, summary.broken = checked.stopped, checked.late, checked.left, checked.broken
-    if not (summary.stopped or summary.late or summary.broken):
-        _note_finished(request, choice)
-    return summary
+    whole = _of_both(summary, checked)
+    _note_finished(request, choice, means, whole)
+    return whole
 
 
-def _note_finished(request: Request, choice: Choice) -> None:
-    with request.run.opened_for_writing() as writer:
-        note_finished(writer, new_invocation(request, choice, None, checks=True))
+def _of_both(before: Summary, alone: Summary) -> Summary:
+    """What was measured is what the first did, and how the second ended is how both did."""
+    return replace(
+        before,
+        before=Counter() if alone.cells else before.before,
+        stopped=alone.stopped,
+        broken=alone.broken,
+        late=alone.late,
+        late_s=alone.late_s,
+        left=alone.left,
+    )
+
+
+def _note_finished(request: Request, choice: Choice, means: Means, summary: Summary) -> None:
+    if summary.is_at_its_end:
+        with request.run.opened_for_writing() as writer:
+            note_finished(writer, new_invocation(request, choice, None, checks=True, skips=means.skip_predicted_oom))
 
 
 @contextmanager

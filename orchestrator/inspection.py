@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.errors import RunError, nearest
-from orchestrator.invocations import last_checks, last_choice, last_command, new_invocation
+from orchestrator.invocations import as_again, last_command
 from orchestrator.nvml import gpu_names
 from orchestrator.plan import Plan
 from orchestrator.prediction import predict_memory, verdict_of
@@ -161,10 +161,7 @@ def _gib(nbytes: float | None) -> str:
 
 def describe_status(request: Request) -> Iterator[str]:
     """Counts by status, what failed and why, what would run next."""
-    choice = last_choice(request.run)
-    plan = plan_request(
-        request, going_on(request, choice, new_invocation(request, choice, git_commit(), last_checks(request.run)))
-    )
+    plan = plan_request(request, going_on(request, *as_again(request, git_commit())))
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
     asked = {decision.cell.id for decision in plan.decisions}

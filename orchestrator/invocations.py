@@ -32,13 +32,15 @@ _ASKS_FOR_MORE = ("--retry", "--only")  # or for less than what is missing
 _SEARCHES = (["max-context"], ["max-batch"])
 
 
-def new_invocation(request: Request, choice: Choice, commit: str | None, checks: bool = False) -> dict[str, Any]:
-    """checks: whether contention is to be checked."""
+def new_invocation(
+    request: Request, choice: Choice, commit: str | None, checks: bool = False, skips: bool = False
+) -> dict[str, Any]:
+    """checks: whether contention is to be checked. skips: whether what is predicted not to fit is left out."""
     models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": sys.argv[1:] if _is_ours(sys.argv[0]) else [],
-        "asks_for": _asks_for(request, choice, checks),
+        "asks_for": _asks_for(request, choice, {"checks": checks, "skips": skips}),
         "commit": commit,
         "asked": how_asked(request.config.model_dump(mode="json")),
         "sources": {model: source_digest(model, [*sys.path, *request.import_paths]) for model in sorted(models)},
@@ -51,7 +53,7 @@ def _is_ours(program: str) -> bool:
     return Path(program).stem == "sweep" or Path(program).parts[-2:] == ("orchestrator", "__main__.py")
 
 
-def _asks_for(request: Request, choice: Choice, checks: bool) -> dict[str, Any]:
+def _asks_for(request: Request, choice: Choice, more: Mapping[str, bool]) -> dict[str, Any]:
     """As it is read from a file again."""
     selection = asdict(request.selection)
     where = {axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()}
@@ -59,7 +61,7 @@ def _asks_for(request: Request, choice: Choice, checks: bool) -> dict[str, Any]:
         "config": request.config.name,
         "selection": {**selection, "where": where},
         "choice": choice.to_json(),
-        "checks": checks,
+        **more,
     }
     return dict(json.loads(json.dumps(asked)))
 
@@ -94,9 +96,11 @@ def last_choice(run: Run) -> Choice:
     return choice if _is_unfinished(last) else replace(choice, retry=frozenset(), only=frozenset(), fresh=False)
 
 
-def last_checks(run: Run) -> bool:
-    """Whether the last command was to check contention."""
-    return bool(_last_sweep(run).get("asks_for", {}).get("checks", False))
+def as_again(request: Request, commit: str | None) -> tuple[Choice, dict[str, Any]]:
+    """The last command, if it were given again: what it chooses, and how it would stand in the manifest."""
+    last, choice = _last_sweep(request.run), last_choice(request.run)
+    more = {name: bool(last.get("asks_for", {}).get(name, False)) for name in ("checks", "skips")}
+    return choice, new_invocation(request, choice, commit, **more)
 
 
 def _choice_of_words(words: Sequence[str]) -> Choice:
@@ -123,7 +127,8 @@ def _is_unfinished(invocation: Mapping[str, Any]) -> bool:
 def _last_words(run: Run) -> list[str]:
     manifest, last = run.read_manifest(), _last_sweep(run)
     options, flags = (("--out",), ()) if _is_unfinished(last) else (("--out", *_ASKS_FOR_MORE), ("--fresh",))
-    words = iter(last.get("command") or ["run", manifest["config_path"], *_as_typed(Selection(**manifest["selection"]))])
+    typed = ["run", manifest["config_path"], *_as_typed(Selection(**manifest["selection"])), *_choice_as_typed(last_choice(run))]
+    words = iter(last.get("command") or typed)
     kept: list[str] = []
     for word in words:
         if word in options:
@@ -140,6 +145,15 @@ def _as_typed(selection: Selection) -> Iterator[str]:
             yield from (option, f"{axis}={between.join(texts)}")
     if selection.sample is not None:
         yield from ("--sample", f"{selection.sample:.10%}")
+
+
+def _choice_as_typed(choice: Choice) -> Iterator[str]:
+    options = {"--infer-oom": choice.infer_oom, "--fresh": choice.fresh}
+    yield from (option for option, is_asked in options.items() if is_asked)
+    numbers = {"--verify-inferred": (choice.verify, 0), "--repeat": (choice.repeat, 1)}
+    yield from (word for option, (number, else_) in numbers.items() if number != else_ for word in (option, str(number)))
+    for option, statuses in (("--retry", choice.retry), ("--only", choice.only)):
+        yield from (word for status in sorted(statuses) for word in (option, status))
 
 
 def _where(run: Run, manifest: Mapping[str, Any]) -> list[str]:

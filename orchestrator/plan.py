@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +146,7 @@ class Plan:
     verifying: frozenset[str] = frozenset()
     to_verify: int = 0
 
-    @property
+    @cached_property
     def to_run(self) -> list[Cell]:
         """Every cell once before any cell again, so that a drift of the machine strikes repetitions, not cells."""
         rounds = range(max((decision.times for decision in self.decisions), default=0))
@@ -154,7 +155,7 @@ class Plan:
     def past(self, cell: Cell) -> Past:
         return self.history.get(cell.id, Past())
 
-    @property
+    @cached_property
     def to_measure(self) -> list[Cell]:
         return [cell for cell in self.to_run if cell.id not in self.inferred]
 

@@ -71,7 +71,8 @@ class Request:
 class Summary:
     """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
 
-    late_s: what the shortest of these is expected to take. before: the statuses of all cells when it began.
+    elsewhere: those that cannot be measured here. late_s: what the shortest of the late ones is expected to take. before: the
+    statuses of all cells when it began.
     given_up: how many cells were left alone since they had failed too often.
     broken: what ended it before, where that is for the user to mend. cells: how many it measured, however often; left: how many
     it did not, or not as often as it was to.
@@ -85,6 +86,7 @@ class Summary:
     stopped: str = ""
     broken: SweepError | None = None
     late: int = 0
+    elsewhere: int = 0
     late_s: float | None = None
     before: Counter[str] = field(default_factory=Counter)
     cells: int = 0
@@ -96,6 +98,11 @@ class Summary:
     inferred: int = 0
     verified: int = 0
     refuted: tuple[Cell, ...] = ()
+
+    @property
+    def is_at_its_end(self) -> bool:
+        """Whether nothing is left that another run would do."""
+        return not (self.stopped or self.broken or self.late or self.elsewhere)
 
     @property
     def measured(self) -> Counter[Status]:
@@ -160,7 +167,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
         summary.recovered = _recover(writer, commit)
-        invocation = new_invocation(request, choice, commit, means.more_follows)
+        invocation = new_invocation(request, choice, commit, means.more_follows, means.skip_predicted_oom)
         choice = going_on(request, choice, invocation)
         for line in describe_going_on(request, choice):
             means.say(line)
@@ -187,9 +194,10 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, invocation, arm)
-        if not (summary.stopped or summary.broken or queue.late or queue.elsewhere or means.more_follows):
+        summary.late, summary.late_s, summary.elsewhere = queue.late, queue.late_s, queue.elsewhere
+        if summary.is_at_its_end and not means.more_follows:
             note_finished(writer, invocation)
-        summary.late, summary.late_s, summary.inferred = queue.late, queue.late_s, queue.still_inferred
+        summary.inferred = queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left, summary.cells = queue.left, len(measured)
         flawed = _derive(writer)

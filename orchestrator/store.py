@@ -331,7 +331,7 @@ class RunWriter(Run):
     def __init__(self, folder: Path, lock: IO[str] | None = None) -> None:
         """lock: the file that is locked."""
         super().__init__(folder)
-        self._lock = lock
+        self.lock = lock
         self._appended = 0
 
     @contextmanager
@@ -343,7 +343,7 @@ class RunWriter(Run):
 
     def _require_lock(self) -> None:
         lock = self.folder / ".lock"
-        if self._lock and lock.exists() and not os.path.samestat(os.fstat(self._lock.fileno()), lock.stat()):
+        if self.lock and lock.exists() and not os.path.samestat(os.fstat(self.lock.fileno()), lock.stat()):
             raise RunUnwritable(
                 f"{self}: was taken away meanwhile, and another driver is at work in a new one", "Name another folder with --out"
             )
@@ -506,12 +506,13 @@ def _merge(parts: list[Path]) -> None:
 
 
 def _on_disk(folder: Path) -> None:
-    """What the folder has by now, also after a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """What the folder has by now, also after a power cut, where the file system can promise that of folders."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _write_part(path: Path, table: pa.Table) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -74,7 +74,7 @@ class RemoteRun(Run):
     def opened_for_writing(self) -> Iterator[RunWriter]:
         """Raises, beside what a folder does, RunLocked for a driver of another host and RunUnreachable; at the end RunUnwritable
         for what could not be carried."""
-        with super().opened_for_writing(), claimed(self._place) as claim:
+        with super().opened_for_writing() as local, claimed(self._place) as claim:
             copy = Copy(self._place, self.folder)
             copy.refresh(working=True)
             if not copy.begun:
@@ -85,7 +85,7 @@ class RemoteRun(Run):
             uploads = Uploads(copy, claim.require_now)
             uploads.put(*left)
             try:
-                yield CarryingWriter(self.folder, copy, uploads, claim)
+                yield CarryingWriter(self.folder, local.lock, copy, uploads, claim)
             except BaseException as wrong:
                 _finish_quietly(uploads, wrong)
                 raise
@@ -95,8 +95,8 @@ class RemoteRun(Run):
 class CarryingWriter(RunWriter):
     """A store's writer: what it has written goes to the place, each attempt's row after all that the attempt left."""
 
-    def __init__(self, folder: Path, copy: Copy, uploads: Uploads, claim: Claim) -> None:
-        super().__init__(folder)
+    def __init__(self, folder: Path, lock: IO[str] | None, copy: Copy, uploads: Uploads, claim: Claim) -> None:
+        super().__init__(folder, lock)
         self._copy, self._uploads, self._claim = copy, uploads, claim
         self._parts = set(copy.parts())
 

@@ -45,8 +45,9 @@ class Verdict(StrEnum):
     SAME = "SAME"  # no difference beyond the noise
     FASTER = "FASTER"
     SLOWER = "SLOWER"
-    AMBIGUOUS = "AMBIGUOUS"  # beyond the noise, and yet within the intervals, or explained by the clock or by others on the host;
-    # or within a noise that would hide anything
+    # Beyond the noise, and yet within the intervals, or explained by the clock or by others on the host; or such that repetitions
+    # do not agree on it.
+    AMBIGUOUS = "AMBIGUOUS"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def compare(
     only: none but these, by their ids. by_host: whether what the host did explains a difference. Raises RunError where there is
     nothing to compare.
     """
-    first, second = load_results(before.require()), load_results(after.require())
+    first, second = load_results(before.require(), every_version=True), load_results(after.require(), every_version=True)
     sides = sides_of(before, first), sides_of(after, second)
     for run, own in zip((before, after), sides, strict=True):
         if not own:
@@ -206,8 +207,12 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
     floor = noise.floor(len(before.medians_ms), len(after.medians_ms))
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
     apart = _apart(before, after, verdict)
-    if abs(math.log(after.mean_ms / before.mean_ms)) <= math.log1p(floor):
+    by_median, by_mean = math.log(after.ms / before.ms), math.log(after.mean_ms / before.mean_ms)
+    differs = [abs(log) > math.log1p(floor) for log in (by_median, by_mean)]
+    if not any(differs):
         return so(Verdict.AMBIGUOUS, "repetitions differ by as much") if apart and floor > _MOST_NOISE else so(Verdict.SAME)
+    if not all(differs) or by_median * by_mean < 0:
+        return so(Verdict.AMBIGUOUS, "one repetition says otherwise")
     if not apart:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):

@@ -50,10 +50,11 @@ class Results:
         return rows.merge(self.cells[["cell", "attempt"]], on=["cell", "attempt"])
 
 
-def load_results(run: Run) -> Results:
+def load_results(run: Run, every_version: bool = False) -> Results:
     """Reads the parts, never a file that is itself derived: after a kill, the parts are what is true.
 
-    A row that was written before a parameter existed has that one's default, as its cell's identity has.
+    A row that was written before a parameter existed has that one's default, as its cell's identity has. every_version: also of
+    cells that an older version of their task measured, and a newer one too.
     """
     attempts, manifest = run.read("attempts"), run.read_manifest()
     defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
@@ -63,7 +64,8 @@ def load_results(run: Run) -> Results:
     ]
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
-    attempts = _of_latest_version(attempts, [json.dumps(params, sort_keys=True) for params in rows])
+    if not every_version and attempts.groupby("task")["task_version"].nunique().gt(1).any():
+        attempts = _of_latest_version(attempts, [json.dumps(params, sort_keys=True) for params in rows])
     cells = derive_cells(attempts, run.read("samples", categories=True), run.read("predictions"))
     del attempts, rows
     give_back_memory()

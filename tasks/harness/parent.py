@@ -46,6 +46,7 @@ _PROBE_SIZE = 512  # enough for torch to use several cores
 _ORPHANS_S = 10.0  # for them to die: what holds a device may take its time
 _ORPHANS_TICK_S = 0.001
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
+_CHILDREN = Path("/proc/thread-self/children")
 
 
 @dataclass(frozen=True)
@@ -147,8 +148,11 @@ def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Se
 
 
 def _adopt_orphans() -> None:
-    """Whatever a child leaves behind becomes ours, also what is in a session of its own, beyond the end of the child's group."""
-    with suppress(AttributeError):  # not Linux
+    """Whatever a child leaves behind becomes ours, also what is in a session of its own, beyond the end of the child's group.
+
+    Where the system does not say what is ours, so that we could not end it, it stays init's.
+    """
+    if _CHILDREN.exists():
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -157,7 +161,7 @@ def _end_others(own: Collection[int]) -> None:
     until = time.monotonic() + _ORPHANS_S
     while (orphans := _children() - set(own)) and time.monotonic() < until:
         for pid in orphans:
-            with suppress(ProcessLookupError, ChildProcessError):
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
         time.sleep(_ORPHANS_TICK_S)
@@ -166,7 +170,7 @@ def _end_others(own: Collection[int]) -> None:
 def _children() -> set[int]:
     """By their process ids; none where the system does not say."""
     try:
-        return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
+        return set(map(int, _CHILDREN.read_text().split()))
     except OSError:
         return set()
 

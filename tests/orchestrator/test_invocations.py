@@ -60,3 +60,14 @@ def test_a_run_that_no_command_line_began_has_one_all_the_same(
 def test_a_choice_is_written_down_and_read_again() -> None:
     choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), only=frozenset({"ok"}), fresh=True)
     assert Choice.from_json(choice.to_json()) == choice
+
+
+def test_what_a_notebook_asked_for_and_did_not_come_to_the_end_of_is_typed_out(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
+    monkeypatch.setattr("orchestrator.run.note_finished", lambda *_: None)
+    choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), fresh=True)
+    go(request_of(), FakeScheduler(outcome_of), choice)
+    options = "--infer-oom --fresh --verify-inferred 2 --repeat 3 --retry ok --retry oom"
+    assert last_command(request_of().run) == f"sweep run {request_of().config_path} {options} --out {request_of().run}"

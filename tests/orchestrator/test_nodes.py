@@ -16,7 +16,7 @@ from tasks.harness.records import Attempt
 
 def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[str, Any]:
     labels = {"ray.io/accelerator-type": kind} if gpus else {}
-    return {"NodeID": name, "Resources": {"CPU": cpus, "GPU": gpus}, "Labels": labels}
+    return {"NodeID": name, "NodeManagerHostname": "here", "Resources": {"CPU": cpus, "GPU": gpus}, "Labels": labels}
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ def test_what_was_begun_on_a_node_that_is_gone(make_attempt: Callable[..., Attem
         ({"device": "cuda", "gpu_kind": "A100"}, node("a", gpus=8), "1 A100 GPU"),
         ({"device": "cuda", "gpu_kind": "H100"}, node("a", gpus=8), ""),
         ({}, node("a"), ""),
+        ({"settings": {"alone_on": "gone"}}, node("a"), "its cores, on gone"),
+        ({"settings": {"alone_on": "here"}}, node("a"), ""),
     ],
 )
 def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(

@@ -19,7 +19,6 @@ from click.testing import CliRunner
 from orchestrator import invocations
 from orchestrator.cli import main
 from orchestrator.inspection import describe_status
-from orchestrator.invocations import last_checks
 from orchestrator.plan import Choice
 from orchestrator.run import Request, resolve, resolve_again
 from tasks.harness.records import Attempt, Outcome, Status
@@ -228,7 +227,6 @@ def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is
 def test_to_check_contention_is_another_command(request_of: Callable[..., Request]) -> None:
     """One that was ended before it had done so is not at its end, and what asks for less does not go on with it."""
     go(request_of(), FakeScheduler(outcome_of), FRESH, more_follows=True)
-    assert last_checks(request_of().run)
     for more_follows, lengths in ((False, EACH), (True, [])):
         scheduler = FakeScheduler(outcome_of)
         go(request_of(), scheduler, FRESH, more_follows=more_follows)
@@ -240,3 +238,14 @@ def test_the_order_in_which_values_are_named_is_of_no_matter(request_of: Callabl
     scheduler = FakeScheduler(outcome_of)
     go(request_of(wheres=["context_length=64|32|16"]), scheduler, FRESH)
     assert lengths_of(scheduler) == [64]
+
+
+def test_to_leave_out_what_is_predicted_not_to_fit_is_another_command(request_of: Callable[..., Request]) -> None:
+    go(request_of(), FakeScheduler(outcome_of))
+    assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
+    scheduler = FakeScheduler(outcome_of)
+    go(request_of(), scheduler, FRESH, skip_predicted_oom=True)
+    assert lengths_of(scheduler) == EACH
+    scheduler = FakeScheduler(outcome_of)
+    go(request_of(), scheduler, FRESH)
+    assert lengths_of(scheduler) == [64, 128]

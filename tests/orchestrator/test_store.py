@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
 import re
 import resource
 import shutil
+import stat
 import subprocess
 import sys
 import textwrap
@@ -265,6 +267,22 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
     holder.join()
     with run.opened_for_writing():  # a lock dies with its holder
         pass
+
+
+def test_a_file_system_that_syncs_no_folders(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(store, "MERGE_BATCH", 2)
+    with run.opened_for_writing() as writer:
+        for seed in range(4):
+            writer.append(make_outcome(seed=seed), None)
+    assert len(run.read("attempts")) == 4
 
 
 def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(run: Run, make_outcome: MakeOutcome) -> None:

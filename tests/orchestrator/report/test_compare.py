@@ -137,6 +137,23 @@ def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> N
     assert (comparison.verdict, comparison.reason) == (verdict, reason)
 
 
+@pytest.mark.parametrize("medians_ms", [(9.0, 9.0, 12.35), (9.0, 9.0, 30.0)])
+def test_where_one_repetition_says_otherwise_nobody_can_tell(medians_ms: tuple[float, ...]) -> None:
+    comparison = judge("", Side((10.0, 10.0, 10.0), 9.9, 10.1), Side(medians_ms, 8.9, 9.1), CALM)
+    assert (comparison.verdict, comparison.reason) == (Verdict.AMBIGUOUS, "one repetition says otherwise")
+
+
+def test_an_older_version_of_a_task_is_compared_whichever_side_it_is_on(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    now = make_outcome(step_ms=(10.0, 10.01, 10.02))
+    cell = now.attempt.cell
+    then = replace(now, attempt=replace(now.attempt, cell=replace(cell, version=cell.version - 1)))
+    old, both = write(tmp_path / "old", then), write(tmp_path / "both", then, now)
+    for first, second in ((old, both), (both, old)):
+        report = compare(first, second)
+        assert len(report.comparisons) == 1
+        assert {report.only_before, report.only_after} == {0, 1}
+
+
 def test_where_repetitions_differ_by_as_much_nobody_can_tell() -> None:
     wild = Noise(1.0, 10)
     before, after = Side((10.0, 30.0), 19.0, 21.0), Side((100.0, 500.0), 299.0, 301.0)
