@@ -267,9 +267,7 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
     folder = tmp_path / "results" / "faults"
     with cluster_of_hosts() as (cluster, join):
         node = join(num_cpus=1)
-        driver = subprocess.Popen(
-            sweep_command("run", path, "--address", cluster.address), cwd=tmp_path, stdout=subprocess.DEVNULL
-        )
+        driver = driver_on(cluster, path, tmp_path)
         wait_until_stuck(folder, str(tmp_path / "first"))
         kill_supervisor(tmp_path)
         wait_until_stuck(folder, str(tmp_path / "second"))
@@ -285,6 +283,10 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
     done = sweep_here("run", path, "--scheduler", "serial")
     assert "measured 2 cells: 2 ok" in done.output, done.output
     assert {part: part.read_bytes() for part in untouched} == untouched
+
+
+def driver_on(cluster: Any, config: Path, folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(sweep_command("run", config, "--address", cluster.address), cwd=folder, stdout=subprocess.DEVNULL)
 
 
 def parts_of_good_cells(folder: Path) -> list[Path]:
@@ -303,9 +305,7 @@ def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
     folder = tmp_path / "results" / "faults"
     with cluster_of_hosts() as (cluster, join):
         node = join(num_cpus=1)
-        driver = subprocess.Popen(
-            sweep_command("run", path, "--address", cluster.address), cwd=tmp_path, stdout=subprocess.DEVNULL
-        )
+        driver = driver_on(cluster, path, tmp_path)
         wait_until_stuck(folder, str(tmp_path / "first"))
         (raylet,) = (psutil.Process(one.process.pid) for one in node.all_processes["raylet"])
         frozen = [raylet, *raylet.children(recursive=True)]
