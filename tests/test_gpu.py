@@ -22,6 +22,7 @@ from orchestrator import nvml, schedulers
 from orchestrator.attempt import begin_grandparent, execute
 from orchestrator.child import STARTER
 from orchestrator.parents import GRANDPARENT
+from orchestrator.probe import why_it_does_not_compute
 from orchestrator.store import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.progress import Progress
@@ -331,6 +332,10 @@ def test_a_gpu_that_falls_off_gets_no_other_cell(
     assert "measured 3 cells: " in done.output
     cells = pd.read_parquet(tmp_path / "results" / "broken" / "cells.parquet")
     assert sorted(cells["status"]) == ["failed", *["ok"] * 4]
+
+
+def test_a_gpu_in_order_computes() -> None:
+    assert why_it_does_not_compute(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]) is None
 
 
 def test_nvml_answers_for_the_gpus_that_torch_has() -> None:
