@@ -139,17 +139,22 @@ def test_a_command_that_cannot_be_is_one_line(words: list[str], said: str, sweep
     assert done.stderr.count("\n") == 1
 
 
+def heed_ctrl_c() -> None:
+    """What a shell has begun in the background does not, and hands that down."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_outside_of_a_sweep_is_told_from_cells_that_failed(tmp_path: Path) -> None:
     """While it still reads the config: exit code 1 would say that cells failed."""
     os.mkfifo(tmp_path / "c.yaml")
     command = [sys.executable, "-m", "orchestrator", "run", "c.yaml"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as sweep:
-        with (tmp_path / "c.yaml").open(
-            "w"
-        ):  # waits for a reader, whose read ends with this block: a signal just before it does not
-            sweep.send_signal(signal.SIGINT)
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
+        preexec_fn=heed_ctrl_c,
+    ) as sweep:  # fmt: skip
+        config = (tmp_path / "c.yaml").open("w")  # waits for a reader
+        sweep.send_signal(signal.SIGINT)
+        config.close()  # a signal just before it reads does not end its reading
         out, err = sweep.communicate(timeout=60)
     assert (sweep.returncode, out, err) == (130, "", "sweep: stopped by SIGINT\n")
