@@ -23,9 +23,11 @@ from orchestrator.program import PROGRAM, import_path
 from tasks.harness.progress import read_phase
 from tasks.harness.records import (
     ATTEMPT_FILE,
+    BEFORE_ITS_TASK,
     JOURNAL_FILE,
     LOG_FILE,
     PHASE_FILE,
+    PREPARATION_S,
     Account,
     Attempt,
     Ending,
@@ -50,11 +52,11 @@ CPU_ALLOCATOR = {
 
 @dataclass(frozen=True)
 class Exit:
-    """How the child's process ended, as its parent saw it."""
+    """How the child's process ended, as its parent saw it. timed_out: what it was not after how long."""
 
     code: int
     wall_s: float
-    timed_out: bool = False
+    timed_out: tuple[str, float] | None = None
     over_memory_bytes: int | None = None
     kernel_oom_kills: int = 0
     kernel_log: tuple[str, ...] = ()
@@ -189,20 +191,36 @@ def lost(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
 def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
     """Raises ParentLost."""
     settings, began = attempt.settings, time.monotonic()
-    timed_out, over, log = False, None, attempt.path / LOG_FILE
-    left_out = 0
+    over, log = None, attempt.path / LOG_FILE
+    left_out, limit = 0, _Limit(attempt)
     with kernel.Watch() as watch:
         with _child_of(attempt, variables) as child:
             while not child.ended(_TICK_S):
-                timed_out = time.monotonic() - began > settings.timeout_s
+                timed_out = limit.passed()
                 over = _over_memory(child.pid, settings.host_memory_gib)
                 left_out += thin(log)
                 if timed_out or over:
                     break
             else:
-                timed_out, over = False, None
+                timed_out, over = None, None
         wall, kills, said = time.monotonic() - began, watch.oom_kills(), watch.said()
     return Exit(child.exit_code(), wall, timed_out, over, kills, said, left_out + cut(log))
+
+
+class _Limit:
+    """An attempt's time is its own from when its task begins. Its process has a limit of its own to come so far."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self._since = time.monotonic()
+        self._has_begun = False
+
+    def passed(self) -> tuple[str, float] | None:
+        """What the attempt was to be before which of them."""
+        if not self._has_begun and read_journal(self._attempt.path / JOURNAL_FILE).stage not in BEFORE_ITS_TASK:
+            self._has_begun, self._since = True, time.monotonic()
+        what = ("done", self._attempt.settings.timeout_s) if self._has_begun else ("ready to begin", PREPARATION_S)
+        return what if time.monotonic() - self._since > what[1] else None
 
 
 @contextmanager
@@ -227,8 +245,8 @@ def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]
 def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
     """What killed a child that left no last word."""
     if ended.timed_out:
-        limit = attempt.settings.timeout_s
-        return Ending(Status.TIMEOUT, {"message": f"not done after {limit:g} s", "timeout_s": limit})
+        what, limit = ended.timed_out
+        return Ending(Status.TIMEOUT, {"message": f"not {what} after {limit:g} s", "timeout_s": limit})
     if ended.over_memory_bytes is not None:
         message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
         return Ending(Status.HOST_OOM, {"message": message, "rss_bytes": ended.over_memory_bytes})

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -13,9 +15,11 @@ from typing import IO, Protocol
 
 from orchestrator import nsys, program
 from orchestrator.parents import ANSWER_S, ParentLost, PreparedParent, find_parent, kinship
+from tasks.harness.adoption import ORPHANS_S
 from tasks.harness.parent import Preparation
-from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, PREPARATION_S, Attempt
 
+_GRACE_S = 5.0  # beyond what an adopter may take
 _HEARD_BYTES = 4000  # of what a parent said that did not come to be ready
 
 
@@ -35,17 +39,29 @@ class Child(Protocol):
 
 
 class FreshChild:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        self.pid = process.pid
+    def __init__(self, adopter: subprocess.Popen[bytes], told: IO[bytes]) -> None:
+        """told: by the adopter, see tasks/harness/adoption.py. One that says nothing stands for the child itself."""
+        self._adopter, self._told = adopter, told
+        begun, _, _ = select.select([told], [], [], PREPARATION_S)
+        self.pid = int((begun and told.readline()) or adopter.pid)
+        self._code: int | None = None
 
     def ended(self, within_s: float) -> bool:
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(within_s)
-        return self._process.returncode is not None
+            self._adopter.wait(within_s)
+        return self._adopter.returncode is not None
 
     def exit_code(self) -> int:
-        return self._process.wait()
+        """The adopter's own where it was killed, or does not end."""
+        if self._code is None:
+            try:
+                code = self._adopter.wait(ORPHANS_S + _GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._adopter.kill()
+                code = self._adopter.wait()
+            with self._told:
+                self._code = int(self._told.readline() or code)
+        return self._code
 
 
 class ForkedChild:
@@ -134,4 +150,17 @@ def is_forked(attempt: Attempt) -> bool:
 
 def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:
     words = [str(attempt.path / ATTEMPT_FILE), "--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(lifeline)]
-    return FreshChild(program.start(words, environment, log, [lifeline], before=nsys.command(attempt)))
+    heard, told = os.pipe()
+    try:
+        before = [*program.ADOPTING, str(told), *nsys.command(attempt)]
+        adopter = program.start(words, environment, log, [lifeline, told], before)
+    except BaseException:
+        os.close(heard)
+        raise
+    finally:
+        os.close(told)
+    try:
+        return FreshChild(adopter, os.fdopen(heard, "rb"))
+    except BaseException:
+        os.killpg(adopter.pid, signal.SIGKILL)
+        raise

@@ -60,7 +60,7 @@ class Grid(Strict):
 
 
 class Limits(Strict):
-    timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(900.0, description="of one attempt, start-up included")
+    timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(900.0, description="of one attempt, from when its task begins")
     attempts: Annotated[int, Field(ge=1)] = Field(3, description="tries at a cell that fails, over all runs")
     host_memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = Field(
         None, description="resident set at which a cell is ended"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.errors import NodesLost
@@ -18,6 +18,8 @@ from orchestrator.supervisor import Started
 from tasks.harness.records import Attempt
 
 GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
+
+MEND = "Mend what `sweep doctor` says there"  # of a host that measures nothing
 
 _EVERY_S = 2.0
 _PATIENCE_S = 300.0  # for another node to join
@@ -31,10 +33,12 @@ def gpu_type(node: Node) -> str:
 
 
 class Nodes:
-    """alive: gives those that are. say: tells the user."""
+    """alive: gives those that are; working: those of them that cells may come to. say: tells the user."""
 
-    def __init__(self, alive: Callable[[], Sequence[Node]], say: Callable[[str], None]) -> None:
-        self._alive = alive
+    def __init__(
+        self, alive: Callable[[], Sequence[Node]], working: Callable[[], Sequence[Node]], say: Callable[[str], None]
+    ) -> None:
+        self._alive, self._working = alive, working
         self._say = say
         self._looked_at = -math.inf
         self._missing_since: float | None = None
@@ -47,7 +51,7 @@ class Nodes:
         if now - self._looked_at < _EVERY_S:
             return []
         self._looked_at, nodes = now, self._alive()
-        self._require_some(nodes, [started.attempt for started in running.values() if not started.host], now)
+        self._require_some(self._working(), [started.attempt for started in running.values() if not started.host], now)
         living = {node["NodeID"] for node in nodes}
         return [key for key, started in running.items() if started.node and started.node not in living]
 
@@ -62,6 +66,21 @@ class Nodes:
             self._say(f"{lacking}: waiting {format_seconds(_PATIENCE_S)} for one to join")
         elif now - self._missing_since > _PATIENCE_S:
             raise NodesLost(lacking, "Have one join (`ray start --address=…`) and run again: what is finished is kept")
+
+
+def why_nowhere(attempt: Attempt, working: Sequence[Node], broken: Iterable[str]) -> str | None:
+    """Why no host that works is left for such an attempt; None where one is, or none is broken. broken: what is said of each host
+    that measures nothing. Raises NodesLost where none is left for any."""
+    said = "; ".join(broken)
+    if not said or any(_has_room(node, attempt) for node in working):
+        return None
+    if not any(map(measures, working)):
+        raise NodesLost(f"no host is left that measures: {said}", f"{MEND}, and run again: what is finished is kept")
+    return f"no host is left that could measure it: {said}"
+
+
+def measures(node: Node) -> bool:
+    return bool(node["Resources"].get("CPU") or node["Resources"].get("GPU"))
 
 
 def _has_room(node: Node, attempt: Attempt) -> bool:

@@ -18,12 +18,11 @@ from typing import Any
 
 from orchestrator import program
 from tasks.harness.parent import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
-from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt
+from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 
 GRANDPARENT = "SWEEP_GRANDPARENT"  # where it listens, and for cells of what environment
 ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
-_PREPARATION_S = 300.0
 _ADOPTION_S = 60.0  # after which a place is sooner ready by itself than by a grandparent that does not answer
 
 
@@ -58,7 +57,7 @@ class PreparedParent:
         self._prepared.add(preparation)
         try:
             self._channel.send(preparation.to_message())
-            self.broken = str(self.hear(_PREPARATION_S).get("broken", ""))
+            self.broken = str(self.hear(PREPARATION_S).get("broken", ""))
         except (ParentLost, OSError) as error:  # a timeout is one
             self.broken = f"it did not come to be ready: {error}"
 

@@ -1,30 +1,45 @@
-"""What a host can measure on, asked of a short-lived process: this one must neither import torch nor touch a GPU."""
+"""What a host can measure on, and whether it can, asked of a short-lived process: this one must neither import torch nor touch
+a GPU."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import EnvironmentError
 from orchestrator.program import PROGRAM, import_path, lifeline
 
-_TIMEOUT_S = 120
+TIMEOUT_S = 120
 
 
 def why_it_does_not_compute(gpu: str) -> str | None:
     """What a fresh process has to say that cannot compute on this GPU, by its name in CUDA_VISIBLE_DEVICES; None where it can."""
-    environment = {**os.environ, "PYTHONPATH": import_path(), "CUDA_VISIBLE_DEVICES": gpu}
+    return _why_not(["--compute", "cuda"], {"CUDA_VISIBLE_DEVICES": gpu})
+
+
+def why_nothing_is_measured_here(folder: Path) -> str | None:
+    """What a fresh process has to say that cannot do what every cell does: have torch, and write beside this folder.
+
+    Twice: one alone may have been killed for want of memory, or be late beside others.
+    """
+    words = ["--compute", "cpu", "--into", str(folder.parent)]
+    return _why_not(words, {}) and _why_not(words, {})
+
+
+def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
+    environment = {**os.environ, "PYTHONPATH": import_path(), **variables}
     try:
         with lifeline() as end:
             done = subprocess.run(
-                [*PROGRAM, "--compute", "cuda", "--lifeline", str(end)],
-                capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, pass_fds=[end], start_new_session=True,
+                [*PROGRAM, *words, "--lifeline", str(end)],
+                capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, pass_fds=[end], start_new_session=True,
             )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"nothing is computed on it in {_TIMEOUT_S} s"
+        return f"nothing is computed on it in {TIMEOUT_S} s"
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
@@ -35,15 +50,13 @@ def probe_here() -> Mapping[str, Any]:
         with lifeline() as end:
             done = subprocess.run(
                 [*PROGRAM, "--probe", "--lifeline", str(end)],
-                capture_output=True, text=True, timeout=_TIMEOUT_S, env=environment, check=True,
+                capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=True,
                 pass_fds=[end], start_new_session=True,
             )  # fmt: skip
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentError(
-            f"torch was not imported here within {_TIMEOUT_S} s", "See `sweep doctor`, or run again"
-        ) from error
+        raise EnvironmentError(f"torch was not imported here within {TIMEOUT_S} s", "See `sweep doctor`, or run again") from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise EnvironmentError(f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`") from error

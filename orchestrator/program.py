@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tasks.harness import adoption
+
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
+ADOPTING = (sys.executable, "-I", "-S", adoption.__file__)  # as quick as Python begins, whatever a cell's environment makes of it
 
 
 def import_path() -> str:

@@ -22,25 +22,27 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.attempt import lost
 from orchestrator.child import STARTER
 from orchestrator.errors import EnvironmentError, NodesLost
-from orchestrator.nodes import GPU_TYPE, Nodes, gpu_type
+from orchestrator.nodes import GPU_TYPE, MEND, Nodes, gpu_type, measures, why_nowhere
 from orchestrator.nvml import gpu_names
 from orchestrator.parcel import Parcel, leave_mark, unpack
 from orchestrator.parents import Grandparent
-from orchestrator.probe import probe_here
+from orchestrator.probe import TIMEOUT_S, probe_here
 from orchestrator.program import import_path
 from orchestrator.progress import say
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
 from orchestrator.several import gpus_of, require_gpus
 from orchestrator.supervisor import Event, Fallen, Started, begin_early, cores_here, measure, only_on, prepare_place, supervise
-from tasks.harness.records import Attempt, Outcome
+from tasks.harness.records import PREPARATION_S, Attempt, Outcome
 
-_BACKSTOP_S = 60.0  # beyond its own time-out, after which an attempt's supervisor is given up
+# Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
+_BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0  # of a parent and a process; of a GPU and a host that are tried
+_ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
 _POLL_S = 0.5
 _HERE = Path(__file__).resolve().parent.parent
 _PACKAGES = ("model", "tasks", "orchestrator")
@@ -51,6 +53,7 @@ _CONNECT_S = 5.0
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
+_NODE = "ray.io/node-id"  # a label that Ray gives each node
 
 # Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
 # kills innocent neighbours, metrics and usage reports) or opens a port to the network.
@@ -67,6 +70,7 @@ RAY_ENVIRONMENT = {
 }
 
 
+Answer = TypeVar("Answer")
 OnStart = Callable[[Started], None]
 
 
@@ -117,9 +121,14 @@ class SerialScheduler:
             gpu = ",".join(working[:wanted])
             chosen = only_on(gpu, attempt) if self._fallen or wanted > 1 else attempt
             event = measure(chosen, cores_here(), None, gpu, self._gpus)
-            if isinstance(event, Fallen):
-                self._fallen[event.name] = event.gpu
-            yield event.outcome if isinstance(event, Fallen) else event
+            if isinstance(event, Fallen) and event.name:
+                self._fallen[event.name] = event.place
+                yield event.outcome
+            elif isinstance(event, Fallen):
+                say(f"{event.place}. {MEND}")
+                yield event.ended
+            else:
+                yield event
 
     def close(self) -> None:
         STARTER.close()
@@ -138,6 +147,7 @@ class RayScheduler:
         self._types: set[str] = set()  # of GPU, of all nodes that there have been
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._fallen: dict[Any, tuple[str, Fallen]] = {}  # with its host, by the task that holds it so that no other cell has it
+        self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
         self._session: str | None = None
         self._lock: int | None = None  # on the session's folder
         if not address:
@@ -166,26 +176,40 @@ class RayScheduler:
         return environments
 
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
-        probe = self._ray.remote(num_cpus=0, max_retries=0)(probe_here)
-        nodes = [node["NodeID"] for node in self._alive()]
-        asked = [probe.options(label_selector={"ray.io/node-id": node}).remote() for node in nodes]
-        found = [environment for one in asked if (environment := self._answer(one)) is not None]
+        found, refused = self._ask_nodes(probe_here)
         if not found:
-            raise EnvironmentError("no node of the cluster answers", "See `ray status`")
+            raise next(iter(refused.values()), EnvironmentError("no node of the cluster answers", "See `ray status`"))
         return found
 
-    def _answer(self, asked: Any) -> Mapping[str, Any] | None:
-        """None of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
+    def _ask_nodes(self, question: Callable[[], Answer]) -> tuple[list[Answer], dict[str, EnvironmentError]]:
+        """What those say that answer, and what is wrong with those that cannot: these get no cell."""
+        ask = self._ray.remote(num_cpus=0, max_retries=0)(question)
+        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive()}
+        asked = {node: ask.options(label_selector={_NODE: node}).remote() for node in nodes}
+        found, refused = list[Answer](), dict[str, EnvironmentError]()
+        for node, one in asked.items():
+            try:
+                found += self._answer(one)
+            except EnvironmentError as error:
+                refused[node] = error
+        for node, why in refused.items() if found else ():
+            self._leave_out(node, f"host {nodes[node]}: {why.message}")
+        return found, refused
+
+    def _answer(self, asked: Any) -> list[Any]:
+        """Empty of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
         missing = self._ray.exceptions
         try:
-            answer: Mapping[str, Any] = self._ray.get(asked)
-            return answer
-        except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError):
-            return None
+            return [self._ray.get(asked, timeout=_ANSWER_S)]
+        except missing.RayTaskError as error:
+            if isinstance(error.cause, EnvironmentError):
+                raise error.cause from error  # whose text is not Ray's traceback
+            raise EnvironmentError(f"this program does not begin there: {error.cause!r}", MEND) from error
+        except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError, missing.GetTimeoutError):
+            return []
         except missing.RuntimeEnvSetupError as error:
-            raise EnvironmentError(
-                f"a node does not get this program: {str(error).splitlines()[0]}", "See `ray status`"
-            ) from error
+            last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
+            raise EnvironmentError(f"a node does not get this program: {last}", "See `ray status`") from error
 
     def places(self, device: str, kind: str | None = None) -> int:
         if kind is not None:
@@ -202,11 +226,14 @@ class RayScheduler:
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
         running: dict[Any, Started] = {}
-        nodes = Nodes(self._alive, say)
+        nodes = Nodes(self._living, self._alive, say)
         try:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
                 while self._has_room(running) and (attempt := next(queue, None)):
+                    if why := why_nowhere(attempt, self._alive(), self._out.values()):
+                        yield lost(attempt, why, 0.0)
+                        continue
                     self._require_gpu(attempt)
                     running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
                 if not running:
@@ -222,13 +249,28 @@ class RayScheduler:
                     elif isinstance(event, Parcel):
                         _take_in(event)
                     elif isinstance(event, Fallen):
-                        self._fallen[stream] = running.pop(stream).host, event
-                        yield event.outcome
+                        yield self._without(event, stream, running.pop(stream))
                     elif event is not None:
                         del running[stream]
                         yield event
         finally:
             self._end(running)
+
+    def _without(self, fallen: Fallen, stream: Any, started: Started) -> Outcome:
+        """Has no other cell come to what fell, and gives how this one ended. A single host has no other in its place."""
+        if fallen.name:
+            self._fallen[stream] = started.host, fallen
+            return fallen.outcome
+        if sum(map(measures, self._living())) > 1:
+            self._leave_out(started.node, fallen.place)
+            return fallen.outcome
+        say(f"{fallen.place}. {MEND}")
+        return fallen.ended
+
+    def _leave_out(self, node: str, why: str) -> None:
+        if node not in self._out:
+            say(f"{why}: it gets no other cell. {MEND}")
+            self._out[node] = why
 
     def _end(self, streams: Iterable[Any]) -> None:
         for stream in streams:
@@ -257,7 +299,8 @@ class RayScheduler:
         cpus = self._cores_for(gpus) if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        one = {"num_cpus": cpus, "num_gpus": gpus, **self._of_kind(attempt.cell.params.gpu_kind)}
+        labels = {**self._of_kind(attempt.cell.params.gpu_kind), **({_NODE: f"!in({','.join(self._out)})"} if self._out else {})}
+        one = {"num_cpus": cpus, "num_gpus": gpus, "label_selector": labels}
         reserved = self._whole_host(attempt.settings.alone_on) or one
         decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, **options)
         return decorate(task).remote(attempt, cpus, self._gpus, *more)
@@ -272,16 +315,16 @@ class RayScheduler:
             return {}
         node = max(nodes, key=lambda node: float(node["Resources"].get("GPU", 0)))
         gpus = max(0, node["Resources"].get("GPU", 0) - self._held())
-        here = {"ray.io/node-id": node["NodeID"]}
+        here = {_NODE: node["NodeID"]}
         return {"num_cpus": node["Resources"].get("CPU", 0), "num_gpus": gpus, "label_selector": here}
 
-    def _of_kind(self, kind: str | None) -> dict[str, Any]:
+    def _of_kind(self, kind: str | None) -> dict[str, str]:
         """What holds a cell to nodes with such GPUs, those included that will join."""
         if kind is None:
             return {}
         self._types |= {gpu_type(node) for node in self._alive()}
         wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
-        return {"label_selector": {GPU_TYPE: f"in({','.join(wanted)})"}}
+        return {GPU_TYPE: f"in({','.join(wanted)})"}
 
     def _cores_for(self, gpus: int) -> int:
         """What every node with so many GPUs can give to them: Ray would wait for ever for what none has."""
@@ -293,19 +336,23 @@ class RayScheduler:
     def _require_gpu(self, attempt: Attempt) -> None:
         fallen = self._fallen.values()
         working = [node["Resources"].get("GPU", 0) - self._held(node["NodeManagerHostname"]) for node in self._alive()]
-        require_gpus(attempt, int(max(working, default=0)), [event.gpu for _, event in fallen])
+        require_gpus(attempt, int(max(working, default=0)), [event.place for _, event in fallen])
 
     def _held(self, host: str | None = None) -> int:
         """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
         return gpus_of(event.outcome.attempt for own, event in self._fallen.values() if host in (None, own))
 
     def _all_gpus(self) -> int:
-        return int(self._ray.cluster_resources().get("GPU", 0))
+        return int(sum(node["GPU"] for node in self._nodes()))
 
     def _nodes(self) -> list[dict[str, float]]:
         return [{name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")} for node in self._alive()]
 
     def _alive(self) -> list[dict[str, Any]]:
+        """Those that cells may come to."""
+        return [node for node in self._living() if node["NodeID"] not in self._out]
+
+    def _living(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _has_room(self, running: Mapping[Any, Started]) -> bool:
@@ -327,6 +374,9 @@ class RayScheduler:
         except self._ray.exceptions.LocalRayletDiedError as error:
             raise NodesLost("Ray's own process on this machine has died", "Run again: what is finished is kept") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
+            if isinstance(error, self._ray.exceptions.RuntimeEnvSetupError):
+                with suppress(self._ray.exceptions.RayError):  # of which the next event tells
+                    self._ask_nodes(_nothing)  # for Ray does not say which of them did not get this program
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
             return lost(started.attempt, reason, time.monotonic() - started.at_s)
 
@@ -340,6 +390,9 @@ class RayScheduler:
     def _give_up(self, stream: Any, started: Started, reason: str) -> Outcome:
         self._end([stream])
         return lost(started.attempt, reason, time.monotonic() - started.at_s)
+
+
+def _nothing() -> None: ...
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -20,9 +21,9 @@ from orchestrator.nvml import Watch, gpu_uuids, may_be_broken
 from orchestrator.parcel import Parcel, elsewhere, pack, sees_mark
 from orchestrator.parents import Grandparent
 from orchestrator.plan import RETRIED
-from orchestrator.probe import why_it_does_not_compute
+from orchestrator.probe import why_it_does_not_compute, why_nothing_is_measured_here
 from orchestrator.several import names_in
-from tasks.harness.records import Attempt, Outcome, Status
+from tasks.harness.records import BEFORE_ITS_TASK, Attempt, Outcome, Status
 
 _MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
 Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
@@ -44,10 +45,13 @@ class Started:
 
 @dataclass(frozen=True)
 class Fallen:
-    """A GPU has fallen off under an attempt. gpu: which, and what is wrong with it; name: as in CUDA_VISIBLE_DEVICES."""
+    """A GPU has fallen off under an attempt, or its whole host measures nothing. outcome: of an attempt that is not to blame;
+    ended: as it ended by itself. place: which, and what is wrong with it. name: as in CUDA_VISIBLE_DEVICES; empty of a host.
+    """
 
     outcome: Outcome
-    gpu: str
+    ended: Outcome
+    place: str
     name: str
 
 
@@ -61,12 +65,16 @@ def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) 
     gpu, host = _gpu_of(attempt), socket.gethostname()
     yield Started(attempt, host, gpu, time.monotonic())
     here = gpus.get(host, {})
-    local = attempt if mark is None or sees_mark(attempt, mark) else elsewhere(attempt)
+    try:
+        local = attempt if mark is None or sees_mark(attempt, mark) else elsewhere(attempt)
+    except OSError as error:
+        yield _on_a_host_that_measures(_unwritable(attempt, error, 0.0))
+        return
     event = measure(local, cpus, _cores_of(gpu, here), gpu, here)
     if local is not attempt:
         yield pack(local, attempt)
     yield _as_of(event, attempt)
-    if isinstance(event, Fallen):
+    if isinstance(event, Fallen) and event.name:
         threading.Event().wait()  # for the driver's end: Ray takes it, and what else the cell had, for GPUs that are at work
 
 
@@ -96,7 +104,8 @@ def begin_early(attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[st
 
 def _as_of(event: Outcome | Fallen, attempt: Attempt) -> Outcome | Fallen:
     if isinstance(event, Fallen):
-        return replace(event, outcome=replace(event.outcome, attempt=attempt))
+        outcome, ended = (replace(one, attempt=attempt) for one in (event.outcome, event.ended))
+        return replace(event, outcome=outcome, ended=ended)
     return replace(event, attempt=attempt)
 
 
@@ -112,7 +121,8 @@ def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]) -> Outcome | Fallen:
-    """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly."""
+    """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly, and after the
+    host where it ends before its task began."""
     names = [name for name in names_in(gpu) if name in gpus] if attempt.cell.params.device == "cuda" else []
     watches = {name: Watch(gpus[name]) for name in names}
     outcome = execute_or_lose(attempt, count, cores)
@@ -122,15 +132,29 @@ def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: st
     for name, watch in watches.items() if outcome.status in RETRIED else ():
         fault = watch.fault(last_word) or (why_it_does_not_compute(name) if may_be_broken(last_word) else None)
         if fault is not None:
-            return _fallen(outcome, last_word, name, gpus[name], fault)
-    return outcome
+            gpu = f"GPU {name} ({gpus[name]}) of {socket.gethostname()}: {fault}"
+            return _fallen(outcome, name, gpu, {"message": f"its GPU went away: {gpu}", "nvml": fault, "gpu_uuid": gpus[name]})
+    return _on_a_host_that_measures(outcome)
 
 
-def _fallen(outcome: Outcome, last_word: str, name: str, uuid: str, fault: str) -> Fallen:
-    gpu = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
-    said = {"cell_ended_as": str(outcome.status), "cell_said": last_word}
-    evidence = {**outcome.evidence, **said, "message": f"its GPU went away: {gpu}", "nvml": fault, "gpu_uuid": uuid}
-    return Fallen(replace(outcome, status=Status.LOST, evidence=evidence), gpu, name)
+def _on_a_host_that_measures(outcome: Outcome) -> Outcome | Fallen:
+    """Or not: a fresh process tries what every cell needs, where one ended before its task began, or for want of space."""
+    said = str(outcome.evidence.get("message", ""))
+    began = outcome.stage not in BEFORE_ITS_TASK and os.strerror(errno.ENOSPC) not in said
+    if outcome.status not in RETRIED or began:
+        return outcome
+    fault = why_nothing_is_measured_here(outcome.attempt.path)
+    if fault is None:
+        return outcome
+    host = f"host {socket.gethostname()}: {fault}"
+    return _fallen(outcome, "", host, {"message": f"nothing is measured on its host: {host}", "host_fault": fault})
+
+
+def _fallen(outcome: Outcome, name: str, place: str, evidence: Mapping[str, str]) -> Fallen:
+    said = {"cell_ended_as": str(outcome.status), "cell_said": str(outcome.evidence.get("message", ""))}
+    facts = {**outcome.facts, "host": socket.gethostname()}  # by which its name is known where the row is published
+    lost_there = replace(outcome, status=Status.LOST, evidence={**outcome.evidence, **said, **evidence}, facts=facts)
+    return Fallen(lost_there, outcome, place, name)
 
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
@@ -145,9 +169,13 @@ def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None 
     try:
         return execute(attempt, variables)
     except OSError as error:
-        return lost(attempt, f"its folder cannot be written: {error}", time.monotonic() - began)
+        return _unwritable(attempt, error, time.monotonic() - began)
     except Exception as error:
         return lost(attempt, f"its supervisor failed: {error!r}", time.monotonic() - began)
+
+
+def _unwritable(attempt: Attempt, error: OSError, wall_s: float) -> Outcome:
+    return lost(attempt, f"its folder cannot be written: {error}", wall_s)
 
 
 def _placed(attempt: Attempt, count: int, cores: tuple[int, ...] | None) -> tuple[Attempt, dict[str, str]]:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from tasks.harness.lifeline import die_with_parent
 from tasks.harness.placing import come_first, go_first, pin
-from tasks.harness.records import PHASE_FILE, Attempt, Ending, StartMethod, Status
+from tasks.harness.records import PHASE_FILE, PREPARATION_S, Attempt, Ending, StartMethod, Status
 
 _STACK_BEFORE_TIMEOUT = 0.9
 
@@ -35,9 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         come_first()
         print(json.dumps(probe()))
     elif options.compute:
-        from tasks.harness.parent import compute
+        from tasks.harness.parent import compute, write_into
 
         compute(options.compute)
+        if options.into is not None:
+            write_into(options.into)
     elif options.serve is not None:
         from tasks.harness.parent import serve
 
@@ -73,6 +75,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compiled", action="store_true", help="with --beget: whether the first of them will compile")
     parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
     parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
+    parser.add_argument("--into", metavar="FOLDER", help="with --compute: and whether a file can be written there")
     options = parser.parse_args(arguments)
     if not options.probe and not options.compute and options.serve is None and options.beget is None and options.attempt is None:
         parser.error("name an attempt.json")
@@ -88,7 +91,7 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
     come_first()
     journal.facts({"start_method": start_method, **pin(attempt.settings.cores)})
     if not by_hand:
-        faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
+        faulthandler.dump_traceback_later(PREPARATION_S * _STACK_BEFORE_TIMEOUT)
     sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common
     evidence: dict[str, Any] = {}
     try:
@@ -115,6 +118,8 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
     environment = read_environment()
     journal.facts(environment)
     journal.stage("build")
+    if not by_hand:
+        faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
     built = task.build(params)
     facts = {**built.device.facts(), **built.facts}
     journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})

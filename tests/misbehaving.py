@@ -91,6 +91,12 @@ class Model(nn.Module):
     def tell_its_ancestors(self) -> None:
         print("ancestors:", *(process.pid for process in psutil.Process().parents()), flush=True)
 
+    def meet_another(self) -> None:
+        """That is measured at the same time."""
+        self.tell_its_ancestors()
+        while len(Path(str(self.mark)).read_text().splitlines()) < 2:
+            time.sleep(0.05)
+
     def tell_its_score(self) -> None:
         print("goes at", Path("/proc/self/oom_score_adj").read_text(), flush=True)
 
@@ -170,9 +176,16 @@ class Model(nn.Module):
         Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
         time.sleep(1000)
 
-    def with_daemon(self) -> None:
+    def leave_a_daemon(self) -> None:
         """In a session of its own, which the end of the cell's process group does not end."""
         Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+
+    def leave_a_daemon_and_crash(self) -> None:
+        self.leave_a_daemon()
+        os.abort()
+
+    def with_daemon(self) -> None:
+        self.leave_a_daemon()
         time.sleep(1000)
 
     def python_refuses(self) -> None:

@@ -15,7 +15,6 @@ and hands it the file descriptors of a log and of a lifeline, it forks a prepare
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import json
@@ -23,15 +22,16 @@ import os
 import pkgutil
 import signal
 import socket
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
+from tasks.harness.adoption import adopt_orphans, children, end_others
 from tasks.harness.lifeline import die_with_parent
 
 # Read when they are used, not when torch is imported: a parent's children may differ in them.
@@ -43,10 +43,7 @@ MESSAGE_BYTES = 64 * 1024
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
 _PROBE_SIZE = 512  # enough for torch to use several cores
-_ORPHANS_S = 10.0  # for them to die: what holds a device may take its time
-_ORPHANS_TICK_S = 0.001
-_SET_CHILD_SUBREAPER = 36  # prctl(2)
-_CHILDREN = Path("/proc/thread-self/children")
+_WRITTEN_BYTES = 1024**2
 
 
 @dataclass(frozen=True)
@@ -115,8 +112,8 @@ def _be_parent(work: Callable[[], None], log: int, lifeline: int) -> None:
 def serve(channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()) -> None:
     """Does as it is asked, one thing after another, until the other end is closed. proven: after what preparations it is known
     that children can compute."""
-    _adopt_orphans()
-    own = _children()  # that ends us with our lifeline
+    adopt_orphans()
+    own = children()  # that ends us with our lifeline
     while True:
         message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
@@ -124,7 +121,7 @@ def serve(channel: socket.socket, device: str, measure: Measure, proven: Collect
         asked = json.loads(message)
         if passed:
             _fork(channel, Request(**asked), measure, passed)
-            _end_others(own)
+            end_others(own)
         else:
             _prepare(channel, device, Preparation(**asked), proven)
 
@@ -145,34 +142,6 @@ def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Se
     _lead_group(pid)
     _say(channel, {"pid": pid})
     _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
-
-
-def _adopt_orphans() -> None:
-    """Whatever a child leaves behind becomes ours, also what is in a session of its own, beyond the end of the child's group.
-
-    Where the system does not say what is ours, so that we could not end it, it stays init's.
-    """
-    if _CHILDREN.exists():
-        ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def _end_others(own: Collection[int]) -> None:
-    """Nothing of a cell is to be there beside the next."""
-    until = time.monotonic() + _ORPHANS_S
-    while (orphans := _children() - set(own)) and time.monotonic() < until:
-        for pid in orphans:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)
-        time.sleep(_ORPHANS_TICK_S)
-
-
-def _children() -> set[int]:
-    """By their process ids; none where the system does not say."""
-    try:
-        return set(map(int, _CHILDREN.read_text().split()))
-    except OSError:
-        return set()
 
 
 def import_everything(compiled: bool) -> None:
@@ -216,6 +185,16 @@ def compute(device: str) -> None:
     (weight @ weight).sum().backward()  # type: ignore[no-untyped-call]
     if weight.grad is None or weight.grad[0, 0].item() != 2 * _PROBE_SIZE:
         raise ArithmeticError("the gradient of a product of ones is wrong")
+
+
+def write_into(folder: str) -> None:
+    """As much as a small cell does, there and where temporary files are; nothing of it stays. Raises OSError."""
+    os.makedirs(folder, exist_ok=True)
+    for place in (folder, tempfile.gettempdir()):
+        with tempfile.TemporaryFile(dir=place) as file:
+            file.write(bytes(_WRITTEN_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _leave_after(work: Callable[[], None]) -> NoReturn:

@@ -16,6 +16,8 @@ ATTEMPT_FILE = "attempt.json"
 JOURNAL_FILE = "journal.jsonl"
 LOG_FILE = "log.txt"
 PHASE_FILE = "phase"
+BEFORE_ITS_TASK = ("", "start")  # stages of an attempt: its process is on its way there
+PREPARATION_S = 300.0  # for it to come there, which is not of a cell's own time
 
 
 StartMethod = Literal["fork", "spawn"]  # of the measuring process: from a prepared parent where that works, or afresh

@@ -17,8 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from orchestrator import attempt as attempt_module
 from orchestrator.attempt import Exit, by_hand, conclude, execute, recover
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, Outcome, Status, read_journal
+from tests.conftest import ROOT
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
@@ -93,10 +95,48 @@ def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome]) -> Non
     assert 4 <= outcome.wall_s < 6
 
 
+@pytest.fixture
+def slow_start(tmp_path: Path, make_attempt: MakeAttempt) -> Callable[[str], Attempt]:
+    """An attempt of which a process needs longer to come to its task than it has for that."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text("import time\ntime.sleep(6)")
+    env = {"PYTHONPATH": f"{tmp_path / 'slow'}:{ROOT}"}
+    return lambda method: make_attempt(
+        1, "accumulation", {"timeout_s": 5.0, "env": env, "start_method": method, "instruments": ()}, count=1
+    )
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(slow_start: Callable[[str], Attempt], method: str) -> None:
+    outcome = execute(slow_start(method))
+    assert (outcome.status, outcome.facts.get("start_method")) == (Status.OK, method), outcome.evidence
+
+
+def test_one_that_does_not_come_to_its_task_ends_too(slow_start: Callable[[str], Attempt], monkeypatch: Any) -> None:
+    monkeypatch.setattr(attempt_module, "PREPARATION_S", 2.0)
+    outcome = execute(slow_start("spawn"))
+    assert (outcome.status, outcome.stage) == (Status.TIMEOUT, "")
+    assert outcome.evidence["message"] == "not ready to begin after 2 s"
+    assert outcome.wall_s < 5
+
+
 @pytest.mark.parametrize("how", ["with_grandchild", "with_daemon"])
 def test_grandchildren_end_with_it(how: str, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     assert misbehave(how, settings={"timeout_s": 4.0}).status is Status.TIMEOUT
+    _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody adopts")
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+@pytest.mark.parametrize(("how", "status"), [("leave_a_daemon", Status.OK), ("leave_a_daemon_and_crash", Status.CRASHED)])
+def test_what_it_leaves_in_a_session_of_its_own_ends_with_it(
+    start_method: str, how: str, status: Status, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    outcome = misbehave(how, settings={"start_method": start_method})
+    assert (outcome.status, outcome.facts["start_method"]) == (status, start_method)
+    assert status is Status.OK or outcome.evidence["signal"] == "SIGABRT"
     _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
 
 
@@ -266,6 +306,7 @@ def test_kernels_come_through_the_journal_whole_or_torn(make_attempt: MakeAttemp
         ("stop_itself", signal.SIGKILL, "fork"),
         ("sleep", signal.SIGTERM, "spawn"),
         ("stop_itself", signal.SIGKILL, "spawn"),
+        ("with_daemon", signal.SIGKILL, "spawn"),
     ],
 )
 def test_nothing_outlives_what_started_it(
@@ -278,7 +319,7 @@ def test_nothing_outlives_what_started_it(
     with subprocess.Popen([sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)], cwd=tmp_path) as supervisor:
         try:
             started = {_wait_for_pid(mark)}
-            if how == "with_grandchild":
+            if how in ("with_grandchild", "with_daemon"):
                 started.add(_wait_for_pid(tmp_path / "grandchild.pid", end=""))
             time.sleep(1)
             descendants = {process.pid for process in psutil.Process(supervisor.pid).children(recursive=True)}

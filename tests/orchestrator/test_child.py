@@ -18,6 +18,7 @@ import pytest
 from orchestrator import child
 from orchestrator.attempt import child_environment, execute
 from orchestrator.child import STARTER, is_forked
+from tasks.harness import adoption
 from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
 from tasks.harness.registry import make_cell
 
@@ -146,6 +147,53 @@ def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(make_attemp
     psutil.wait_procs([child], 5)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     assert execute(make_attempt(2)).status is Status.OK
+
+
+def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "sleep", "mark": str(tmp_path / "mark")}}
+    attempt, outcomes = make_attempt(settings={"import_paths": (TESTS,), "start_method": "spawn"}, **own), list[Outcome]()
+    supervisor = threading.Thread(target=lambda: outcomes.append(execute(attempt)))
+    supervisor.start()
+    deadline = time.monotonic() + 100
+    while not (tmp_path / "mark").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    fresh = psutil.Process(int((tmp_path / "mark").read_text()))
+    adopter = fresh.parent()
+    assert adopter is not None
+    assert adoption.__file__ in adopter.cmdline()
+    adopter.kill()
+    supervisor.join(10)
+    assert (outcomes[0].status, outcomes[0].evidence["signal"]) == (Status.CRASHED, "SIGKILL")
+    assert not psutil.wait_procs([fresh], 5)[1]
+
+
+def _stopped(code: str) -> subprocess.Popen[bytes]:
+    """A process that stands for an adopter."""
+    return subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"], start_new_session=True)
+
+
+def test_an_adopter_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "ORPHANS_S", 0.1)
+    monkeypatch.setattr(child, "_GRACE_S", 0.1)
+    heard, told = os.pipe()
+    os.write(told, b"123\n")
+    fresh = child.FreshChild(_stopped("os.kill(os.getpid(), signal.SIGSTOP)"), os.fdopen(heard, "rb"))
+    os.close(told)
+    assert fresh.pid == 123
+    assert not fresh.ended(0.1)
+    assert fresh.exit_code() == fresh.exit_code() == -signal.SIGKILL
+
+
+def test_one_that_says_nothing_stands_for_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "PREPARATION_S", 0.1)
+    heard, told = os.pipe()
+    adopter = _stopped("signal.pause()")
+    fresh = child.FreshChild(adopter, os.fdopen(heard, "rb"))
+    os.close(told)
+    assert fresh.pid == adopter.pid
+    os.killpg(fresh.pid, signal.SIGKILL)
+    assert fresh.exit_code() == -signal.SIGKILL
 
 
 def test_a_parent_that_no_longer_answers_is_replaced(make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch) -> None:

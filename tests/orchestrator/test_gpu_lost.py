@@ -118,7 +118,7 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
     assert (isinstance(event, Fallen), outcome.status) == (status is Status.LOST, status)
     if isinstance(event, Fallen):
         assert (event.name, outcome.evidence["cell_said"]) == ("3", said)
-        assert "3: CUDA error: unknown error" in event.gpu
+        assert "3: CUDA error: unknown error" in event.place
 
 
 @pytest.mark.slow

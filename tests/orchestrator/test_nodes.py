@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import nodes as watched
 from orchestrator.errors import NodesLost
-from orchestrator.nodes import Nodes
+from orchestrator.nodes import Nodes, why_nowhere
 from orchestrator.supervisor import Started
 from tasks.harness.records import Attempt
 
@@ -28,7 +28,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def test_what_was_begun_on_a_node_that_is_gone(make_attempt: Callable[..., Attempt], clock: Callable[[float], None]) -> None:
     alive, said = [node("a"), node("b")], list[str]()
-    nodes = Nodes(lambda: alive, said.append)
+    nodes = Nodes(lambda: alive, lambda: alive, said.append)
     running = {name: Started(make_attempt(1), "host", "", 0.0, name) for name in ("a", "b")}
     running["waiting"] = Started(make_attempt(1), "", "", 0.0)
     assert nodes.gone(running) == []
@@ -38,6 +38,15 @@ def test_what_was_begun_on_a_node_that_is_gone(make_attempt: Callable[..., Attem
     clock(3.0)
     assert nodes.gone(running) == ["a"]
     assert not said
+
+
+def test_where_the_hosts_of_one_kind_are_broken_others_go_on(make_attempt: Callable[..., Attempt]) -> None:
+    here, gone = make_attempt(1), make_attempt(1, device="cuda")
+    assert why_nowhere(gone, [node("a")], []) is None  # one may join
+    assert why_nowhere(here, [node("a")], ["host b: no torch"]) is None
+    assert why_nowhere(gone, [node("a")], ["host b: no torch"]) == "no host is left that could measure it: host b: no torch"
+    with pytest.raises(NodesLost, match="host b: no torch"):
+        why_nowhere(gone, [node("head", cpus=0)], ["host b: no torch"])
 
 
 @pytest.mark.parametrize(
@@ -56,7 +65,7 @@ def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
     asked: dict[str, Any], there: Any, lacks: str, make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
 ) -> None:
     said = list[str]()
-    nodes = Nodes(lambda: [there], said.append)
+    nodes = Nodes(lambda: [there], lambda: [there], said.append)
     running = {"it": Started(make_attempt(1, **asked), "", "", 0.0)}
     assert nodes.gone(running) == []
     assert said == ([f"no node is left that has {lacks}: waiting 5 min 00 s for one to join"] if lacks else [])
@@ -71,7 +80,7 @@ def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
 
 def test_one_that_joins_is_waited_for(make_attempt: Callable[..., Attempt], clock: Callable[[float], None]) -> None:
     alive, said = list[Any](), list[str]()
-    nodes = Nodes(lambda: alive, said.append)
+    nodes = Nodes(lambda: alive, lambda: alive, said.append)
     running = {"it": Started(make_attempt(1), "", "", 0.0)}
     nodes.gone(running)
     alive.append(node("a"))

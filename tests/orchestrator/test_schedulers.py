@@ -18,9 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -31,12 +31,15 @@ from click.testing import Result
 from orchestrator import schedulers
 from orchestrator.errors import EnvironmentError
 from orchestrator.parcel import Parcel
+from orchestrator.probe import TIMEOUT_S
+from orchestrator.remote.run import open_run
 from orchestrator.schedulers import RayScheduler
 from orchestrator.supervisor import Started
 from tasks.harness.progress import read_phase
-from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, Attempt, Outcome, Status
+from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, PREPARATION_S, Attempt, Outcome, Status
 from tests.conftest import ROOT, sweep_command
 from tests.killing import asked_of_each, left_after, lost_and_repeated, measured_on_disk, own_temporary_folder
+from tests.s3 import Bucket, serve
 
 pytestmark = pytest.mark.slow
 
@@ -85,17 +88,26 @@ def wait_until_gone(tmp_path: Path, word: str = "") -> None:
 
 @contextmanager
 def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """A Ray cluster, and the function that has another host join. Nothing there passes logs on or scales."""
+    """A Ray cluster, and the function that has another host join. Nothing there passes logs on or scales.
+
+    Each has a temporary folder of its own: in one, it unpacks the program anew under the feet of those that run it already.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
     bare = {"include_log_monitor": False, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus, "no_monitor": True, **bare})
-    try:
-        yield cluster, partial(cluster.add_node, **bare)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with ExitStack() as folders:
+
+        def join(**how: Any) -> Any:
+            own = tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True)  # a short path
+            return cluster.add_node(**bare, temp_dir=folders.enter_context(own), **how)
+
+        try:
+            yield cluster, join
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 def test_each_fault_is_a_row_and_the_others_never_notice(
@@ -119,6 +131,67 @@ def test_each_fault_is_a_row_and_the_others_never_notice(
     status = sweep_here("status", "results/faults")
     assert "killed by SIGSEGV" in status.stdout
     assert f"sweep run {path} --scheduler serial would run 0 of 7 cells" in status.stdout
+
+
+OF_TWO_HOSTS = """
+name: x
+instruments: [timing, memory, kernels]
+limits: {timeout_s: 60, attempts: 2}
+defaults: {device: cpu, context_length: 8, batch_size: 1, warmup_steps: 1, measured_steps: 2, vocab_size: 100}
+grids:
+  - task: train_step
+    axes: {seed: [0, 1, 2]}
+    fixed: {model: "misbehaving:Model", model_args: {how: meet_another, vocab_size: 100, mark: %s}}
+  - task: train_step
+    fixed: {model: "misbehaving:Model", model_args: {how: fail, once: true, vocab_size: 100, mark: %s}}
+    axes: {seed: [0]}
+"""
+
+
+def test_what_two_hosts_measure_is_all_in_a_bucket_from_which_another_driver_goes_on(
+    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One cell at a time on each, which do not see the driver's folder: its name leads elsewhere in each process. Neither the
+    second driver nor who reports has a copy of what the first carried there."""
+    path = write_config(OF_TWO_HOSTS % (tmp_path / "met", tmp_path / "failed"))
+    address, bucket = "s3://bucket/runs/x", Bucket()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def drive(host: str) -> subprocess.CompletedProcess[str]:
+        words = ["--address", cluster.address, "--cpu-cells", 2, "--out", address]
+        return sweep("run", path, *words, env={**environment, **bucket.environment, "XDG_CACHE_HOME": f"/proc/self/cwd/{host}"})
+
+    with serve(bucket), cluster_of_hosts() as (cluster, join):
+        raylets = {str(join(num_cpus=1).all_processes["raylet"][0].process.pid) for _ in range(2)}
+        first = drive("first")
+        assert (first.returncode, "measured 4 cells: 3 ok, 1 failed" in first.stdout) == (1, True), first.stdout + first.stderr
+        before = dict(bucket.objects)
+        second = drive("second")
+        assert (second.returncode, "measured 1 cell: 1 ok" in second.stdout) == (0, True), second.stdout + second.stderr
+        for name, value in {**bucket.environment, "XDG_CACHE_HOME": str(tmp_path / "third")}.items():
+            monkeypatch.setenv(name, value)
+        reported = sweep_here("report", address)
+        assert reported.exit_code == 0, reported.output
+        attempts, samples, kernels = map(open_run(address).read, ("attempts", "samples", "kernels"))
+    measured = set(attempts[["cell", "attempt", "status"]].itertuples(index=False, name=None))
+    ok = {(cell, number) for cell, number, status in measured if status == "ok"}
+    assert sorted((number, status) for _, number, status in measured) == [(1, "failed"), *[(1, "ok")] * 3, (2, "ok")]
+    for rows in (samples, kernels):
+        assert ok <= set(rows[["cell", "attempt"]].itertuples(index=False, name=None))
+    of_rows = {name for name in before if name.startswith(("bucket/runs/x/attempts/", "bucket/runs/x/artifacts/"))}
+    assert {name: bucket.objects[name] for name in of_rows} == {name: before[name] for name in of_rows}
+    told = ""
+    for cell, number in ok:
+        left = bucket.names(f"runs/x/artifacts/{cell}/{number}/")
+        assert {ATTEMPT_FILE, LOG_FILE} < left
+        assert [name for name in left if name.startswith("trace_")]
+        told += bucket.objects[f"bucket/runs/x/artifacts/{cell}/{number}/{LOG_FILE}"][0].decode()
+    assert raylets <= set(told.split())  # each had its cells
+    assert list(Path(environment["TMPDIR"]).glob("sweep-*/artifacts/*"))  # in a folder of its own
+    assert {"timings.md", "kernels.md"} <= bucket.names("runs/x/report/")
+    assert not (tmp_path / "results").exists()
 
 
 def started(folder: Path) -> int:
@@ -376,6 +449,17 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
         assert (alone.path / LOG_FILE).read_text() == "all is well"
         assert "working_dir_files" in outcome.facts["program"]  # and not this one: it was shipped
         assert (outcome.facts["took"]["GPU"], outcome.facts["kind"]) == (2, "H100")
+
+
+def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(make_attempt: Callable[..., Attempt]) -> None:
+    given_up = SimpleNamespace(_give_up=lambda stream, started, reason: reason)
+    attempt = make_attempt(1, settings={"timeout_s": 10.0})
+
+    def after(seconds: float) -> object:
+        return RayScheduler._give_up_hung(given_up, "it", Started(attempt, "host", "", time.monotonic() - seconds))  # type: ignore[arg-type]
+
+    assert after(10 + PREPARATION_S + TIMEOUT_S) is None
+    assert "its supervisor did not answer" in str(after(10 + 3 * (PREPARATION_S + TIMEOUT_S)))
 
 
 def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:

@@ -231,7 +231,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(tmp_path: Path
         time.sleep(0.2)
         facts = {"node": here.get_node_id(), "gpus": names, "visible": os.environ["CUDA_VISIBLE_DEVICES"], "cpus": cpus}
         outcome = Outcome(attempt, Status.OK, "", "", {}, facts, (), began, time.time() - began)
-        yield outcome if attempt.number < 100 else Fallen(outcome, "GPU 0 of here: gone", "0")
+        yield outcome if attempt.number < 100 else Fallen(outcome, outcome, "GPU 0 of here: gone", "0")
         if attempt.number >= 100:
             time.sleep(1000)
 
