@@ -162,21 +162,36 @@ def import_nsys(file: Path, out: Where | None) -> None:
 @click.option(
     "--threshold", default="0%", type=Percentage(), help="With --fail-on: only for differences beyond it, such as 3%.  [0%]"
 )
-def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float) -> None:
+@click.option(
+    "--machines",
+    "folders",
+    metavar="RUN",
+    multiple=True,
+    type=RunPlace(),
+    help="Also how many are as near as this run, or all of a publication, and A are to each other; may be repeated.",
+)
+def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float, folders: tuple[Where, ...]) -> None:
     """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
 
     Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
+
+    With --machines, also whether B may be A on another machine of its kind, as runs of the same cells on several differ.
+    Where B is among them, without it.
 
     Example: sweep compare results/demo results/other
     """
     from orchestrator.remote.run import open_run
     from orchestrator.report.compare import compare as held_against
     from orchestrator.report.render import describe_comparison
+    from orchestrator.together import named_runs
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):
         raise ConfigError(f"{before} and {after}: one is a run and the other a cell", "Name two runs, or two cells as RUN:CELL")
-    report = held_against(open_run(first), open_run(second), (one, other) if one else None)
+    a, b = open_run(first), open_run(second)
+    named = named_runs(folders).values() if folders else ()
+    others = [run for run in named if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())]
+    report = held_against(a, b, (one, other) if one else None, others=others)
     for line in describe_comparison(report):
         click.echo(line)
     bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold]

@@ -1,6 +1,7 @@
 """What is of a machine or of its user and of no use to a reader is left out of what is published, or reduced to what tells.
 
-a host's name, a GPU's id   `host 1`, `GPU 1`: which cells are of the same one stays known
+a host's name               `host 1`: which cells are of the same one stays known
+a GPU's id                  `GPU 3f2a91c0`, a digest of it: the same one is called so wherever it was published
 an absolute path            from where this program, an installed package or a folder of sweeps begins; else its last part
 an address of a network     `…`
 a process id                nothing
@@ -9,6 +10,7 @@ an environment variable     its value, wherever it stands, unless torch or CUDA 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -28,7 +30,8 @@ _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)  # in the name of a variable, whosever it is
 _TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
-_IDS = {"host": "host", "gpu_uuid": "GPU"}  # facts that tell one from another, and how they are called then
+_GPU = "GPU"
+_IDS = {"host": "host", "gpu_uuid": _GPU}  # facts that tell one from another, and how they are called then
 _DROPPED = ("pid",)
 _ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
@@ -44,7 +47,7 @@ class Redaction:
         self._names: dict[str, dict[str, str]] = {}
         for fact, word in _IDS.items():
             seen = dict.fromkeys(str(name) for one in facts for name in (one.get(fact), *one.get(f"{fact}s", ())) if name)
-            self._names[fact] = {name: f"{word} {place}" for place, name in enumerate(seen, 1)}
+            self._names[fact] = {name: called(name) if word == _GPU else f"{word} {place}" for place, name in enumerate(seen, 1)}
         self._counts: Counter[str] = Counter({"process ids": sum(name in one for one in facts for name in _DROPPED)})
         self._called = {name: alias for names in self._names.values() for name, alias in names.items()}
         known = _any_of(self._called)
@@ -57,8 +60,8 @@ class Redaction:
         """What was left out, a sentence each."""
         for fact, names in self._names.items():
             if names:
-                first, *_, last = *names.values(), *names.values()
-                called = first if first == last else f"{first} to {last}"
+                first, *others = names.values()
+                called = f"{first} and so on" if others else first
                 yield f"{'names of hosts' if fact == 'host' else 'ids of GPUs'}: {len(names)}, called {called}"
         for what, count in self._counts.items():
             if count:
@@ -128,6 +131,13 @@ class Redaction:
     def _address(self, found: re.Match[str]) -> str:
         self._counts["addresses of networks"] += 1
         return _GONE
+
+
+def called(uuid: str) -> str:
+    """What a GPU is called where it is published; what was published before is called so already."""
+    if uuid.startswith(f"{_GPU} "):
+        return uuid
+    return f"{_GPU} {hashlib.sha256(uuid.removeprefix('GPU-').encode()).hexdigest()[:8]}"
 
 
 def _is_of_torch(name: str) -> bool:

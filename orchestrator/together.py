@@ -22,6 +22,7 @@ from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run
 if TYPE_CHECKING:
     import pandas as pd
 
+_LONGEST_NAME = 60  # letters, of up to 4 bytes; file systems take 255 bytes
 MARK = ":"  # between the name of a run and the id of its cell
 
 
@@ -106,11 +107,22 @@ def open_runs(folders: Sequence[Where]) -> Run:
     """One, or several as one. Raises RunError for a folder that holds no run, and for one that is named twice."""
     if len(folders) == 1 and is_publication(folders[0]):
         return Publication(Path(folders[0]))
-    runs = named_runs(folders)
-    first, *others = runs
-    if not others:
-        return runs[first]
-    return Together(runs, runs[first].folder / "-".join(["with", *others]).replace("/", "-"))
+    runs = list(named_runs(folders).values())
+    return runs[0] if len(runs) == 1 else together(runs)
+
+
+def together(runs: Sequence[Run]) -> Together:
+    """Raises RunError for the same twice."""
+    named = dict(zip(_names([run.folder for run in runs]), runs, strict=True))
+    first, *others = named
+    return Together(named, named[first].folder / _short("-".join(["with", *others]).replace("/", "-")))
+
+
+def _short(name: str) -> str:
+    """A name that every file system takes, of as many runs as there may be."""
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
 
 
 def named_runs(folders: Sequence[Where]) -> dict[str, Run]:

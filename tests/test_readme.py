@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -97,6 +98,7 @@ def test_every_command_in_it_runs(sweep_here: Callable[..., Result], tmp_path: P
     Ray. The sweeps beside full.yaml run in small versions in test_configs.py.
     """
     (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / "results" / "published", tmp_path / "results" / "published", ignore=shutil.ignore_patterns("report"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))  # not HOME: Ray's token of another would stay in this process
     NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
     shells = 0

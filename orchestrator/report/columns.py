@@ -75,6 +75,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("invocation", "UTC", "which command measured it: the `time` of its entry in run.json"),
     Column("host", "", "name of the host"),
     Column("gpu", "", "name of the GPU, by its driver"),
+    Column("gpu_uuid", "", "id of the GPU; a digest of it in what is published"),
     Column("cpu", "", "name of the processor"),
     Column("torch", "", "version of torch"),
     Column("cuda", "", "version of CUDA that torch was built with"),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +21,12 @@ import pandas as pd
 from orchestrator.errors import RunError, nearest
 from orchestrator.report.derive import step_attempts, that_count
 from orchestrator.report.frames import Results, load_results
-from orchestrator.report.host import MOST_WAITED, flagged, needs_host, not_slowed
+from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
+from orchestrator.report.machines import Factors, factors, within, without_machines_of
+from orchestrator.report.machines import pairs as pairs_of
 from orchestrator.report.statistics import summarise
+from orchestrator.together import together
 
 if TYPE_CHECKING:
     from orchestrator.store import Run
@@ -55,21 +58,19 @@ class Side:
     """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of such a median.
 
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
-    clock_mhz: of the GPU after the timing, null where it is not known. waits: for its host, which has neighbours.
+    clock_mhz: of the GPU after the timing, null where it is not known. decides: whose speed its time is, where that is known.
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
     thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms.
-    is_of_gpu: whether its steps are known to be no longer where the host is a third as fast.
     """
 
     medians_ms: tuple[float, ...]
     low_ms: float
     high_ms: float
     clock_mhz: float | None = None
-    waits: bool = False
+    decides: Decides | None = None
     needs_host: bool = False
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
-    is_of_gpu: bool = False
 
     @property
     def ms(self) -> float:
@@ -140,21 +141,28 @@ class Comparison:
         low, high = self.interval
         return low <= 1 <= high or abs(self.ratio - 1) <= AGREEMENT
 
+    def is_within(self, machines: Factors) -> bool | None:
+        """Whether it may be the same on another machine of this kind; None where they do not tell."""
+        return within(self.ratio, self.before.decides, machines)
+
     @property
     def is_of_gpu(self) -> bool:
-        return self.before.is_of_gpu and self.after.is_of_gpu
+        """Whether its steps are known to be no longer where the host is a third as fast."""
+        return self.before.decides is self.after.decides is Decides.GPU
 
 
 @dataclass(frozen=True)
 class Report:
     """comparisons: of the cells that both measured. noise: of all cells. differences: of two named cells their parameters, of all
-    how they were measured. only_before, only_after: how many just one measured, where all were to be compared."""
+    how they were measured. only_before, only_after: how many just one measured, where all were to be compared. machines: by how
+    much others of this kind were seen to differ."""
 
     comparisons: tuple[Comparison, ...]
     noise: Noise
     differences: Mapping[str, tuple[str, str]]
     only_before: int
     only_after: int
+    machines: Factors = field(default_factory=dict)
 
     @property
     def geometric_mean(self) -> float:
@@ -168,11 +176,12 @@ def compare(
     cells: tuple[str, str] | None = None,
     only: frozenset[str] | None = None,
     by_host: bool = True,
+    others: Sequence[Run] = (),
 ) -> Report:
     """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids.
 
-    only: none but these, by their ids. by_host: whether what the host did explains a difference. Raises RunError where there is
-    nothing to compare.
+    only: none but these, by their ids. by_host: whether what the host did explains a difference. others: runs that tell, with
+    `before`, what machines of one kind differ by. Raises RunError where there is nothing to compare.
     """
     first, second = load_results(before.require(), every_version=True), load_results(after.require(), every_version=True)
     sides = sides_of(before, first), sides_of(after, second)
@@ -195,7 +204,14 @@ def compare(
         {**apart, **_differences(first.cells, second.cells, pairs)},
         0 if named else len(sides[0]) - len(pairs),
         0 if named else len(sides[1]) - len(pairs),
+        _machines([before, *others], second.cells) if others else {},
     )
+
+
+def _machines(runs: Sequence[Run], judged: pd.DataFrame) -> Factors:
+    """By how much these runs differ, without those on the machines that are judged by it."""
+    cells = load_results(together(runs), every_version=True).cells
+    return factors(pairs_of(without_machines_of(cells, judged)))
 
 
 def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = True) -> Comparison:
@@ -219,7 +235,7 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
     if by_host and (reason := _of_the_host(before, after, verdict)):
         return so(Verdict.AMBIGUOUS, reason)
-    return so(verdict, WAITS if before.waits or after.waits else "")
+    return so(verdict, WAITS if Decides.HOST in (before.decides, after.decides) else "")
 
 
 def noises_of(pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]) -> list[Noise]:
@@ -274,21 +290,20 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
         return {}
     summary = summarise(steps, ["cell", "attempt"])
     cells = results.cells
-    clocks, waiting = _known(cells, "sm_clock_after"), flagged(cells, "waits_for_host")
+    clocks, deciding = _known(cells, "sm_clock_after"), dict(zip(cells["cell"], decides(cells), strict=True))
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
-    needs, of_gpu = set(map(str, needing["cell"])), not_slowed(cells)
+    needs = set(map(str, needing["cell"]))
     return {
         cell: Side(
             tuple(own["median"]),
             own["ci_low"].median(),
             own["ci_high"].median(),
             clocks.get(cell),
-            cell in waiting,
+            deciding.get(cell),
             cell in needs,
             waited.get(cell, 0.0),
             paces.get(cell),
-            cell in of_gpu,
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }

@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 MANY = 2000  # cells, from which on a process of its own is worth the half second that it takes to start
 _PNG_SCALE = 2  # pixels a point: sharp in print
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _EMBED = "window.vegaEmbed = vegaEmbed;"
 _ONE_BY_ONE = ThreadPoolExecutor(1)  # two engines at a time would take twice the memory
 
@@ -43,7 +44,7 @@ def _draw(chart: Mapping[str, Any]) -> Picture:
     import vl_convert  # here: not where a process of its own draws
 
     try:
-        svg = numbered_anew(vl_convert.vegalite_to_svg(dict(chart)))
+        svg = with_short_paths(numbered_anew(vl_convert.vegalite_to_svg(dict(chart))))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
     except Exception as error:
         return Picture(problem=described(error))
@@ -54,6 +55,29 @@ def numbered_anew(svg: str) -> str:
     names = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
     places = {name: f"clip{place}" for place, name in enumerate(names)}
     return re.sub(r"\bclip\d+\b", lambda found: places.get(found[0], found[0]), svg)
+
+
+def with_short_paths(svg: str) -> str:
+    """With its paths to a tenth of a point; of a chart with thousands of points they are most of the bytes."""
+    return re.sub(r'(?<= d=")[^"]+', lambda found: _short_path(found[0]), svg)
+
+
+def _short_path(path: str) -> str:
+    """A line along an axis as the one number that changes, and none to where the path is already."""
+    steps: list[str] = []
+    here = ["", ""]  # after a step that says not where it ends: nowhere that another is compared with
+    for letter, numbers in re.findall(r"([A-Za-z])([^A-Za-z]*)", _NUMBER.sub(_rounded, path)):
+        there = numbers.split(",") if letter in "ML" else ["", ""]
+        if letter != "L" or (here[0] != there[0] and here[1] != there[1]):
+            steps.append(letter + numbers)
+        elif here != there:
+            steps.append(f"V{there[1]}" if here[0] == there[0] else f"H{there[0]}")
+        here = there
+    return "".join(steps)
+
+
+def _rounded(number: re.Match[str]) -> str:
+    return f"{round(float(number[0]), 1) + 0.0:.1f}".removesuffix(".0")  # + 0.0: no -0
 
 
 def described(error: Exception) -> str:

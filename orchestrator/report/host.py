@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,6 +25,14 @@ _SAME_LAUNCHES = frozenset(
 _OF_LAYERS = frozenset(("size", "year", "d_model", "d_ff", "num_layers", "num_heads"))
 _GRAPHS = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
 MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
+
+
+class Decides(StrEnum):
+    """What the time of a step is of: only that of the GPU is the same on another machine that has the same one."""
+
+    GPU = "the GPU decides"
+    SLOWER_HOST = "a slower host would"
+    HOST = "the host does"
 
 
 def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
@@ -99,13 +109,24 @@ def flagged(cells: pd.DataFrame, column: str) -> set[str]:
     return set(cells.loc[cells[column].fillna(False), "cell"]) if column in cells else set()
 
 
-def not_slowed(cells: pd.DataFrame) -> set[str]:
-    """The ids of the cells whose steps are known to be no longer where the host is a third as fast."""
-    known = cells["host_slack"] >= _SLACK if "host_slack" in cells else pd.Series(False, index=cells.index)
-    return set(cells.loc[known.fillna(False), "cell"]) - flagged(cells, "waits_for_host")
+def decides(cells: pd.DataFrame) -> pd.Series[Any]:
+    """A `Decides` of each cell; None where it is not known."""
+    enough = cells["host_slack"].ge(_SLACK).fillna(False).astype(bool) if "host_slack" in cells else _is_true(cells, "host_slack")
+    known = (
+        (Decides.HOST, _is_true(cells, "waits_for_host")),
+        (Decides.SLOWER_HOST, _is_true(cells, "may_wait_for_host")),
+        (Decides.GPU, enough),
+    )
+    each = zip(*(holds for _, holds in known), strict=True)
+    found = [next((whose for (whose, _), holds in zip(known, row, strict=True) if holds), None) for row in each]
+    return pd.Series(found, index=cells.index, dtype=object)
+
+
+def _is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
+    return cells[column].fillna(False).astype(bool) if column in cells else pd.Series(False, index=cells.index)
 
 
 def needs_host(cells: pd.DataFrame) -> pd.Series[bool]:
     """Of which cells a step takes longer where the host is slower: those of a CPU, and those that wait for it."""
-    waits = cells["waits_for_host"].fillna(False).astype(bool) if "waits_for_host" in cells else False
-    return (cells["device"] == "cpu") | waits if "device" in cells else pd.Series(waits, index=cells.index)
+    waits = _is_true(cells, "waits_for_host")
+    return (cells["device"] == "cpu") | waits if "device" in cells else waits

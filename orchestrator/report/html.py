@@ -17,6 +17,7 @@ from orchestrator.report.answers import Answer
 from orchestrator.report.details import Details
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Listing
+from orchestrator.report.packing import PackedCells, packed_chart, packed_rows
 from orchestrator.report.plots import Drawing
 from orchestrator.report.render import Page, provenance
 from orchestrator.report.table import Table
@@ -52,7 +53,7 @@ def to_html(
     drawing: Drawing,
     details: Details,
 ) -> Iterator[str]:
-    """In pieces, of which none grows with the number of cells but for the tables.
+    """In pieces, of which none grows with the number of cells but for the tables and the texts in which cells differ.
 
     missing: how many cells are still to be measured. found: what it says in words. pages: its tables.
     """
@@ -63,9 +64,10 @@ def to_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["with_code"] = _with_code
+    environment.filters |= {"with_code": _with_code, "packed_rows": packed_rows, "packed_chart": packed_chart}
     environment.policies["json.dumps_function"], environment.policies["json.dumps_kwargs"] = _to_json, {}
     figures = drawing.figures()
+    packed = PackedCells()
     return environment.get_template("index.html").generate(
         manifest=results.manifest,
         provenance=provenance(results),
@@ -77,7 +79,8 @@ def to_html(
         tables=[page for page in pages if page.table.name != _FAILURES],
         cells=_cells(results),
         series=details.series,
-        details=details.cells,
+        details=((cell["cell"], packed.pack(cell)) for cell in details.cells),
+        packed=packed,
         rows_at_once=ROWS_AT_ONCE,
         vega=Markup(drawing.script()) if any(not figure.problem for figure in figures) else "",
     )

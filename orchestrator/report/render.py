@@ -16,6 +16,7 @@ from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
 from orchestrator.report.compare import AGREEMENT, ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
+from orchestrator.report.machines import LIKELY
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
 from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
@@ -160,6 +161,9 @@ def describe_comparison(report: Report) -> Iterator[str]:
     of_gpu = [one for one in report.comparisons if one.is_of_gpu]
     which = f"; of the {len(of_gpu)} that would not wait for a host a third as fast, {sum(one.agrees for one in of_gpu)}"
     yield f"{len(agreeing)} of {len(report.comparisons)} agree within their intervals or {AGREEMENT:.0%}{which if of_gpu else ''}"
+    if nearness := [near for one in report.comparisons if (near := one.is_within(report.machines)) is not None]:
+        by = ", ".join(f"{factor:.3f} where {whose}" for whose, factor in report.machines.items())
+        yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
 
 
 def _comparison_row(one: Comparison) -> list[str]:

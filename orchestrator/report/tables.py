@@ -5,6 +5,7 @@ from __future__ import annotations
 from orchestrator.report.allocation_tables import ALLOCATION_TABLES
 from orchestrator.report.kernel_tables import KERNEL_TABLES
 from orchestrator.report.layouts import Across, ByPhase, Growth, Ladder, Listing
+from orchestrator.report.machines import Machines, of_several_runs
 from orchestrator.report.memory_tables import MEMORY_TABLES
 from orchestrator.report.selections import both, having, marked, of_task, varying, with_baseline
 from orchestrator.report.table import Table
@@ -379,6 +380,15 @@ TABLES: tuple[Table, ...] = (
     ),
     *ALLOCATION_TABLES,
     *KERNEL_TABLES,
+    Table(
+        "machines",
+        "What another machine makes of it",
+        "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all pairs of runs on one "
+        "kind of GPU with one torch: the interval of a number for whoever measures it elsewhere. Of each run, the factors of the "
+        "others among themselves, and how many of its cells are as near to theirs.",
+        Machines(),
+        of_several_runs,
+    ),
     Table(
         "took",
         "What measuring took",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pandas as pd
@@ -10,6 +11,7 @@ import pytest
 from orchestrator.redaction import Redaction
 
 UUID = "ecfaa693-9706-3340-2855-767684b9d5d1"
+GPU = f"GPU {hashlib.sha256(UUID.encode()).hexdigest()[:8]}"
 
 
 @pytest.fixture
@@ -29,7 +31,7 @@ def redaction() -> Redaction:
         ("~/private/mine.yaml", "…/mine.yaml"),
         ("/home/ann/sweeps/configs/full.yaml", "configs/full.yaml"),
         ("at 10.0.0.5:6379 and 192.168.1.20", "at …:6379 and …"),
-        ("on node-7.lab, GPU-" + UUID, "on host 2, GPU 1"),
+        ("on node-7.lab, GPU-" + UUID, f"on host 2, {GPU}"),
         ("alpha", "host 1"),
         ("alphabet, alpha.example, pre-alpha", "alphabet, alpha.example, pre-alpha"),
         ("ms/step, 1/2, a/b/c, tasks/train_step.py:153", "ms/step, 1/2, a/b/c, tasks/train_step.py:153"),
@@ -60,6 +62,13 @@ def test_of_an_attempt(redaction: Redaction) -> None:
     assert found["params"] == '{"model": "/a/b:C"}'  # of which the cell's id is made
 
 
+def test_what_was_published_before_is_called_as_it_was() -> None:
+    facts = [{"gpu_uuid": name} for name in ("GPU 7", UUID, f"GPU-{UUID}")]
+    redaction = Redaction(pd.DataFrame({"facts": map(json.dumps, facts), "started_at": [1, 2, 3]}))
+    rows = pd.DataFrame({"facts": map(json.dumps, facts), "evidence": ["{}"] * 3})
+    assert [json.loads(one)["gpu_uuid"] for one in redaction.table("attempts", rows)["facts"]] == ["GPU 7", GPU, GPU]
+
+
 def test_of_a_manifest(redaction: Redaction) -> None:
     manifest = {
         "config": {
@@ -76,8 +85,8 @@ def test_of_a_manifest(redaction: Redaction) -> None:
     assert found["invocations"] == [{"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}]
     assert manifest["config"]["env"]["HF_TOKEN"] == "secret"  # type: ignore[index]
     assert list(redaction.said()) == [
-        "names of hosts: 2, called host 1 to host 2",
-        "ids of GPUs: 1, called GPU 1",
+        "names of hosts: 2, called host 1 and so on",
+        f"ids of GPUs: 1, called {GPU}",
         "process ids: 2",
         "value of the environment variable HF_TOKEN: 2",
         "value of the environment variable NVIDIA_API_KEY: 1",

@@ -76,6 +76,13 @@ def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
     assert Run(runs[0]).read_manifest()["name"] == "old"  # nothing of the runs themselves is changed
 
 
+def test_what_is_written_of_many_runs_has_a_name_of_its_own(runs: list[Path]) -> None:
+    many = [shutil.copytree(runs[1], runs[1].parent / f"{'ü' * 60}-{number}") for number in range(8)]
+    assert report(runs[0], *many[:7]).exit_code == 0
+    assert report(runs[0], *many[1:]).exit_code == 0
+    assert len(list(runs[0].glob("with-*/report/timings.md"))) == 2
+
+
 def test_what_a_cell_left_is_found_in_its_own_run(runs: list[Path]) -> None:
     together = open_runs(runs)
     (cell, *_) = sweep.load(runs[1]).cells["cell"]

@@ -2,7 +2,7 @@ const WORDS = /^(–|never|OOM.*|host OOM|time-out|ok|oom|host_oom|timeout|crash
 const NUMBER = /^[≈±+−-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?(?![A-Za-z\d.])/;
 const BAD = /^(OOM|host OOM|time-out|oom|host_oom|timeout|crashed|failed|lost)\b/;
 const AT_ONCE = Number(document.getElementById("report").dataset.rowsAtOnce);
-const SERIES = JSON.parse(document.getElementById("series").textContent); // of all cells, which name them by their place
+const [SERIES, TEXTS] = ["series", "texts"].map((id) => JSON.parse(document.getElementById(id).textContent)); // of all cells, by place
 const LONG = 60;
 
 function numberIn(text) {
@@ -24,7 +24,7 @@ class SortableTable {
     this.heads = [...section.querySelectorAll("th")];
     this.titles = this.heads.map((head) => head.textContent);
     const shown = [...this.body.rows].map((row) => [...row.cells].map((cell) => cell.textContent));
-    this.rows = [...shown, ...JSON.parse(section.querySelector("script.rows").textContent)];
+    this.rows = [...shown, ...rowsOf(JSON.parse(section.querySelector("script.rows").textContent))];
     this.haystacks = this.rows.map((row) => row.join(" ").toLowerCase());
     this.numeric = this.titles.map((_, column) => this.isNumeric(column));
     this.isHeatMap = section.querySelector("table.heat") !== null;
@@ -120,7 +120,7 @@ function openCell() {
     if (dialog.open) dialog.close();
     return;
   }
-  document.getElementById("cell-content").replaceChildren(...describe(JSON.parse(data.textContent)));
+  document.getElementById("cell-content").replaceChildren(...describe(cellOf(wanted, JSON.parse(data.textContent), TEXTS)));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
 }
@@ -217,7 +217,7 @@ function colours() {
 
 function drawCharts() {
   for (const holder of document.querySelectorAll(".chart")) {
-    const spec = JSON.parse(holder.nextElementSibling.textContent);
+    const spec = chartOf(JSON.parse(holder.nextElementSibling.textContent));
     const config = { ...spec.config, ...colours() };
     const options = { actions: false, ast: true, renderer: "svg", tooltip: { theme: isDark() ? "dark" : "light" } };
     window.vegaEmbed(holder, { ...spec, config }, options).catch((error) => {

@@ -16,6 +16,7 @@ from click.testing import Result
 
 from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of, sides_of
 from orchestrator.report.frames import load_results
+from orchestrator.report.host import Decides
 from orchestrator.report.render import describe_comparison
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
@@ -114,7 +115,7 @@ def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) ->
         (Side((10.0,), 9.0, 11.0), Side((10.5,), 9.5, 11.5), Verdict.AMBIGUOUS, "the intervals overlap"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((11.0,), 10.9, 11.1, 1800), Verdict.AMBIGUOUS, "the clock: 1980 → 1800 MHz"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((12.0,), 11.9, 12.1, 1800), Verdict.SLOWER, ""),  # in cycles as well
-        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waits=True), Verdict.SLOWER, "it waits for its host"),
+        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, decides=Decides.HOST), Verdict.SLOWER, "it waits for its host"),
         (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Side((10.0,), 9.9, 10.1), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1), Side((10.0,), 9.9, 10.1, waited_for_core=0.12), Verdict.FASTER, ""),  # and yet
@@ -325,7 +326,7 @@ def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(tmp_path: Path,
     [(10.1, 0.01, True), (10.3, 0.01, False), (10.3, 0.3, True), (9.81, 0.01, True), (9.7, 0.1, False)],
 )
 def test_what_agrees_does_so_within_the_intervals_or_two_percent(ms: float, half_width: float, agrees: bool) -> None:
-    before, after = Side((10.0,), 9.9, 10.1, is_of_gpu=True), Side((ms,), ms - half_width, ms + half_width)
+    before, after = Side((10.0,), 9.9, 10.1, decides=Decides.GPU), Side((ms,), ms - half_width, ms + half_width)
     assert judge("", before, after, CALM).agrees is agrees
     assert not judge("", before, after, CALM).is_of_gpu
 

@@ -26,6 +26,7 @@ from orchestrator.report.render import lay_out
 from orchestrator.store import Run
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Outcome, Status
 from tests.conftest import ROOT
+from tests.orchestrator.report.unpacking import cell_of, chart_of, rows_of
 from tests.test_architecture import a_run
 
 MakeOutcome = Callable[..., Outcome]
@@ -33,7 +34,7 @@ SCRIPT = "</script><script>window.broken = 1</script><img src=x onerror='window.
 
 
 class Outline(HTMLParser):
-    """What a page is made of: its ids, its links, its headings, the text of its JSON, and the names of all its elements."""
+    """What a page is made of: its ids, its links, its headings, what it holds as data, and the names of all its elements."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -41,15 +42,17 @@ class Outline(HTMLParser):
         self.links: list[str] = []
         self.tags: list[str] = []
         self.sources: list[str] = []
-        self.json: list[Any] = []
-        self._in_json = False
+        self.series: list[list[str]] = []  # the name and the unit of each series of samples, which cells name by its place
+        self.rows: list[list[list[str]]] = []  # of each table, those beyond the first
+        self.charts: list[dict[str, Any]] = []
+        self._texts: list[str] = []
+        self._cells: dict[str, Any] = {}
+        self._data: dict[str, str] = {}  # the attributes of the JSON that comes next
         self.feed(text)
 
     @property
-    def series(self) -> list[list[str]]:
-        """The name and the unit of each series of samples, which cells name by its place."""
-        (found,) = [data for data in self.json if isinstance(data, list) and data and data[0][1:] == ["ms"]]
-        return found
+    def cells(self) -> list[dict[str, Any]]:
+        return [cell_of(cell, known, self._texts) for cell, known in self._cells.items()]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {name: value or "" for name, value in attrs}
@@ -57,12 +60,21 @@ class Outline(HTMLParser):
         self.ids += [found["id"]] if "id" in found else []
         self.links += [found["href"]] if "href" in found else []
         self.sources += [found["src"]] if "src" in found else []
-        self._in_json = found.get("type") == "application/json"
+        self._data = found if found.get("type") == "application/json" else {}
 
     def handle_data(self, data: str) -> None:
-        if self._in_json:
-            self.json.append(json.loads(data))
-            self._in_json = False
+        match self._data:
+            case {"id": "series"}:
+                self.series = json.loads(data)
+            case {"id": "texts"}:
+                self._texts = json.loads(data)
+            case {"class": "rows"}:
+                self.rows.append(rows_of(json.loads(data)))
+            case {"class": "spec"}:
+                self.charts.append(chart_of(json.loads(data)))
+            case {"data-cell": cell}:
+                self._cells[cell] = json.loads(data)
+        self._data = {}
 
 
 def page_of(run: Run, with_figures: bool = False) -> str:
@@ -138,7 +150,8 @@ def test_it_needs_nothing_else(run: Run) -> None:
 
 
 def test_a_cell_says_all_that_is_known_of_it(run: Run) -> None:
-    cells = [data for data in Outline(page_of(run)).json if isinstance(data, dict) and "attempts" in data]
+    outline = Outline(page_of(run))
+    cells = outline.cells
     assert len(cells) == 7
     failed = next(cell for cell in cells if cell["status"] == "oom")
     assert failed["attempts"][0]["evidence"] == {"message": SCRIPT, "asked_bytes": "2,147,483,648"}
@@ -148,8 +161,7 @@ def test_a_cell_says_all_that_is_known_of_it(run: Run) -> None:
     slowest = next(
         cell for cell in cells if cell["parameters"]["context_length"] == "64" and cell["parameters"]["precision"] == "fp32"
     )
-    series = Outline(page_of(run)).series
-    assert [series.index(["timing synced step duration", "ms"]), [1000, 1001, 1002]] in slowest["samples"]
+    assert [outline.series.index(["timing synced step duration", "ms"]), [1000, 1001, 1002]] in slowest["samples"]
     assert slowest["by_hand"] == ""
 
 
@@ -158,9 +170,13 @@ def test_rows_beyond_the_first_are_data(tmp_path: Path, make_outcome: MakeOutcom
         writer.write_manifest({"name": "many"})
         for seed in range(201):
             writer.append(make_outcome(seed=seed), None)
-    outline = Outline(page_of(Run(tmp_path / "run")))
-    beyond = [data for data in outline.json if isinstance(data, list) and len(data) == 1]
+    beyond = [rows for rows in Outline(page_of(Run(tmp_path / "run"))).rows if len(rows) == 1]
     assert ["16", "200"] in [row[1:3] for (row,) in beyond]
+
+
+def test_it_holds_the_charts_as_they_are_drawn(run: Run) -> None:
+    drawn = [figure.spec for figure in begin_drawing(load_results(run)).figures()]
+    assert Outline(page_of(run, with_figures=True)).charts == drawn
 
 
 def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
@@ -346,6 +362,43 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     asked = {sent["params"]["request"]["url"].split("#")[0] for sent in messages if sent["method"] == "Network.requestWillBeSent"}
     assert asked == {page.as_uri()}
+
+
+@pytest.mark.slow
+def test_in_a_browser_it_shows_what_it_holds_packed(tmp_path: Path, browser: Any, make_outcome: MakeOutcome) -> None:
+    """All rows of all tables, once they are asked for, and what is known of a cell."""
+    with Run(tmp_path / "run").opened_for_writing() as writer:
+        writer.write_manifest({"name": "many"})
+        for seed in range(230):
+            times = (0.125 + seed, 0.5, 1234.5678)
+            outcome = make_outcome(Status.OOM if seed == 229 else Status.OK, step_ms=times, seed=seed)
+            if seed == 229:
+                outcome.evidence["traceback"] = "Traceback:\n  File x"  # type: ignore[index]
+            writer.append(outcome, None)
+    run = Run(tmp_path / "run")
+    page = run.folder / "index.html"
+    page.write_text(page_of(run))
+    browser.get(page.as_uri())
+    for table in lay_out(load_results(run)):
+        section = f"document.getElementById('table-{table.table.name}')"
+        browser.execute_script(f"const more = {section}.querySelector('.more'); while (!more.hidden) more.click()")
+        shown = f"[...{section}.querySelectorAll('tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
+        assert browser.execute_script(f"return {shown}") == table.rows, table.table.name
+
+    outline = Outline(page.read_text())
+    well, badly = (next(cell for cell in outline.cells if cell["status"] == status) for status in ("ok", "oom"))
+    for known in (well, badly):
+        browser.execute_script("location.hash = `#cell-${arguments[0]}`", known["cell"])
+        wait(browser, f"document.getElementById('cell-title')?.textContent.includes('{known['cell']}')")
+        said = browser.execute_script("return document.getElementById('cell-content').textContent")
+        for name, value in {**known["parameters"], **known["attempts"][0]["evidence"]}.items():
+            assert f"{name}{value}" in said
+        for place, values in known["samples"]:
+            name, unit = outline.series[place]
+            assert f"{name}{', '.join(f'{value:.10g}' for value in values)}{unit}" in said
+    assert well["samples"]
+    assert "Traceback:\n  File x" in said
+    assert browser.get_log("browser") == []
 
 
 def click(browser: Any, selector: str, text: str = "") -> Any:

@@ -1,0 +1,125 @@
+"""How far the same cell may lie from a number on another machine: what runs were seen to differ by, on one kind of GPU.
+
+The interval of a median says what steps of one process differ by, repetitions what processes do. Neither says what machines of
+one kind do, whose hosts differ: only the same cells, measured in several runs on several of them.
+
+cells of several runs ─each cell with itself in another run─ ratios ─95 %, by what decides the known time─→ a factor
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.redaction import called
+from orchestrator.report.frames import Results
+from orchestrator.report.host import Decides, decides
+from orchestrator.report.layouts import Header, Rows
+from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK
+from orchestrator.together import MARK
+
+RUN = "run"  # the axis that several runs read together have
+LIKELY = 0.95
+LEAST = 20  # ratios: 95 % of fewer are all of them
+_SAME = ["own", "gpu", "torch", "cuda"]  # what both have: the cell, and what its time may be expected to depend on
+_EVERY = "all"
+_MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}
+
+Factors = Mapping[Decides, float]
+
+
+def pairs(cells: pd.DataFrame) -> pd.DataFrame:
+    """Of cells of several runs, each time with that of the same cell in every other: `known` and `other`, the names of the runs,
+    `decides`, what the known one is of, and `log`, the logarithm of the other over the known.
+
+    Both have the same kind of GPU, torch and CUDA. Runs that share a GPU, and with it a machine, say nothing of others.
+    """
+    if not {RUN, "step_ms_median", "gpu"} <= set(cells):
+        return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "decides", "log")})
+    timed = cells.assign(own=cells["cell"].str.rpartition(MARK)[2], decides=decides(cells))
+    timed = timed[timed["step_ms_median"].notna() & timed["gpu"].notna()].reindex(
+        columns=[*_SAME, RUN, "decides", "step_ms_median"]
+    )
+    both = timed[timed["decides"].notna()].merge(timed, on=_SAME, suffixes=("", "_other"))
+    both = both[_on_other_machines(cells, both)]
+    return pd.DataFrame(
+        {
+            "known": both[RUN],
+            "other": both[f"{RUN}_other"],
+            "decides": both["decides"],
+            "log": np.log((both["step_ms_median_other"] / both["step_ms_median"]).astype(float)),
+        }
+    )
+
+
+def _on_other_machines(cells: pd.DataFrame, both: pd.DataFrame) -> pd.Series[bool]:
+    gpus, none = {run: gpus_of(own) for run, own in cells.groupby(RUN)}, set[str]()
+    named = zip(both[RUN], both[f"{RUN}_other"], strict=True)
+    apart = [one != other and gpus.get(one, none).isdisjoint(gpus.get(other, none)) for one, other in named]
+    return pd.Series(apart, index=both.index, dtype=bool)
+
+
+def gpus_of(cells: pd.DataFrame) -> set[str]:
+    """As they are called where they are published, so that a run and what was published of it have the same."""
+    return {called(uuid) for uuid in cells["gpu_uuid"].dropna().unique()} if "gpu_uuid" in cells else set()
+
+
+def without_machines_of(cells: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """The cells of those runs that share no GPU with `others`."""
+    theirs = gpus_of(others)
+    return cells.groupby(RUN).filter(lambda own: gpus_of(own).isdisjoint(theirs))
+
+
+def factors(found: pd.DataFrame) -> Factors:
+    """By what at most 95 % of these pairs differ, either way, by what decides the known time; without what has too few."""
+    known = {whose: found.loc[found["decides"] == whose, "log"].abs() for whose in Decides}
+    return {whose: math.exp(float(logs.quantile(LIKELY))) for whose, logs in known.items() if len(logs) >= LEAST}
+
+
+def within(ratio: float, whose: Decides | None, known: Factors) -> bool | None:
+    """Whether a time is as far from a known one as another machine of its kind may be; None where that is not known."""
+    if whose is None or whose not in known:
+        return None
+    return abs(math.log(ratio)) <= math.log(known[whose])
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The factors of all runs together; then of each run how much of it lies within those of the others, without it."""
+
+    def lay_out(self, results: Results) -> tuple[Header, Rows]:
+        found = pairs(results.cells)
+        header = [RUN, *(title for whose in Decides for title in (f"× or ÷ where {whose}{_MARKS[whose]}", "of this run within"))]
+        if not len(found):
+            return header, []
+        without = {str(run): found[(found["known"] != run) & (found["other"] != run)] for run in results.cells[RUN].unique()}
+        mine = {run: found[found["other"] == run] for run in without}
+        rows = [_row(_EVERY, factors(found), found.iloc[:0])]
+        return header, [*rows, *(_row(run, factors(others), mine[run]) for run, others in without.items() if len(mine[run]))]
+
+
+def _row(run: str, known: Factors, mine: pd.DataFrame) -> list[str]:
+    return [run, *(text for whose in Decides for text in (_factor(known, whose), _share(mine[mine["decides"] == whose], known)))]
+
+
+def _factor(known: Factors, whose: Decides) -> str:
+    return f"{known[whose]:.3f}" if whose in known else NOTHING
+
+
+def _share(mine: pd.DataFrame, known: Factors) -> str:
+    judged = (within(math.exp(log), whose, known) for log, whose in zip(mine["log"], mine["decides"], strict=True))
+    said = [one for one in judged if one is not None]
+    return f"{sum(said)} of {len(said)}" if said else NOTHING
+
+
+def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells that were timed in more than one run."""
+    if RUN not in cells or "step_ms_median" not in cells:
+        return cells.iloc[:0]
+    timed = cells[cells["step_ms_median"].notna()]
+    own = timed["cell"].str.rpartition(MARK)[2]
+    return timed[own.duplicated(keep=False)]

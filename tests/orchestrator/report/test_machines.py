@@ -1,0 +1,162 @@
+"""What other machines make of the same cells: on rows made by hand, in the report and in a comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from click.testing import Result
+
+from orchestrator.redaction import called
+from orchestrator.report.frames import load_results
+from orchestrator.report.host import Decides, decides
+from orchestrator.report.machines import LEAST, Machines, factors, pairs, within, without_machines_of
+from orchestrator.store import Run
+from orchestrator.together import open_runs
+from tasks.harness.records import Outcome, Sample
+
+MakeOutcome = Callable[..., Outcome]
+CELLS = 12
+
+
+def cells(times: Mapping[str, list[float | None]], torch: str = "2.11.0", **columns: object) -> pd.DataFrame:
+    """Of each run, its cells' times: all wait for their hosts."""
+    return pd.DataFrame(
+        [
+            {"cell": f"{run}:{number:012x}", "run": run, "gpu": "NVIDIA H200", "torch": torch, "cuda": "13.0"}
+            | {"step_ms_median": ms, "waits_for_host": True, "may_wait_for_host": False, "host_slack": 1.0, **columns}
+            for run, own in times.items()
+            for number, ms in enumerate(own)
+        ]
+    )
+
+
+def test_each_time_is_held_against_that_of_every_other_run() -> None:
+    found = pairs(cells({"a": [10.0, 20.0], "b": [11.0, None], "c": [5.0, 20.0]}))
+    told = {
+        (known, other, round(math.exp(log), 4))
+        for known, other, log in zip(found["known"], found["other"], found["log"], strict=True)
+    }
+    assert told == {
+        ("a", "b", 1.1), ("b", "a", 0.9091), ("a", "c", 0.5), ("c", "a", 2.0), ("b", "c", 0.4545), ("c", "b", 2.2),
+        ("a", "c", 1.0), ("c", "a", 1.0),
+    }  # fmt: skip
+    assert set(found["decides"]) == {Decides.HOST}
+
+
+@pytest.mark.parametrize("other", [{"torch": "2.13.0"}, {"gpu": "NVIDIA A100"}, {"gpu": None}])
+def test_another_gpu_or_torch_tells_nothing_of_machines(other: dict[str, str]) -> None:
+    mine, theirs = cells({"a": [10.0]}), cells({"b": [11.0]})
+    assert len(pairs(pd.concat([mine, theirs]))) == 2
+    assert pairs(pd.concat([mine, theirs.assign(**other)])).empty
+
+
+def test_runs_that_share_a_gpu_tell_nothing_of_other_machines() -> None:
+    mine = cells({"a": [10.0, 20.0], "b": [11.0], "c": [12.0]})
+    found = pairs(mine.assign(gpu_uuid=["GPU 1", "GPU 2", "GPU 2", "GPU 3"]))
+    assert set(zip(found["known"], found["other"], strict=True)) == {("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")}
+
+
+def test_a_run_and_what_was_published_of_it_are_of_one_machine() -> None:
+    uuid = "ecfaa693-9706-3340-2855-767684b9d5d1"
+    mine = cells({"a": [10.0], "published": [10.0], "b": [11.0]})
+    mine = mine.assign(gpu_uuid=[uuid, called(uuid), "GPU 3"])
+    found = pairs(mine)
+    assert set(zip(found["known"], found["other"], strict=True)) == {
+        ("a", "b"),
+        ("b", "a"),
+        ("published", "b"),
+        ("b", "published"),
+    }
+    assert set(without_machines_of(mine, mine[mine["run"] == "a"])["run"]) == {"b"}
+
+
+def test_one_run_alone_tells_nothing_of_machines() -> None:
+    assert pairs(cells({"a": [10.0, 20.0]})).empty
+    assert pairs(cells({"a": [10.0]}).drop(columns="run")).empty
+    assert pairs(cells({"a": [10.0], "b": [11.0]}, waits_for_host=None, may_wait_for_host=None, host_slack=None)).empty
+
+
+def test_the_factor_holds_ninety_five_in_a_hundred_either_way() -> None:
+    slower = [10.0 * (1 + number / 100) for number in range(100)]  # 1.00, 1.01, … 1.99 times
+    known = factors(pairs(cells({"a": [10.0] * 100, "b": slower})))
+    assert known == {Decides.HOST: pytest.approx(1.94, abs=0.01)}
+    assert [within(ratio, Decides.HOST, known) for ratio in (1.9, 1 / 1.9, 2.0, 1 / 2.0)] == [True, True, False, False]
+    assert within(1.0, Decides.GPU, known) is None
+    assert within(1.0, None, known) is None
+
+
+def test_of_few_pairs_nothing_is_said() -> None:
+    enough = LEAST // 2  # each is two pairs
+    assert factors(pairs(cells({"a": [10.0] * enough, "b": [11.0] * enough})))
+    assert not factors(pairs(cells({"a": [10.0] * (enough - 1), "b": [11.0] * (enough - 1)})))
+
+
+def test_what_decides_a_time() -> None:
+    columns = {"waits_for_host": [True, False, False, None], "may_wait_for_host": [False, True, False, None]}
+    frame = pd.DataFrame({**columns, "host_slack": [1.0, 2.0, 3.0, None]})
+    assert decides(frame).tolist() == [Decides.HOST, Decides.SLOWER_HOST, Decides.GPU, None]
+    assert decides(pd.DataFrame({"cell": ["a"]})).tolist() == [None]
+
+
+def waiting(outcome: Outcome, ms: float) -> Outcome:
+    timing = {"duration": ms, "lead": 0.1}
+    added = [Sample("timing", metric, "ms", value, "pipelined", "step", 0) for metric, value in timing.items()]
+    facts = {**outcome.facts, "gpu": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0"}
+    return replace(outcome, samples=(*outcome.samples, *added), facts=facts)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, make_outcome: MakeOutcome) -> list[Path]:
+    """Of a, b and c one takes up to 1.3 times as long as another; d is the half of a, or less."""
+
+    def write(name: str, scale: float) -> Path:
+        with Run(tmp_path / name).opened_for_writing() as writer:
+            writer.write_manifest({"name": name})
+            for number in range(CELLS):
+                writer.append(waiting(make_outcome(batch_size=number + 1), 10.0 * scale * (1 + 0.01 * number)), None)
+        return tmp_path / name
+
+    return [write(name, scale) for name, scale in (("a", 1.0), ("b", 1.3), ("c", 1.1), ("d", 0.5))]
+
+
+def test_a_run_is_held_against_what_the_others_differ_by(runs: list[Path]) -> None:
+    header, rows = Machines().lay_out(load_results(open_runs(runs)))
+    assert header[5:] == ["× or ÷ where the host does (†)", "of this run within"]
+    last = {row[0]: row[5:] for row in rows}
+    assert last["all"] == ["2.600", "–"]
+    assert last["d"] == ["1.300", "0 of 36"]
+    assert last["a"] == ["2.600", "36 of 36"]
+    assert {text for row in rows for text in row[1:5]} == {"–"}
+
+
+def test_the_table_is_that_of_the_cells_as_they_are_written(runs: list[Path], tmp_path: Path) -> None:
+    results = load_results(open_runs(runs))
+    with Run(tmp_path / "all").opened_for_writing() as writer:
+        writer.write_cells(results.cells)
+    written = replace(results, cells=pd.read_parquet(tmp_path / "all" / "cells.parquet"))
+    assert Machines().lay_out(written) == Machines().lay_out(results)
+
+
+def test_the_report_says_it_of_several_runs_alone(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
+    done = sweep_here("report", *runs, "--table", "machines")
+    assert done.exit_code == 0
+    assert "0 of 36" in done.stdout
+    assert "no cell of these is for machines" in sweep_here("report", runs[0], "--table", "machines").stdout
+
+
+def test_a_comparison_says_whether_it_may_be_another_machine(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
+    a, b, c, d = runs
+    last = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()[-1]
+    assert last == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: × or ÷ 1.300 where the host does"
+    assert sweep_here("compare", a, d, "--machines", b, "--machines", c).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
+
+
+def test_what_is_compared_does_not_say_what_others_differ_by(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
+    a, b, c, d = runs
+    alone = sweep_here("compare", a, d, "--machines", b, "--machines", c).stdout
+    assert sweep_here("compare", a, d, *(word for run in (a, b, c, d) for word in ("--machines", run))).stdout == alone
