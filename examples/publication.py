@@ -30,8 +30,9 @@ from ruamel.yaml.error import YAMLError
 
 from orchestrator.cli import run as sweep_run
 from orchestrator.errors import CAME_TO_ITS_END, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
+from orchestrator.program import git_commit
 from orchestrator.remote.address import is_address
-from orchestrator.run import git_commit, resolve
+from orchestrator.run import resolve
 from orchestrator.store import Run
 
 _STUDIES = Path(__file__).with_suffix(".yaml")

@@ -140,9 +140,10 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     from orchestrator.inspection import describe_cost, describe_memory, describe_plan
     from orchestrator.invocations import new_invocation
     from orchestrator.kept import describe_kept, read_kept
+    from orchestrator.program import git_commit
     from orchestrator.report.gpus import find_card
     from orchestrator.resumption import describe_going_on, going_on
-    from orchestrator.run import git_commit, plan_request, resolve
+    from orchestrator.run import plan_request, resolve
 
     card = find_card(gpu) if gpu is not None else None
 

@@ -13,6 +13,7 @@ from typing import Any
 from orchestrator import nsys
 from orchestrator.errors import EnvironmentError, SweepError
 from orchestrator.probe import probe_here
+from orchestrator.program import git_commit, named, program_source
 from orchestrator.remote.address import Where, is_address
 from orchestrator.remote.claim import claimed
 from orchestrator.remote.place import Place
@@ -44,6 +45,7 @@ def examine(out: Where) -> Iterator[Finding]:
     except EnvironmentError as error:
         yield Finding("torch", False, error.message, "Reinstall it: pip install torch")
         probe = {}
+    yield _program()
     for check in (_torch, _cuda, _gpus, _nvml, _cpu):
         if probe:
             yield check(probe)
@@ -51,6 +53,10 @@ def examine(out: Where) -> Iterator[Finding]:
     yield _nsys()
     yield _compiler()
     yield _place(str(out)) if is_address(out) else _disk(Path(out))
+
+
+def _program() -> Finding:
+    return Finding("program", True, named(program_source(), git_commit()))
 
 
 def _torch(probe: Mapping[str, Any]) -> Finding:

@@ -15,10 +15,11 @@ from orchestrator.invocations import as_again, last_command
 from orchestrator.nvml import gpu_names
 from orchestrator.plan import Plan
 from orchestrator.prediction import predict_memory, verdict_of
+from orchestrator.program import git_commit
 from orchestrator.progress import format_seconds, so_many, where_it_ended, why_it_ended
 from orchestrator.report.gpus import Card, driver_name
 from orchestrator.resumption import going_on
-from orchestrator.run import Request, git_commit, make_settings, plan_request
+from orchestrator.run import Request, make_settings, plan_request
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.records import LOG_FILE

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import program
 from orchestrator.grid import Selection
 from orchestrator.kept import how_asked
 from orchestrator.plan import Choice
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 INVOCATION = "invocation"  # the fact of a row that says which of them it is of, by its time
 FINISHED = "finished"
 
-_MEASURES_BY = ("commit", "asked", "sources")
+_MEASURES_BY = (program.PROGRAM_SOURCE, "asked", "sources")
 _ASKS_FOR_MORE = ("--retry", "--only")  # or for less than what is missing
 _SEARCHES = (["max-context"], ["max-batch"])
 
@@ -42,15 +43,16 @@ def new_invocation(
         "command": sys.argv[1:] if _is_ours(sys.argv[0]) else [],
         "asks_for": _asks_for(request, choice, {"checks": checks, "skips": skips}),
         "commit": commit,
+        program.PROGRAM_SOURCE: program.program_source(),
         "asked": how_asked(request.config.model_dump(mode="json")),
         "sources": {model: source_digest(model, [*sys.path, *request.import_paths]) for model in sorted(models)},
         FINISHED: False,
     }
 
 
-def _is_ours(program: str) -> bool:
+def _is_ours(command: str) -> bool:
     """Not a notebook, or a program that has us for a library."""
-    return Path(program).stem == "sweep" or Path(program).parts[-2:] == ("orchestrator", "__main__.py")
+    return Path(command).stem == "sweep" or Path(command).parts[-2:] == ("orchestrator", "__main__.py")
 
 
 def _asks_for(request: Request, choice: Choice, more: Mapping[str, bool]) -> dict[str, Any]:

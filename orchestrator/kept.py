@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from orchestrator import program
 from orchestrator.config import SweepConfig
 from orchestrator.errors import RunMismatch
 from orchestrator.plan import Plan
@@ -30,6 +31,13 @@ class Kept:
     env: tuple[tuple[str, str], ...] | None
     model: str | None = None
     model_source: str | None = None
+    program_source: str | None = None
+
+    def is_by_another(self, commit: str | None) -> bool:
+        """Than the program here, which is of that commit."""
+        if self.program_source is not None:
+            return self.program_source != program.program_source()
+        return None not in (self.commit, commit) and self.commit != commit
 
 
 def how_asked(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +83,7 @@ def _kept(row: _Row, model: str | None = None) -> Kept:
         None if env is None else tuple(sorted(env.items())),
         model,
         facts.get("model_source"),
+        facts.get(program.PROGRAM_SOURCE),
     )
 
 
@@ -87,9 +96,10 @@ def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, imp
     )
     for names, count in lacking.items():
         yield f"{_cells(count)} kept as measured, without {names}: {_AGAIN}"
-    others = Counter(one.commit for one in kept if one.commit and commit and one.commit != commit)
+    others = Counter((one.program_source, one.commit) for one in kept if one.is_by_another(commit))
+    here = program.named(program.program_source(), commit)
     for other, count in others.items():
-        yield f"{_cells(count)} kept as measured by commit {other} (here {commit}): {_AGAIN}"
+        yield f"{_cells(count)} kept as measured by another program, {program.named(*other)} (here {here}): {_AGAIN}"
     now = {model: source_digest(model, [*sys.path, *import_paths]) for model in {one.model for one in kept if one.model}}
     others_of = [one.model for one in kept if one.model and one.model_source and now[one.model] not in (None, one.model_source)]
     for model, count in Counter(others_of).items():

@@ -1,4 +1,4 @@
-"""Our own program in a process of its own: `python -m tasks …`, by which whatever needs torch is done."""
+"""Our own program: which one it is, and in a process of its own, `python -m tasks …`, by which whatever needs torch is done."""
 
 from __future__ import annotations
 
@@ -7,18 +7,50 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from tasks.harness import adoption
+from tasks.harness.source import digest_of
 
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 ADOPTING = (sys.executable, "-I", "-S", adoption.__file__)  # as quick as Python begins, whatever a cell's environment makes of it
+PACKAGES = ("model", "tasks", "orchestrator")
+HERE = Path(__file__).resolve().parent.parent  # where they lie
+PROGRAM_SOURCE = "program_source"  # the fact of a row that says which program measured it
+_ONLY_READS = Path("orchestrator/report")  # what was measured
+
+
+@cache
+def program_source() -> str:
+    """A digest of all Python files of this program but those that make a report: the same in two commits that measure alike."""
+    files = sorted(file.relative_to(HERE) for package in PACKAGES for file in (HERE / package).rglob("*.py"))
+    return digest_of((file.as_posix(), HERE / file) for file in files if not file.is_relative_to(_ONLY_READS))
+
+
+def git_commit() -> str | None:
+    """Where this program is a checkout; `+` where files differ from it."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no", "--", *PACKAGES)
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def named(source: str | None, commit: str | None) -> str:
+    """Which program that is, as far as it is known."""
+    return " of ".join(filter(None, (source, commit and f"commit {commit}")))
 
 
 def import_path() -> str:
     """PYTHONPATH for a process of ours: our packages first, wherever it is started."""
-    packages = str(Path(__file__).resolve().parent.parent)
-    return os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH")]))
+    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
 
 
 @contextmanager

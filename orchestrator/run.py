@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from orchestrator.invocations import INVOCATION, new_invocation
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
 from orchestrator.plan import BESIDE, DISTURBED, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
+from orchestrator.program import PROGRAM_SOURCE, git_commit
 from orchestrator.progress import Display, so_many
 from orchestrator.queue import Queue
 from orchestrator.remote.address import Where
@@ -206,7 +206,8 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
 
 
 def _measured_by(invocation: Mapping[str, Any], outcome: Outcome) -> Outcome:
-    return replace(outcome, facts={**outcome.facts, **invocation["asked"], INVOCATION: invocation["time"]})
+    told = {**invocation["asked"], PROGRAM_SOURCE: invocation.get(PROGRAM_SOURCE), INVOCATION: invocation["time"]}
+    return replace(outcome, facts={**outcome.facts, **told})
 
 
 def _one_at_a_time(means: Means) -> Means:
@@ -223,22 +224,6 @@ def make_settings(request: Request, start_method: StartMethod | None) -> Setting
         import_paths=request.import_paths,
         start_method=start_method,
     )
-
-
-def git_commit() -> str | None:
-    """Of this program's source, where it is a checkout; `+` where files differ from it."""
-    here = Path(__file__).resolve().parent.parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", "model", "tasks", "orchestrator")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _measure(

@@ -32,7 +32,7 @@ from orchestrator.nvml import gpu_names
 from orchestrator.parcel import Parcel, leave_mark, unpack
 from orchestrator.parents import Grandparent
 from orchestrator.probe import TIMEOUT_S, probe_here
-from orchestrator.program import import_path
+from orchestrator.program import HERE, PACKAGES, import_path
 from orchestrator.progress import say
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
@@ -44,8 +44,6 @@ from tasks.harness.records import PREPARATION_S, Attempt, Outcome
 _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0  # of a parent and a process; of a GPU and a host that are tried
 _ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
 _POLL_S = 0.5
-_HERE = Path(__file__).resolve().parent.parent
-_PACKAGES = ("model", "tasks", "orchestrator")
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
@@ -520,8 +518,8 @@ def _shipped() -> Iterator[dict[str, Any]]:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:
-        for package in _PACKAGES:
-            shutil.copytree(_HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__"))
+        for package in PACKAGES:
+            shutil.copytree(HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__"))
         yield {"runtime_env": {"working_dir": folder}}
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
+from orchestrator.program import PROGRAM_SOURCE
 from orchestrator.report.derive import step_attempts, that_count
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
@@ -41,7 +42,8 @@ _MOST_FREEDOM = 1e6
 _MOST_NOISE = 0.25  # beyond which it hides what anybody would call a difference
 _CLOCKS_DIFFER = 0.01
 _TASK = "task"
-_FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit")
+_UNKNOWN = "unknown"
+_FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
 
 class Verdict(StrEnum):
@@ -390,12 +392,15 @@ def _differences(before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tupl
     """The fields of the fingerprint in which the compared cells differ."""
     mine, theirs = (frame[frame["cell"].isin(ids)] for frame, ids in zip((before, after), zip(*pairs, strict=True), strict=True))
     found = {name: (_values(mine, name), _values(theirs, name)) for name in _FINGERPRINT}
-    return {name: values for name, values in found.items() if values[0] != values[1]}
+    apart = {name: values for name, values in found.items() if values[0] != values[1]}
+    if PROGRAM_SOURCE not in apart and found[PROGRAM_SOURCE][0] != _UNKNOWN:
+        apart.pop("commit", None)
+    return apart
 
 
 def _values(cells: pd.DataFrame, column: str) -> str:
     values: list[Any] = sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
-    return ", ".join(values) or "unknown"
+    return ", ".join(values) or _UNKNOWN
 
 
 def _find(prefix: str, sides: Mapping[str, Side], run: Run) -> str:

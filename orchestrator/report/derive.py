@@ -37,7 +37,7 @@ _EVIDENCE = (
     "snapshot",
 )
 _FACTS = (
-    "invocation", "host", "gpu", "gpu_uuid", "torch", "cuda", "driver", "python", "cpu", "tokens", "parameters",
+    "program_source", "invocation", "host", "gpu", "gpu_uuid", "torch", "cuda", "driver", "python", "cpu", "tokens", "parameters",
     "parameter_dtype", "autocast_dtype", "float32_matmul_precision", "matmul_allow_tf32", "compile_cache_seen", "compile_graphs",
     "compile_graph_breaks", "compile_break_reasons", "compile_recompiles", "compile_recompile_reasons",
     "compile_cache_hits", "compile_cache_misses", "compile_skipped_cuda_graphs", "attention_asked", "attention_seen",

@@ -1,9 +1,9 @@
-"""Whose code a cell measures, where that is the user's own: told by what it says, since it has no commit that we know."""
+"""Which code a cell measures, the user's own or this program's: told by what it says, whatever commit it is in, if in any."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -22,7 +22,12 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
     files = sorted(file for root in roots for file in (root.rglob("*.py") if root.is_dir() else [root]))
     if not files or any(part in _INSTALLED for file in files for part in file.parts):
         return None
+    return digest_of((file.name, file) for file in files)
+
+
+def digest_of(files: Iterable[tuple[str, Path]]) -> str:
+    """Of their contents, and of what they are called."""
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode() + file.read_bytes())
+    for name, file in files:
+        digest.update(name.encode() + file.read_bytes())
     return digest.hexdigest()[:12]

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import program
 from orchestrator import run as running
 from orchestrator.errors import RunMismatch
+from orchestrator.kept import Kept
 from orchestrator.plan import Choice
 from orchestrator.run import Request, resolve
 from orchestrator.store import Run
@@ -20,6 +22,7 @@ from tests.orchestrator.test_run import CONFIG, FakeScheduler, go, outcome_of
 
 LATER = CONFIG.replace("[16, 32, 64, 128]", "[16, 32, 64, 128, 256]")
 SAID = list[str]
+A_AND_B = "source of a of commit a (here source of b of commit b): `--retry ok` measures them again"
 
 
 @pytest.fixture
@@ -28,8 +31,11 @@ def measured(
 ) -> Callable[..., tuple[SAID, list[int]]]:
     """Runs a config into the same folder; gives what is said and the lengths of the cells that were measured."""
 
-    def measure(text: str, commit: str = "a", choice: Choice | None = None, mixed: bool = False) -> tuple[SAID, list[int]]:
+    def measure(
+        text: str, commit: str = "a", choice: Choice | None = None, mixed: bool = False, source: str | None = None
+    ) -> tuple[SAID, list[int]]:
         monkeypatch.setattr(running, "git_commit", lambda: commit)
+        monkeypatch.setattr(program, "program_source", lambda: source or f"source of {commit.strip('+')}")
         request: Request = resolve(write_config(text), [], [], tmp_path / "out")
         said: SAID = []
         scheduler = FakeScheduler(outcome_of)
@@ -50,17 +56,35 @@ def test_instruments_that_are_added_are_missed_aloud(measured: Callable[..., tup
     assert measured(CONFIG + "instruments: [timing]\n") == ([], [])  # more than is asked for is no lack
 
 
-def test_another_commit_is_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+def test_another_program_is_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
     measured(CONFIG.replace("[16, 32, 64, 128]", "[16]"))
-    assert measured(CONFIG, "b+") == (
-        ["1 cell is kept as measured by commit a (here b+): `--retry ok` measures them again"],
-        [32, 64, 128],
-    )
+    said, lengths = measured(CONFIG, "b+")
+    assert said == [f"1 cell is kept as measured by another program, {A_AND_B.replace('commit b', 'commit b+')}"]
+    assert lengths == [32, 64, 128]
 
 
-def test_repetitions_of_another_commit_are_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+@pytest.mark.parametrize(
+    ("commit", "source", "told"),
+    [("b", "source of a", []), ("a", "changed", ["source of a of commit a (here changed of commit a)"])],
+    ids=["a commit that changes nothing that measures", "changes in the same commit"],
+)
+def test_a_program_is_what_it_says_whatever_its_commit(
+    commit: str, source: str, told: SAID, measured: Callable[..., tuple[SAID, list[int]]]
+) -> None:
     measured(NARROW)
-    told = ["1 cell is kept as measured by commit a (here b): `--retry ok` measures them again"]
+    said, _ = measured(NARROW, commit, source=source)
+    assert [line.partition("program, ")[2].partition(": ")[0] for line in said] == told
+
+
+def test_of_what_did_not_write_down_its_source_the_commit_tells() -> None:
+    old = Kept("a", None, None)
+    assert [old.is_by_another(commit) for commit in ("a", "b", None)] == [False, True, False]
+    assert not Kept(None, None, None).is_by_another("b")
+
+
+def test_repetitions_of_another_program_are_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+    measured(NARROW)
+    told = [f"1 cell is kept as measured by another program, {A_AND_B}"]
     assert measured(NARROW, "b", Choice(repeat=3)) == (told, [16, 16])
     assert measured(NARROW, "b", Choice(repeat=3)) == (told, [])
 

@@ -114,15 +114,16 @@ def test_repetitions_of_what_had_failed_before_are_still_owed(request_of: Callab
 
 
 @pytest.mark.parametrize(
-    ("changed", "commit", "lengths"),
+    ("changed", "source", "lengths"),
     [("", "a", [64, 128]), ("env: {A: b}\n", "a", EACH), ("instruments: [timing]\n", "a", EACH), ("", "b", EACH)],
 )
 def test_a_command_that_would_measure_otherwise_is_another_one(
-    changed: str, commit: str, lengths: list[int], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    changed: str, source: str, lengths: list[int], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.run.git_commit", lambda: "a")
+    monkeypatch.setattr("orchestrator.program.program_source", lambda: "a")
     assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
-    monkeypatch.setattr("orchestrator.run.git_commit", lambda: commit)
+    monkeypatch.setattr("orchestrator.program.program_source", lambda: source)
+    monkeypatch.setattr("orchestrator.run.git_commit", lambda: "another, which is the same where its source is")
     scheduler = FakeScheduler(outcome_of)
     go(request_of(CONFIG + changed), scheduler, FRESH)
     assert lengths_of(scheduler) == lengths

@@ -21,6 +21,7 @@ from orchestrator.cost import Estimator
 from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice, read_history
+from orchestrator.program import program_source
 from orchestrator.run import Means, Request, Summary, plan_request, resolve, resolve_again, run_sweep
 from orchestrator.store import Run
 from orchestrator.supervisor import Started
@@ -386,7 +387,8 @@ def test_what_is_recovered_is_of_the_run_that_measured_it_wherever_the_folder_li
     rows = Run(moved).read("attempts")
     facts = [json.loads(text) for text in rows["facts"]]
     assert sorted(rows["commit"]) == ["now", "now", "now", "then"]
-    assert [(one["env"], one["instruments"]) for one in facts] == [(facts[0]["env"], facts[0]["instruments"])] * 4
+    told = [(one["env"], one["instruments"], one["program_source"]) for one in facts]
+    assert told == [(facts[0]["env"], facts[0]["instruments"], program_source())] * 4
 
 
 def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request]) -> None:

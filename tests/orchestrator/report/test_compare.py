@@ -171,11 +171,11 @@ def test_the_ratio_lies_within_its_interval() -> None:
     assert low < comparison.ratio < high
 
 
-def write(folder: Path, *outcomes: Outcome) -> Run:
+def write(folder: Path, *outcomes: Outcome, commit: str | None = None) -> Run:
     with Run(folder).opened_for_writing() as writer:
         writer.write_manifest({"name": folder.name})
         for outcome in outcomes:
-            writer.append(outcome, None)
+            writer.append(outcome, commit)
     return Run(folder)
 
 
@@ -201,6 +201,24 @@ def test_runs_are_compared_cell_by_cell(runs: tuple[Run, Run]) -> None:
     assert (report.only_before, report.only_after) == (1, 1)
     assert report.noise.freedom == 6
     assert report.differences == {}
+
+
+@pytest.mark.parametrize(
+    ("sources", "apart"),
+    [
+        (("one", "one"), set()),
+        (("one", "two"), {"commit", "program_source"}),
+        ((None, None), {"commit"}),  # of a program that did not write it down
+        ((None, "two"), {"commit", "program_source"}),
+    ],
+)
+def test_programs_differ_where_what_they_say_does_and_not_their_commits(
+    sources: tuple[str | None, str | None], apart: set[str], tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    made = make_outcome()
+    by = [replace(made, facts={**made.facts, "program_source": source}) for source in sources]
+    runs = (write(tmp_path / commit, own, commit=commit) for commit, own in zip("ab", by, strict=True))
+    assert set(compare(*runs).differences) == apart
 
 
 def test_two_cells_of_one_run(runs: tuple[Run, Run], make_outcome: MakeOutcome) -> None:

@@ -1,0 +1,54 @@
+"""Which program this is: told by its files, whatever commit they are in."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.program import HERE, PACKAGES, named, program_source
+
+TOLD = "from orchestrator.program import git_commit, program_source; print(program_source(), git_commit())"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    for package in PACKAGES:
+        shutil.copytree(HERE / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def told_by(copy: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", TOLD], cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, text=True)
+    return done.stdout.split()[0] if done.returncode == 0 else done.stderr
+
+
+def test_it_is_the_same_wherever_it_lies(copy: Path) -> None:
+    assert told_by(copy) == program_source()
+
+
+@pytest.mark.parametrize(
+    ("file", "is_another"),
+    [
+        ("tasks/train_step.py", True),
+        ("model/transformer.py", True),
+        ("orchestrator/child.py", True),
+        ("orchestrator/report/tables.py", False),
+    ],
+)
+def test_it_is_another_where_what_measures_was_changed(copy: Path, file: str, is_another: bool) -> None:
+    (copy / file).write_text((copy / file).read_text() + "\n# changed\n")
+    assert (told_by(copy) != program_source()) == is_another
+
+
+def test_it_is_another_where_a_file_was_renamed(copy: Path) -> None:
+    (copy / "model" / "another.py").write_text((copy / "model" / "__init__.py").read_text())
+    assert told_by(copy) != program_source()
+
+
+def test_what_is_not_known_of_it_is_left_out() -> None:
+    assert named("a1", "b2+") == "a1 of commit b2+"
+    assert (named("a1", None), named(None, "b2"), named(None, None)) == ("a1", "commit b2", "")
