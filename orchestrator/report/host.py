@@ -111,15 +111,12 @@ def flagged(cells: pd.DataFrame, column: str) -> set[str]:
 
 def decides(cells: pd.DataFrame) -> pd.Series[Any]:
     """A `Decides` of each cell; None where it is not known."""
-    enough = cells["host_slack"].ge(_SLACK).fillna(False).astype(bool) if "host_slack" in cells else _is_true(cells, "host_slack")
-    known = (
-        (Decides.HOST, _is_true(cells, "waits_for_host")),
-        (Decides.SLOWER_HOST, _is_true(cells, "may_wait_for_host")),
-        (Decides.GPU, enough),
-    )
-    each = zip(*(holds for _, holds in known), strict=True)
-    found = [next((whose for (whose, _), holds in zip(known, row, strict=True) if holds), None) for row in each]
-    return pd.Series(found, index=cells.index, dtype=object)
+    found = pd.Series([None] * len(cells), cells.index, dtype=object)
+    if "host_slack" in cells:
+        found[cells["host_slack"].ge(_SLACK).fillna(False).astype(bool)] = Decides.GPU
+    found[_is_true(cells, "may_wait_for_host")] = Decides.SLOWER_HOST
+    found[_is_true(cells, "waits_for_host")] = Decides.HOST
+    return found
 
 
 def _is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:

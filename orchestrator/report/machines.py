@@ -40,7 +40,7 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
     """
     if not {RUN, "step_ms_median", "gpu"} <= set(cells):
         return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "decides", "log")})
-    timed = cells.assign(own=cells["cell"].str.rpartition(MARK)[2], decides=decides(cells))
+    timed = cells.assign(own=_own(cells), decides=decides(cells))
     timed = timed[timed["step_ms_median"].notna() & timed["gpu"].notna()].reindex(
         columns=[*_SAME, RUN, "decides", "step_ms_median"]
     )
@@ -57,9 +57,9 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _on_other_machines(cells: pd.DataFrame, both: pd.DataFrame) -> pd.Series[bool]:
-    gpus, none = {run: gpus_of(own) for run, own in cells.groupby(RUN)}, set[str]()
+    gpus = {run: gpus_of(own) for run, own in cells.groupby(RUN)}
     named = zip(both[RUN], both[f"{RUN}_other"], strict=True)
-    apart = [one != other and gpus.get(one, none).isdisjoint(gpus.get(other, none)) for one, other in named]
+    apart = [one != other and gpus[one].isdisjoint(gpus[other]) for one, other in named]
     return pd.Series(apart, index=both.index, dtype=bool)
 
 
@@ -121,5 +121,9 @@ def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:
     if RUN not in cells or "step_ms_median" not in cells:
         return cells.iloc[:0]
     timed = cells[cells["step_ms_median"].notna()]
-    own = timed["cell"].str.rpartition(MARK)[2]
-    return timed[own.duplicated(keep=False)]
+    return timed[_own(timed).duplicated(keep=False)]
+
+
+def _own(cells: pd.DataFrame) -> pd.Series[str]:
+    """The ids without the names of the runs before them."""
+    return cells["cell"].str.rpartition(MARK)[2]
