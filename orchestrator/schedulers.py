@@ -33,7 +33,7 @@ from orchestrator.parcel import Parcel, leave_mark, unpack
 from orchestrator.parents import Grandparent
 from orchestrator.probe import TIMEOUT_S, probe_here
 from orchestrator.program import HERE, PACKAGES, import_path
-from orchestrator.progress import say
+from orchestrator.progress import format_seconds, say
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
 from orchestrator.several import gpus_of, require_gpus
@@ -43,11 +43,13 @@ from tasks.harness.records import PREPARATION_S, Attempt, Outcome
 # Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
 _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0  # of a parent and a process; of a GPU and a host that are tried
 _ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
+_LATE_S = 20.0  # after which it is said who has not answered
 _POLL_S = 0.5
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
+_SEE_STATUS = "See `ray status`"
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
@@ -176,14 +178,15 @@ class RayScheduler:
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
         found, refused = self._ask_nodes(probe_here)
         if not found:
-            raise next(iter(refused.values()), EnvironmentError("no node of the cluster answers", "See `ray status`"))
+            raise next(iter(refused.values()), EnvironmentError("no node of the cluster answers", _SEE_STATUS))
         return found
 
-    def _ask_nodes(self, question: Callable[[], Answer]) -> tuple[list[Answer], dict[str, EnvironmentError]]:
-        """What those say that answer, and what is wrong with those that cannot: these get no cell."""
-        ask = self._ray.remote(num_cpus=0, max_retries=0)(question)
-        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive()}
+    def _ask_nodes(self, question: Callable[[], Answer], only: str = "") -> tuple[list[Answer], dict[str, EnvironmentError]]:
+        """What those say that answer, and what is wrong with those that cannot: these get no cell. only: one node of them."""
+        ask = self._ray.remote(num_cpus=0, max_retries=1)(question)  # a single worker may be killed
+        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive() if only in ("", node["NodeID"])}
         asked = {node: ask.options(label_selector={_NODE: node}).remote() for node in nodes}
+        self._say_who_is_late({one: nodes[node] for node, one in asked.items()})
         found, refused = list[Answer](), dict[str, EnvironmentError]()
         for node, one in asked.items():
             try:
@@ -194,6 +197,13 @@ class RayScheduler:
             self._leave_out(node, f"host {nodes[node]}: {why.message}")
         return found, refused
 
+    def _say_who_is_late(self, asked: Mapping[Any, str]) -> None:
+        """asked: the host of each answer that is waited for."""
+        _, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=_LATE_S) if asked else ([], [])
+        if late:
+            hosts = ", ".join(sorted({asked[one] for one in late}))
+            say(f"waiting for {hosts} to answer, for up to {format_seconds(_ANSWER_S)}: this program and torch come there now")
+
     def _answer(self, asked: Any) -> list[Any]:
         """Empty of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
         missing = self._ray.exceptions
@@ -203,11 +213,15 @@ class RayScheduler:
             if isinstance(error.cause, EnvironmentError):
                 raise error.cause from error  # whose text is not Ray's traceback
             raise EnvironmentError(f"this program does not begin there: {error.cause!r}", MEND) from error
-        except (missing.TaskUnschedulableError, missing.NodeDiedError, missing.WorkerCrashedError, missing.GetTimeoutError):
+        except (missing.TaskUnschedulableError, missing.NodeDiedError):
             return []
+        except missing.WorkerCrashedError as error:
+            raise EnvironmentError("Ray's workers crash there", _SEE_STATUS) from error
+        except missing.GetTimeoutError as error:
+            raise EnvironmentError(f"no answer came from there for {format_seconds(_ANSWER_S)}", _SEE_STATUS) from error
         except missing.RuntimeEnvSetupError as error:
             last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
-            raise EnvironmentError(f"a node does not get this program: {last}", "See `ray status`") from error
+            raise EnvironmentError(f"a node does not get this program: {last}", _SEE_STATUS) from error
 
     def places(self, device: str, kind: str | None = None) -> int:
         if kind is not None:
@@ -372,9 +386,9 @@ class RayScheduler:
         except self._ray.exceptions.LocalRayletDiedError as error:
             raise NodesLost("Ray's own process on this machine has died", "Run again: what is finished is kept") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
-            if isinstance(error, self._ray.exceptions.RuntimeEnvSetupError):
+            if isinstance(error, self._ray.exceptions.RuntimeEnvSetupError | self._ray.exceptions.WorkerCrashedError):
                 with suppress(self._ray.exceptions.RayError):  # of which the next event tells
-                    self._ask_nodes(_nothing)  # for Ray does not say which of them did not get this program
+                    self._ask_nodes(_nothing, started.node)  # for Ray does not say on which of them nothing begins
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
             return lost(started.attempt, reason, time.monotonic() - started.at_s)
 

@@ -44,6 +44,18 @@ def fail(*asked, **how):
 if "runtime_env/agent" in " ".join(sys.orig_argv):
     shutil.rmtree = pathlib.Path.write_bytes = fail
 """
+# Of a node: its workers end as they begin, or once they have something to do.
+NO_WORKER = """
+import os, signal, sys, threading, time
+
+def die():
+    while not getattr(getattr(sys.modules.get("ray._private.worker"), "global_worker", None), "connected", False):
+        time.sleep(0.02)
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+if "default_worker.py" in " ".join(sys.orig_argv):
+"""
 FILES = {"torch": ("torch.py", f"raise ImportError({NO_TORCH!r})"), "code": ("sitecustomize.py", NO_SPACE)}
 AT_ONCE = 2  # so many cells may have been on their way to a host before it was known for what it is
 Rows = list[tuple[str, dict[str, Any]]]
@@ -165,7 +177,8 @@ def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_wai
     monkeypatch: pytest.MonkeyPatch,
     sweep_here: Callable[..., Result],
 ) -> None:
-    path, run = write_config(CONFIG), tmp_path / "results" / "sick"
+    slowly = CONFIG.replace("count: 1}", "count: 500000}")  # so that some are left when it has joined
+    path, run = write_config(slowly), tmp_path / "results" / "sick"
     words = sweep_command("run", path, "--address")
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=1)
@@ -184,6 +197,38 @@ def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_wai
     assert all("RuntimeEnvSetupError" in evidence["message"] for evidence in lost(rows(run)))
     assert {status for status, _ in rows(run)} == {"ok", "lost"}
     assert sweep_here("run", path, "--scheduler", "serial").exit_code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken_worker", "said"),
+    [
+        ("os._exit(1)", "no answer came from there for 40 s"),
+        ("threading.Thread(target=die).start()", "Ray's workers crash there"),
+    ],
+    ids=["none begins", "each crashes"],
+)
+def test_one_whose_workers_do_nothing_costs_no_cell(
+    broken_worker: str,
+    said: str,
+    broken: Callable[[str], str],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path, sick = write_config(CONFIG), tmp_path / "sick"
+    sick.mkdir()
+    (sick / "sitecustomize.py").write_text(NO_WORKER + f"    {broken_worker}\n")
+    with cluster_of_hosts() as (cluster, join):
+        join(num_cpus=1)
+        with monkeypatch.context() as there:
+            there.setenv("PYTHONPATH", broken("sick"))
+            join(num_cpus=1)
+        done = run_on(cluster, path, "tests.impatient")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"host .*: {said}: it gets no other cell", done.stdout), done.stdout
+    assert ("waiting for" in done.stdout) or "crash" in said
+    assert "measured 6 cells: 6 ok" in done.stdout
 
 
 @pytest.mark.slow
