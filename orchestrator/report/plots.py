@@ -13,6 +13,8 @@ from orchestrator.report.selections import of_task, varying, with_baseline
 from orchestrator.report.values import GIB
 
 PICTURES = ("svg", "png")
+# The first is vl-convert's own, so that a chart is as wide on every machine; the others are as wide for who looks at it.
+_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
 
 @dataclass(frozen=True)
@@ -134,10 +136,12 @@ def _chart(plot: Plot, results: Results) -> Figure | None:
     """Without its pictures."""
     try:
         chart = plot.layout.draw(results)
-        spec = None if chart is None else chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
+        if chart is None:
+            return None
+        spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
     except Exception as error:
         return Figure(plot, {}, problem=described(error))
-    return None if spec is None else Figure(plot, spec)
+    return Figure(plot, {**spec, "config": {**spec["config"], "font": _FONT}})
 
 
 def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
