@@ -33,10 +33,10 @@ class Kept:
     model_source: str | None = None
     program_source: str | None = None
 
-    def is_by_another(self, commit: str | None) -> bool:
-        """Than the program here, which is of that commit."""
+    def is_by_another(self, source: str, commit: str | None) -> bool:
+        """Than the program of that source and commit."""
         if self.program_source is not None:
-            return self.program_source != program.program_source()
+            return self.program_source != source
         return None not in (self.commit, commit) and self.commit != commit
 
 
@@ -96,8 +96,9 @@ def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, imp
     )
     for names, count in lacking.items():
         yield f"{_cells(count)} kept as measured, without {names}: {_AGAIN}"
-    others = Counter((one.program_source, one.commit) for one in kept if one.is_by_another(commit))
-    here = program.named(program.program_source(), commit)
+    source = program.program_source()
+    others = Counter((one.program_source, one.commit) for one in kept if one.is_by_another(source, commit))
+    here = program.named(source, commit)
     for other, count in others.items():
         yield f"{_cells(count)} kept as measured by another program, {program.named(*other)} (here {here}): {_AGAIN}"
     now = {model: source_digest(model, [*sys.path, *import_paths]) for model in {one.model for one in kept if one.model}}

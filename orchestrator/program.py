@@ -7,11 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 from tasks.harness import adoption
-from tasks.harness.source import digest_of
+from tasks.harness.source import digest_of, python_files
 
 PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
 ADOPTING = (sys.executable, "-I", "-S", adoption.__file__)  # as quick as Python begins, whatever a cell's environment makes of it
@@ -21,11 +20,11 @@ PROGRAM_SOURCE = "program_source"  # the fact of a row that says which program m
 _ONLY_READS = Path("orchestrator/report")  # what was measured
 
 
-@cache
 def program_source() -> str:
-    """A digest of all Python files of this program but those that make a report: the same in two commits that measure alike."""
-    files = sorted(file.relative_to(HERE) for package in PACKAGES for file in (HERE / package).rglob("*.py"))
-    return digest_of((file.as_posix(), HERE / file) for file in files if not file.is_relative_to(_ONLY_READS))
+    """A digest of this program's Python files outside orchestrator/report, as they are now: with the same one the same code
+    measures, whichever commit it is of."""
+    files = [file.relative_to(HERE) for package in PACKAGES for file in python_files(HERE / package)]
+    return digest_of((f"{file.as_posix()}\n", HERE / file) for file in files if not file.is_relative_to(_ONLY_READS))
 
 
 def git_commit() -> str | None:

@@ -16,6 +16,7 @@ import sys
 import tarfile
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
@@ -43,12 +44,15 @@ from tasks.harness.records import PREPARATION_S, Attempt, Outcome
 # Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
 _BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0  # of a parent and a process; of a GPU and a host that are tried
 _ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
+_BEGIN_S = 60.0  # for one that has it to begin anything
+_CRASHES = 3  # of workers in a row, after which a node gets no other cell
 _LATE_S = 20.0  # after which it is said who has not answered
 _POLL_S = 0.5
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
 _CONNECT_S = 5.0
+_WORKERS_CRASH = "Ray's workers crash there"
 _SEE_STATUS = "See `ray status`"
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _SESSION_PREFIX = "sweep-ray-"
@@ -148,6 +152,7 @@ class RayScheduler:
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
         self._fallen: dict[Any, tuple[str, Fallen]] = {}  # with its host, by the task that holds it so that no other cell has it
         self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
+        self._crashes: Counter[str] = Counter()  # of Ray's workers, by node, since one brought a cell to its end there
         self._session: str | None = None
         self._lock: int | None = None  # on the session's folder
         if not address:
@@ -176,39 +181,45 @@ class RayScheduler:
         return environments
 
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
-        found, refused = self._ask_nodes(probe_here)
+        found, refused = self._ask_nodes(probe_here, _ANSWER_S)
         if not found:
             raise next(iter(refused.values()), EnvironmentError("no node of the cluster answers", _SEE_STATUS))
         return found
 
-    def _ask_nodes(self, question: Callable[[], Answer], only: str = "") -> tuple[list[Answer], dict[str, EnvironmentError]]:
-        """What those say that answer, and what is wrong with those that cannot: these get no cell. only: one node of them."""
+    def _ask_nodes(
+        self, question: Callable[[], Answer], limit_s: float, only: str = ""
+    ) -> tuple[list[Answer], dict[str, EnvironmentError]]:
+        """What those say that answer, and what is wrong with those that cannot: these get no cell, unless none could.
+
+        only: one node of them, which is not the only one that measures.
+        """
         ask = self._ray.remote(num_cpus=0, max_retries=1)(question)  # a single worker may be killed
         nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive() if only in ("", node["NodeID"])}
         asked = {node: ask.options(label_selector={_NODE: node}).remote() for node in nodes}
-        self._say_who_is_late({one: nodes[node] for node, one in asked.items()})
+        self._wait_for({one: nodes[node] for node, one in asked.items()}, limit_s)
         found, refused = list[Answer](), dict[str, EnvironmentError]()
         for node, one in asked.items():
             try:
-                found += self._answer(one)
+                found += self._answer(one, limit_s)
             except EnvironmentError as error:
-                refused[node] = error
-        for node, why in refused.items() if found else ():
-            self._leave_out(node, f"host {nodes[node]}: {why.message}")
+                refused[node] = EnvironmentError(f"host {nodes[node]}: {error.message}", error.remedy)
+        for node, why in refused.items() if found or only else ():
+            self._leave_out(node, why.message)
         return found, refused
 
-    def _say_who_is_late(self, asked: Mapping[Any, str]) -> None:
-        """asked: the host of each answer that is waited for."""
+    def _wait_for(self, asked: Mapping[Any, str], limit_s: float) -> None:
+        """asked: by answer, the host that it is to come from."""
         _, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=_LATE_S) if asked else ([], [])
         if late:
             hosts = ", ".join(sorted({asked[one] for one in late}))
-            say(f"waiting for {hosts} to answer, for up to {format_seconds(_ANSWER_S)}: this program and torch come there now")
+            say(f"waiting for {hosts} to answer, for up to {format_seconds(limit_s)}")
+            self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
 
-    def _answer(self, asked: Any) -> list[Any]:
+    def _answer(self, asked: Any, limit_s: float) -> list[Any]:
         """Empty of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
         missing = self._ray.exceptions
         try:
-            return [self._ray.get(asked, timeout=_ANSWER_S)]
+            return [self._ray.get(asked, timeout=_POLL_S)]
         except missing.RayTaskError as error:
             if isinstance(error.cause, EnvironmentError):
                 raise error.cause from error  # whose text is not Ray's traceback
@@ -216,12 +227,13 @@ class RayScheduler:
         except (missing.TaskUnschedulableError, missing.NodeDiedError):
             return []
         except missing.WorkerCrashedError as error:
-            raise EnvironmentError("Ray's workers crash there", _SEE_STATUS) from error
+            raise EnvironmentError(_WORKERS_CRASH, _SEE_STATUS) from error
         except missing.GetTimeoutError as error:
-            raise EnvironmentError(f"no answer came from there for {format_seconds(_ANSWER_S)}", _SEE_STATUS) from error
+            self._end([asked])
+            raise EnvironmentError(f"no answer came from there in {format_seconds(limit_s)}", _SEE_STATUS) from error
         except missing.RuntimeEnvSetupError as error:
             last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
-            raise EnvironmentError(f"a node does not get this program: {last}", _SEE_STATUS) from error
+            raise EnvironmentError(f"it does not get this program: {last}", _SEE_STATUS) from error
 
     def places(self, device: str, kind: str | None = None) -> int:
         if kind is not None:
@@ -273,11 +285,14 @@ class RayScheduler:
         if fallen.name:
             self._fallen[stream] = started.host, fallen
             return fallen.outcome
-        if sum(map(measures, self._living())) > 1:
+        if self._has_several_hosts():
             self._leave_out(started.node, fallen.place)
             return fallen.outcome
         say(f"{fallen.place}. {MEND}")
         return fallen.ended
+
+    def _has_several_hosts(self) -> bool:
+        return sum(map(measures, self._living())) > 1
 
     def _leave_out(self, node: str, why: str) -> None:
         if node not in self._out:
@@ -382,15 +397,29 @@ class RayScheduler:
             return self._give_up_hung(stream, started)
         try:
             event: Event = self._ray.get(next(stream))
+            if isinstance(event, Outcome | Fallen):
+                del self._crashes[started.node]
             return event
         except self._ray.exceptions.LocalRayletDiedError as error:
             raise NodesLost("Ray's own process on this machine has died", "Run again: what is finished is kept") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
-            if isinstance(error, self._ray.exceptions.RuntimeEnvSetupError | self._ray.exceptions.WorkerCrashedError):
-                with suppress(self._ray.exceptions.RayError):  # of which the next event tells
-                    self._ask_nodes(_nothing, started.node)  # for Ray does not say on which of them nothing begins
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
-            return lost(started.attempt, reason, time.monotonic() - started.at_s)
+            outcome = lost(started.attempt, reason, time.monotonic() - started.at_s)
+            if self._has_several_hosts():
+                self._doubt(started, error)
+            return outcome
+
+    def _doubt(self, started: Started, error: Exception) -> None:
+        """Whether supervisors begin at all, and live, on the node of one that went away; on all nodes where it is not known."""
+        ray = self._ray.exceptions
+        if not isinstance(error, ray.RuntimeEnvSetupError | ray.WorkerCrashedError):
+            return
+        self._crashes[started.node] += isinstance(error, ray.WorkerCrashedError)
+        if started.node and self._crashes[started.node] >= _CRASHES:
+            self._leave_out(started.node, f"host {started.host}: {_WORKERS_CRASH}")
+            return
+        with suppress(ray.RayError):  # of which the next event tells
+            self._ask_nodes(_nothing, _BEGIN_S, started.node)
 
     def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
         """A supervisor that is itself stopped."""

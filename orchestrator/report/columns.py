@@ -72,7 +72,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("took_timing_s", "s", "of `wall_s`: the steps that were timed"),
     Column("took_instruments_s", "s", "of `wall_s`: all other instruments"),
     Column("commit", "", "of this program; `+` where the checkout had changes"),
-    Column("program_source", "", "a digest of the code that measured it: two commits that measure alike have the same"),
+    Column("program_source", "", "a digest of the code that measured it, which may be the same in several commits"),
     Column("invocation", "UTC", "which command measured it: the `time` of its entry in run.json"),
     Column("host", "", "name of the host"),
     Column("gpu", "", "name of the GPU, by its driver"),

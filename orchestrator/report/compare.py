@@ -42,7 +42,6 @@ _MOST_FREEDOM = 1e6
 _MOST_NOISE = 0.25  # beyond which it hides what anybody would call a difference
 _CLOCKS_DIFFER = 0.01
 _TASK = "task"
-_UNKNOWN = "unknown"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
 
@@ -393,14 +392,14 @@ def _differences(before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tupl
     mine, theirs = (frame[frame["cell"].isin(ids)] for frame, ids in zip((before, after), zip(*pairs, strict=True), strict=True))
     found = {name: (_values(mine, name), _values(theirs, name)) for name in _FINGERPRINT}
     apart = {name: values for name, values in found.items() if values[0] != values[1]}
-    if PROGRAM_SOURCE not in apart and found[PROGRAM_SOURCE][0] != _UNKNOWN:
+    if PROGRAM_SOURCE not in apart and all(PROGRAM_SOURCE in own and own[PROGRAM_SOURCE].notna().all() for own in (mine, theirs)):
         apart.pop("commit", None)
     return apart
 
 
 def _values(cells: pd.DataFrame, column: str) -> str:
     values: list[Any] = sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
-    return ", ".join(values) or _UNKNOWN
+    return ", ".join(values) or "unknown"
 
 
 def _find(prefix: str, sides: Mapping[str, Side], run: Run) -> str:

@@ -78,8 +78,8 @@ def test_a_program_is_what_it_says_whatever_its_commit(
 
 def test_of_what_did_not_write_down_its_source_the_commit_tells() -> None:
     old = Kept("a", None, None)
-    assert [old.is_by_another(commit) for commit in ("a", "b", None)] == [False, True, False]
-    assert not Kept(None, None, None).is_by_another("b")
+    assert [old.is_by_another("source", commit) for commit in ("a", "b", None)] == [False, True, False]
+    assert not Kept(None, None, None).is_by_another("source", "b")
 
 
 def test_repetitions_of_another_program_are_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:

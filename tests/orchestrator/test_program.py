@@ -49,6 +49,13 @@ def test_it_is_another_where_a_file_was_renamed(copy: Path) -> None:
     assert told_by(copy) != program_source()
 
 
+def test_what_an_editor_keeps_beside_it_is_not_of_it(copy: Path) -> None:
+    (copy / "tasks" / ".ipynb_checkpoints").mkdir()
+    (copy / "tasks" / ".ipynb_checkpoints" / "train_step-checkpoint.py").write_text("an older one")
+    (copy / "orchestrator" / ".#run.py").symlink_to("user@host.1234")
+    assert told_by(copy) == program_source()
+
+
 def test_what_is_not_known_of_it_is_left_out() -> None:
     assert named("a1", "b2+") == "a1 of commit b2+"
     assert (named("a1", None), named(None, "b2"), named(None, None)) == ("a1", "commit b2", "")

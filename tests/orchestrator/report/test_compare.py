@@ -221,6 +221,15 @@ def test_programs_differ_where_what_they_say_does_and_not_their_commits(
     assert set(compare(*runs).differences) == apart
 
 
+def test_nor_where_one_of_the_rows_does_not_say_which(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    old, new = make_outcome(), make_outcome(batch_size=2)
+    new, both = (replace(one, facts={**one.facts, "program_source": "one"}) for one in (new, old))
+    before = write(tmp_path / "a", old, commit="a")
+    with before.opened_for_writing() as writer:
+        writer.append(new, "b")
+    assert set(compare(before, write(tmp_path / "b", both, new, commit="b")).differences) == {"commit"}
+
+
 def test_two_cells_of_one_run(runs: tuple[Run, Run], make_outcome: MakeOutcome) -> None:
     one, other = make_outcome().attempt.cell.id, make_outcome(batch_size=2).attempt.cell.id
     (comparison,) = compare(runs[0], runs[0], (one[:6], other)).comparisons
