@@ -92,7 +92,7 @@ def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome]) -> Non
     outcome = misbehave("spin_in_c", settings={"timeout_s": 4.0})
     assert outcome.status is Status.TIMEOUT
     assert outcome.facts["stage_s"][outcome.stage] > 1  # it was there until it was killed
-    assert 4 <= outcome.wall_s < 10
+    assert 4 <= outcome.wall_s < 6
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_one_that_does_not_come_to_its_task_ends_too(slow_start: Callable[[str],
     outcome = execute(slow_start("spawn"))
     assert (outcome.status, outcome.stage) == (Status.TIMEOUT, "")
     assert outcome.evidence["message"] == "not ready to begin after 2 s"
-    assert outcome.wall_s < 6  # when it would be ready
+    assert outcome.wall_s < 5
 
 
 @pytest.mark.parametrize("how", ["with_grandchild", "with_daemon"])
@@ -200,7 +200,7 @@ def small_memory() -> Iterator[Path]:
             group.rmdir()
         pytest.skip("no control group can be made here")
     yield group
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while group.exists() and time.monotonic() < deadline:
         with suppress(OSError):
             group.rmdir()
@@ -326,7 +326,7 @@ def test_nothing_outlives_what_started_it(
             assert started <= descendants
         finally:
             os.kill(supervisor.pid, number)
-            supervisor.wait(60)
+            supervisor.wait(10)
     _wait_until_dead(*descendants)
 
 
@@ -351,7 +351,7 @@ def _alive(pid: int) -> bool:
 
 
 def _wait_until_dead(*pids: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 5
     while any(map(_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(map(_alive, pids))

@@ -129,7 +129,7 @@ def test_where_forking_does_not_work_the_process_is_a_fresh_one(
 def test_a_parent_that_died_between_two_cells_is_replaced(make_attempt: MakeAttempt) -> None:
     execute(make_attempt(1))
     _parent().kill()
-    _parent().wait(60)
+    _parent().wait(5)
     assert execute(make_attempt(2)).facts["start_method"] == "fork"
 
 
@@ -217,13 +217,13 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_at
         "threading.Thread(target=parent.prepare, args=(Preparation(compiled=True),)).start()"
     )
     supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)})
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while not (begun := psutil.Process(supervisor.pid).children(recursive=True)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(0.5)
     os.kill(supervisor.pid, number)
-    supervisor.wait(60)
+    supervisor.wait(5)
     _, alive = psutil.wait_procs(begun, 5)
     assert not alive
 

@@ -26,9 +26,9 @@ def begun(code: str) -> subprocess.Popen[str]:
 
 def test_it_ends_as_its_child_does() -> None:
     with begun("sys.exit(75)") as driver:
-        assert driver.wait(60) == 75
+        assert driver.wait(20) == 75
     with begun("os.kill(os.getpid(), 9)") as driver:
-        assert driver.wait(60) == 128 + 9
+        assert driver.wait(20) == 128 + 9
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -40,7 +40,7 @@ def test_what_it_is_sent_its_child_is_sent(number: int) -> None:
         child = int(driver.stdout.readline())
         assert os.getpgid(child) == child
         driver.send_signal(number)
-        assert driver.wait(60) == 7
+        assert driver.wait(20) == 7
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a namespace of processes of its own")
@@ -55,7 +55,7 @@ def test_the_first_process_of_a_container_leaves_no_zombie(tmp_path: Path) -> No
     with subprocess.Popen([*new, sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         assert int(driver.stdout.readline()) > 1
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 10
         while zombies := _zombies_below(driver.pid):
             assert time.monotonic() < deadline, zombies
             time.sleep(0.1)

@@ -68,7 +68,7 @@ def jobs(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
         try:
             assert head.stdout is not None
             yield next(line for line in head.stdout if line.startswith("jobs at ")).split()[-1]
-            head.communicate(timeout=60)
+            head.communicate(timeout=30)
         finally:
             head.kill()
 

@@ -272,7 +272,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     if number == signal.SIGINT:  # and once more, in impatience
         time.sleep(0.1)
         driver.send_signal(number)
-    said, _ = driver.communicate(timeout=60)
+    said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}" in said
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
@@ -312,7 +312,7 @@ def test_a_second_driver_is_sent_away(
     assert f"another driver is at work in it: process {first.pid} on" in second.stderr
     assert "Traceback" not in second.stderr
     first.terminate()
-    assert first.wait(60) == 130
+    assert first.wait(30) == 130
     done = sweep_here("run", path, "--scheduler", "serial", "--where", "size=tiny")
     assert done.exit_code == 0, done.output
 

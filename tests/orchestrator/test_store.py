@@ -252,7 +252,7 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
 def _hold(folder: Path, held: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
     with Run(folder).opened_for_writing():
         held.set()
-        done.wait(60)
+        done.wait(30)
 
 
 def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
@@ -260,7 +260,7 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
     held, done = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(run.folder, held, done))
     holder.start()
-    assert held.wait(60)
+    assert held.wait(30)
     with pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"), run.opened_for_writing():
         pass
     holder.kill()
