@@ -148,8 +148,8 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     card = find_card(gpu) if gpu is not None else None
 
     request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
-    commit, choice = git_commit(), _choice(chosen)
-    choice = going_on(request, choice, new_invocation(request, choice, commit))
+    invocation = new_invocation(request, _choice(chosen), git_commit())
+    choice = going_on(request, _choice(chosen), invocation)
     planned = plan_request(request, choice)
     if request.expansion.duplicates:
         click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
@@ -158,7 +158,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     for line in describe_plan(planned, request.expansion.label, describe_cost(request, planned, card), everything):
         click.echo(line)
     kept = read_kept(request.run, planned)
-    for line in describe_kept(kept, request.config, commit, request.import_paths):
+    for line in describe_kept(kept, request.config, invocation):
         click.echo(line)
     if memory:
         for line in describe_memory(request, card):

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from orchestrator import program
 from orchestrator.config import SweepConfig
 from orchestrator.errors import RunMismatch
 from orchestrator.plan import Plan
+from orchestrator.program import PROGRAM_SOURCE, named
 from orchestrator.store import Run
 from tasks.harness.records import Status
-from tasks.harness.source import source_digest
 
 _PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 _AGAIN = "`--retry ok` measures them again"
@@ -83,12 +81,12 @@ def _kept(row: _Row, model: str | None = None) -> Kept:
         None if env is None else tuple(sorted(env.items())),
         model,
         facts.get("model_source"),
-        facts.get(program.PROGRAM_SOURCE),
+        facts.get(PROGRAM_SOURCE),
     )
 
 
-def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, import_paths: Sequence[str]) -> Iterator[str]:
-    """A line for each way in which kept cells differ from those that would be measured now."""
+def describe_kept(kept: list[Kept], config: SweepConfig, invocation: Mapping[str, Any]) -> Iterator[str]:
+    """A line for each way in which kept cells differ from those that this invocation would measure now."""
     lacking = Counter(
         ", ".join(sorted(missing))
         for one in kept
@@ -96,12 +94,12 @@ def describe_kept(kept: list[Kept], config: SweepConfig, commit: str | None, imp
     )
     for names, count in lacking.items():
         yield f"{_cells(count)} kept as measured, without {names}: {_AGAIN}"
-    source = program.program_source()
+    source, commit = invocation[PROGRAM_SOURCE], invocation["commit"]
     others = Counter((one.program_source, one.commit) for one in kept if one.is_by_another(source, commit))
-    here = program.named(source, commit)
+    here = named(source, commit)
     for other, count in others.items():
-        yield f"{_cells(count)} kept as measured by another program, {program.named(*other)} (here {here}): {_AGAIN}"
-    now = {model: source_digest(model, [*sys.path, *import_paths]) for model in {one.model for one in kept if one.model}}
+        yield f"{_cells(count)} kept as measured by another program, {named(*other)} (here {here}): {_AGAIN}"
+    now = invocation["sources"]
     others_of = [one.model for one in kept if one.model and one.model_source and now[one.model] not in (None, one.model_source)]
     for model, count in Counter(others_of).items():
         yield f"{_cells(count)} kept as measured with another source of {model}: {_AGAIN}"

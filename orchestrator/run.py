@@ -178,7 +178,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         kept = read_kept(request.run, plan)
         if not means.mixed and plan.to_run:
             require_same_env(request.run, plan, request.config)
-        for line in describe_kept(kept, request.config, commit, request.import_paths):
+        for line in describe_kept(kept, request.config, invocation):
             means.say(line)
 
         measured = set[str]()

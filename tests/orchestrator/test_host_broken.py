@@ -59,14 +59,19 @@ def die():
 
 if "default_worker.py" in " ".join(sys.orig_argv):
 """
-FILES = {"torch": ("torch.py", f"raise ImportError({NO_TORCH!r})"), "code": ("sitecustomize.py", NO_SPACE)}
+FILES = {
+    "torch": ("torch.py", f"raise ImportError({NO_TORCH!r})"),
+    "code": ("sitecustomize.py", NO_SPACE),
+    "exits": ("sitecustomize.py", NO_WORKER + "    os._exit(1)"),
+    "crashes": ("sitecustomize.py", NO_WORKER + "    threading.Thread(target=die).start()"),
+}
 AT_ONCE = 2  # so many cells may have been on their way to a host before it was known for what it is
 Rows = list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """What leads to a broken torch, and to a broken unpacking: a folder for PYTHONPATH."""
+    """What leads to a broken torch, unpacking or worker: a folder for PYTHONPATH."""
     for name, (file, text) in FILES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)
@@ -74,6 +79,18 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
         for variable, value in {**environment, FOLDER: str(tmp_path / "torch")}.items():
             monkeypatch.setenv(variable, value)
         yield lambda name: f"{tmp_path / name}:{environment['PYTHONPATH']}"
+
+
+@pytest.fixture
+def join_broken(broken: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has a host join a cluster that is broken so."""
+
+    def join_it(join: Callable[..., Any], how: str) -> None:
+        with monkeypatch.context() as there:
+            there.setenv("PYTHONPATH", broken(how))
+            join(num_cpus=1)
+
+    return join_it
 
 
 def run_on(cluster: Any, config: Path, module: str = "tests.sick") -> subprocess.CompletedProcess[str]:
@@ -148,25 +165,27 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sick", "fault"), [("torch", NO_TORCH), ("code", "does not get this program: .*No space left")])
+@pytest.mark.parametrize(
+    ("sick", "fault"),
+    [
+        ("torch", NO_TORCH),
+        ("code", "does not get this program: .*No space left"),
+        ("exits", "no answer came from there in 40 s"),
+        ("crashes", "Ray's workers crash there"),
+    ],
+)
 def test_one_that_is_broken_from_the_start_costs_no_cell(
-    sick: str,
-    fault: str,
-    broken: Callable[[str], str],
-    write_config: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sick: str, fault: str, join_broken: Callable[..., None], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """torch is not to be imported, or the program that Ray ships is not to be unpacked."""
+    """torch is not to be imported, the program that Ray ships not to be unpacked, or Ray's workers do nothing."""
     path = write_config(CONFIG)
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=1)
-        with monkeypatch.context() as there:
-            there.setenv("PYTHONPATH", broken(sick))
-            join(num_cpus=1)
-        done = run_on(cluster, path, "orchestrator")
+        join_broken(join, sick)
+        done = run_on(cluster, path, "tests.impatient")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"host .*: .*{fault}.*: it gets no other cell", done.stdout), done.stdout
+    assert sick != "exits" or re.search("waiting for .* to answer, for up to 40 s", done.stdout), done.stdout
     assert "measured 6 cells: 6 ok" in done.stdout
     assert [status for status, _ in rows(tmp_path / "results" / "sick")] == ["ok"] * 6
     assert "Traceback" not in done.stdout + done.stderr
@@ -174,10 +193,9 @@ def test_one_that_is_broken_from_the_start_costs_no_cell(
 
 @pytest.mark.slow
 def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_waits_for_it(
-    broken: Callable[[str], str],
+    join_broken: Callable[..., None],
     write_config: Callable[..., Path],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     sweep_here: Callable[..., Result],
 ) -> None:
     slowly = CONFIG.replace("count: 1}", "count: 500000}")  # so that some are left when it has joined
@@ -190,9 +208,7 @@ def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_wai
         )
         while not (run / "run.json").exists() and driver.poll() is None:
             time.sleep(0.05)
-        with monkeypatch.context() as there:
-            there.setenv("PYTHONPATH", broken("code"))
-            join(num_cpus=1)
+        join_broken(join, "code")
         said, _ = driver.communicate(timeout=100)
     assert driver.returncode == 1, said
     assert said.count("it gets no other cell") == 1, said
@@ -200,38 +216,6 @@ def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_wai
     assert all("RuntimeEnvSetupError" in evidence["message"] for evidence in lost(rows(run)))
     assert {status for status, _ in rows(run)} == {"ok", "lost"}
     assert sweep_here("run", path, "--scheduler", "serial").exit_code == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("broken_worker", "said"),
-    [
-        ("os._exit(1)", "no answer came from there in 40 s"),
-        ("threading.Thread(target=die).start()", "Ray's workers crash there"),
-    ],
-    ids=["none begins", "each crashes"],
-)
-def test_one_whose_workers_do_nothing_costs_no_cell(
-    broken_worker: str,
-    said: str,
-    broken: Callable[[str], str],
-    write_config: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path, sick = write_config(CONFIG), tmp_path / "sick"
-    sick.mkdir()
-    (sick / "sitecustomize.py").write_text(NO_WORKER + f"    {broken_worker}\n")
-    with cluster_of_hosts() as (cluster, join):
-        join(num_cpus=1)
-        with monkeypatch.context() as there:
-            there.setenv("PYTHONPATH", broken("sick"))
-            join(num_cpus=1)
-        done = run_on(cluster, path, "tests.impatient")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(rf"host .*: {said}: it gets no other cell", done.stdout), done.stdout
-    assert "crash" in said or re.search("waiting for .* to answer, for up to 40 s", done.stdout), done.stdout
-    assert "measured 6 cells: 6 ok" in done.stdout
 
 
 class Nodes:
