@@ -29,11 +29,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from orchestrator import store
 from orchestrator.invocations import new_invocation
+from orchestrator.parts import ATTEMPTS, SAMPLES, write_part
 from orchestrator.plan import Choice
 from orchestrator.run import Request, manifest_of, resolve
-from orchestrator.store import ATTEMPTS, MERGE_BATCH, SAMPLES, Run
+from orchestrator.store import MERGE_BATCH, Run
 from tasks.harness.cell import Cell
 
 SECONDS, MB = 20.0, 500.0
@@ -125,9 +125,9 @@ def make_run(folder: Path, cells: int) -> Request:
 
 
 def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
-    store._write_part(folder / "samples" / f"{name}.parquet", _samples([cell for cell in cells if _status(cell) == "ok"]))
+    write_part(folder / "samples" / f"{name}.parquet", _samples([cell for cell in cells if _status(cell) == "ok"]))
     rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], ATTEMPTS)
-    store._write_part(folder / "attempts" / f"{name}.parquet", rows)
+    write_part(folder / "attempts" / f"{name}.parquet", rows)
 
 
 def _status(cell: Cell) -> str:

@@ -26,12 +26,13 @@ import pandas as pd
 from ruamel.yaml import YAML
 
 from orchestrator.errors import RunError, RunUnwritable
+from orchestrator.parts import tables, writing
 from orchestrator.redaction import Redaction
 from orchestrator.remote.address import Where
 from orchestrator.report.frames import load_results
 from orchestrator.report.published.tables import published_tables
 from orchestrator.reporting import make_report
-from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter, tables, writing
+from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter
 from orchestrator.together import Publication, Together, digest, is_publication, named_runs
 
 MB = 1_000_000

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.artifacts import read_artifacts
+from orchestrator.parts import Content
 from orchestrator.report.answers import Answer, answers
 from orchestrator.report.details import read_details
 from orchestrator.report.formats import FORMATS, files_of
@@ -22,7 +23,7 @@ from orchestrator.report.plots import PICTURES, Drawing, begin_drawing, figure_f
 from orchestrator.report.render import Page, answers_to_markdown, lay_out, provenance
 from orchestrator.report.table import Table
 from orchestrator.report.tables import TABLES
-from orchestrator.store import Content, Run
+from orchestrator.store import Run
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -16,20 +16,18 @@
 Runs that were published (publishing) lie side by side in a folder with a list of their files, and are read only.
 
 Only the driver that holds the lock writes. Parts are merged, a batch at a time, into larger ones; a merged part names
-the parts it replaces, so that a crash between the two writes leaves nothing counted twice. A run may also lie elsewhere, with its
-working copy here (remote). This and remote/place.py are alone in importing pyarrow.
+the parts it replaces, so that a crash between the two writes leaves nothing counted twice. How a part is read
+and written says `parts`. A run may also lie elsewhere, with its working copy here (remote).
 """
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import fcntl
 import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -37,131 +35,35 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
+from orchestrator.parts import (
+    ATTEMPTS,
+    PREDICTIONS,
+    SCHEMAS,
+    Content,
+    empty_table,
+    give_back_memory,
+    is_merged,
+    merge,
+    read_parts,
+    replace_file,
+    replaced_parts,
+    with_categories,
+    write_part,
+    writing,
+)
 from tasks.harness.records import ATTEMPT_FILE, Attempt, Outcome, Sample
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Content = str | bytes | Iterable[str]  # of a file; what comes in pieces is written as it comes
 SCHEMA_VERSION = 1  # 1: attempts and samples; kernels, allocations and live since, which an older program passes over
 MERGE_BATCH = 128
 PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is in it
-_MERGED = "merged-"
-_REPLACES = b"replaces"
-_READ_TRIES = 5
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGE_BYTES = 128 * 1024  # glibc's own default of both, before it adapts them
 
-ATTEMPTS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("task", pa.string()),
-        ("task_version", pa.int32()),
-        ("params", pa.string()),  # JSON
-        ("status", pa.string()),
-        ("stage", pa.string()),
-        ("phase", pa.string()),
-        ("evidence", pa.string()),  # JSON
-        ("facts", pa.string()),  # JSON
-        ("started_at", pa.timestamp("us", tz="UTC")),
-        ("wall_s", pa.float64()),
-        ("timeout_s", pa.float64()),
-        ("replaces", pa.int32()),
-        ("commit", pa.string()),
-    ]
-)
-SAMPLES = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("instrument", pa.string()),
-        ("mode", pa.string()),
-        ("phase", pa.string()),
-        ("metric", pa.string()),
-        ("unit", pa.string()),
-        ("step", pa.int32()),
-        ("value", pa.float64()),
-        ("note", pa.string()),
-    ]
-)
-KERNELS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("phase", pa.string()),
-        ("module", pa.string()),
-        ("kernel_class", pa.string()),
-        ("attributed_by", pa.string()),
-        ("operator", pa.string()),
-        ("name", pa.string()),
-        ("steps", pa.int32()),
-        ("count", pa.int64()),
-        ("total_ns", pa.int64()),
-        ("mean_ns", pa.float64()),
-        ("median_ns", pa.float64()),
-        ("min_ns", pa.int64()),
-        ("max_ns", pa.int64()),
-        ("sd_ns", pa.float64()),
-    ]
-)
-ALLOCATIONS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("moment", pa.string()),
-        ("phase", pa.string()),
-        ("role", pa.string()),
-        ("part", pa.string()),
-        ("attributed_by", pa.string()),
-        ("allocated_in", pa.string()),
-        ("call_chain", pa.string()),
-        ("size_bytes", pa.int64()),
-        ("count", pa.int64()),
-        ("total_bytes", pa.int64()),
-    ]
-)
-LIVE = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("event", pa.int64()),
-        ("at_ms", pa.float64()),
-        ("phase", pa.string()),
-        ("role", pa.string()),
-        ("live_bytes", pa.int64()),
-    ]
-)
-PREDICTIONS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("predicted_at", pa.timestamp("us", tz="UTC")),
-        ("mode", pa.string()),
-        ("phase", pa.string()),
-        ("metric", pa.string()),
-        ("unit", pa.string()),
-        ("step", pa.int32()),
-        ("value", pa.float64()),
-        ("note", pa.string()),
-    ]
-)
-pa.set_memory_pool(pa.system_memory_pool())  # gives back what is no longer used: a report reads much and then makes much
-with suppress(OSError, AttributeError):  # as does glibc, if it may not keep the more, the larger the pieces are that it has seen
-    for _threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        ctypes.CDLL(None).mallopt(_threshold, _LARGE_BYTES)
-_SCHEMAS = {
-    "attempts": ATTEMPTS,
-    "samples": SAMPLES,
-    "kernels": KERNELS,
-    "allocations": ALLOCATIONS,
-    "live": LIVE,
-    "predictions": PREDICTIONS,
-}
 _MEASURED = ("samples", "kernels", "allocations", "live")  # by the names that they have in an outcome
 
 
@@ -223,14 +125,14 @@ class Run:
         import pandas as pd
         from pandas.api.types import union_categoricals
 
-        schema = _with_categories(_SCHEMAS[table])
-        empty = _empty(schema, columns)
+        schema = with_categories(SCHEMAS[table])
+        empty = empty_table(schema, columns)
 
         def as_columns(parts: list[pa.Table]) -> dict[str, pd.Series[Any]]:
             whole = pa.concat_tables([empty, *parts], promote_options="permissive").unify_dictionaries()
             return {name: whole[name].to_pandas() for name in whole.column_names}
 
-        parts = [as_columns([]), *_read_parts(self.folder / table, schema, columns, as_columns, _PARTS_AT_ONCE)]
+        parts = [as_columns([]), *read_parts(self.folder / table, schema, columns, as_columns, _PARTS_AT_ONCE)]
         joined: dict[str, Any] = {
             name: union_categoricals([_of_texts(part.pop(name)) for part in parts])
             if isinstance(parts[0][name].dtype, pd.CategoricalDtype)
@@ -257,7 +159,7 @@ class Run:
             for name, content in files:
                 path = self.folder / "report" / name
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _replace(path, content)
+                replace_file(path, content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         return self.folder.absolute().joinpath("artifacts", cell, str(number))
@@ -282,8 +184,8 @@ class Run:
                     yield replace(attempt, folder=str(file.parent))  # the run may have been moved
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
-        parts = _read_parts(self.folder / table, _SCHEMAS[table], columns)
-        return pa.concat_tables([_empty(_SCHEMAS[table], columns), *parts], promote_options="permissive")
+        parts = read_parts(self.folder / table, SCHEMAS[table], columns)
+        return pa.concat_tables([empty_table(SCHEMAS[table], columns), *parts], promote_options="permissive")
 
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
@@ -291,7 +193,7 @@ class Run:
         if any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)):
             raise RunUnwritable(f"{self.folder}: is published, and no more is measured into it", "Name another folder with --out")
         with writing(self.folder):
-            for table in ("artifacts", *_SCHEMAS):
+            for table in ("artifacts", *SCHEMAS):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
             lock = (self.folder / ".lock").open("a+")
         with lock:
@@ -351,7 +253,7 @@ class RunWriter(Run):
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
         with self._writing():
-            _replace(self.folder / "run.json", text.encode())
+            replace_file(self.folder / "run.json", text.encode())
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Keeps an outcome: what it measured first, its attempt last."""
@@ -361,9 +263,9 @@ class RunWriter(Run):
             for table in _MEASURED:
                 if records := getattr(outcome, table):
                     rows = [{**key, **asdict(record)} for record in records]
-                    _write_part(self.folder / table / name, pa.Table.from_pylist(rows, _SCHEMAS[table]))
+                    write_part(self.folder / table / name, pa.Table.from_pylist(rows, SCHEMAS[table]))
             row = {**key, **_attempt_row(outcome), "commit": commit}
-            _write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+            write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
         self._appended += 1
         if self._appended % MERGE_BATCH == 0:
             self.merge_parts()
@@ -375,17 +277,17 @@ class RunWriter(Run):
         if rows:
             with self._writing():
                 name = f"{time.time_ns()}.parquet"
-                _write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
+                write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
 
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
         with self._writing():
-            for table in _SCHEMAS:
+            for table in SCHEMAS:
                 for name in replaced_parts(self.folder / table):  # left by a kill in the middle of this
                     (self.folder / table / name).unlink(missing_ok=True)
                 small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not is_merged(p) and self.may_merge(p)]
                 for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
-                    _merge(small[start : start + MERGE_BATCH])
+                    merge(small[start : start + MERGE_BATCH])
 
     def may_merge(self, part: Path) -> bool:
         """Whether a small part may go into a larger one already."""
@@ -393,21 +295,15 @@ class RunWriter(Run):
 
     def write_cells(self, cells: pd.DataFrame) -> None:
         with self._writing():
-            _write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
+            write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
 
     def write_whole(self, table: str, rows: pd.DataFrame) -> None:
         """All rows of a table as its one part, in their order."""
         if len(rows):
             with self._writing():
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
-                whole = pa.Table.from_pandas(rows, _SCHEMAS[table], preserve_index=False)
-                _write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
-
-
-def give_back_memory() -> None:
-    """To the system, what was used and is not any more, where the C library can; else what one stage needs adds to the next."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
+                whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
+                write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, Any]:
@@ -428,147 +324,6 @@ def _attempt_row(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def tables() -> tuple[str, ...]:
-    """The names of what a run is made of."""
-    return tuple(_SCHEMAS)
-
-
 def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
     """A categorical column, which is one of texts also where it is all null."""
     return column if len(column.cat.categories) else column.cat.set_categories([""])
-
-
-def _empty(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    return pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
-
-
-def _with_categories(schema: pa.Schema) -> pa.Schema:
-    categories = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema([field.with_type(categories) if pa.types.is_string(field.type) else field for field in schema])
-
-
-def _read_parts(
-    folder: Path,
-    schema: pa.Schema,
-    columns: list[str] | None,
-    made_of: Callable[[list[pa.Table]], Any] = lambda parts: parts[0],
-    at_once: int = 1,
-) -> list[Any]:
-    """What is made of so many parts at once, of all that no merged one replaces. One is open at a time: a run may have more parts
-    than a process files.
-
-    A driver may merge parts while a reader reads; the reader then begins anew.
-    """
-    for _ in range(_READ_TRIES):
-        try:
-            replaced = replaced_parts(folder)
-            parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
-            starts = range(0, len(parts), at_once)
-            return [made_of([_read_part(path, schema, columns) for path in parts[start : start + at_once]]) for start in starts]
-        except FileNotFoundError:
-            continue
-    raise RunError(f"{folder}: changes faster than it can be read", "Try again")
-
-
-def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    """As the schema has it: where that is one of categories, texts are read as such."""
-    categories = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-    with _reading(path), pq.ParquetFile(path, read_dictionary=categories) as part:
-        names = part.schema_arrow.names
-        if missing := set(schema.names[:2]) - set(names):  # what says of which attempt a row is
-            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
-        present = columns and [name for name in columns if name in names]
-        read = part.read(columns=present, use_threads=False)  # each would keep memory of its own, and parts are small
-        return read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
-
-
-def replaced_parts(folder: Path) -> set[str]:
-    """The names of the parts whose rows are in a merged one."""
-    replaced: set[str] = set()
-    for path in folder.glob(f"{_MERGED}*.parquet"):
-        with _reading(path):
-            replaced |= set(json.loads((pq.read_schema(path).metadata or {}).get(_REPLACES, b"[]")))
-    return replaced
-
-
-def is_merged(part: Path) -> bool:
-    return part.name.startswith(_MERGED)
-
-
-def _merge(parts: list[Path]) -> None:
-    tables = [pq.read_table(path) for path in parts]
-    whole = pa.concat_tables(tables, promote_options="permissive")
-    names = json.dumps([path.name for path in parts]).encode()
-    _write_part(parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
-    _on_disk(parts[0].parent)
-    for path in parts:
-        path.unlink()
-
-
-def _on_disk(folder: Path) -> None:
-    """What the folder has by now, also after a power cut, where the file system can promise that of folders."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _write_part(path: Path, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    _replace(path, sink.getvalue().to_pybytes())
-
-
-def _replace(path: Path, content: Content) -> None:
-    """Written aside, on disk, then renamed: whole or not there, whatever is killed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            for piece in [content] if isinstance(content, str | bytes) else content:
-                file.write(piece.encode() if isinstance(piece, str) else piece)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:  # also of what makes the pieces
-        with suppress(OSError):
-            aside.unlink()
-        raise
-
-
-@contextmanager
-def _reading(part: Path) -> Iterator[None]:
-    """Turns what no Parquet reader takes, such as half a copy, into one line with its remedy."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise
-    except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_to_measure_anew(part)}") from error
-
-
-def _to_measure_anew(part: Path) -> str:
-    """A cell is done where there is a row of its attempt, whatever is left of what it measured."""
-    row = part.parent.with_name("attempts") / part.name
-    if part == row:
-        return "to measure its cells anew"
-    return f"with {row} to measure its cell anew" if row.exists() else "and measure again what it held with --retry ok"
-
-
-@contextmanager
-def writing(folder: Path, elsewhere: str = "Name a writable folder with --out") -> Iterator[None]:
-    """Turns the file system's refusals into one line with its remedy. elsewhere: that of a folder that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        remedies = {
-            errno.ENOSPC: "Free some space and run again: what is finished is kept, and not measured twice",
-            errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
-            errno.EROFS: elsewhere,
-            errno.EACCES: elsewhere,
-            errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
-        }
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")) from error

@@ -43,7 +43,10 @@ PERMITTED = {
     "orchestrator/report/statistics.py": {"tasks.harness.order_statistics"},
     "orchestrator/report/frames.py": {"tasks.traces.classes"},
 }
-ONLY_IN = {"ray": "orchestrator/schedulers.py", "pyarrow": "orchestrator/store.py orchestrator/remote/place.py"}
+ONLY_IN = {
+    "ray": "orchestrator/schedulers.py",
+    "pyarrow": "orchestrator/store.py orchestrator/parts.py orchestrator/remote/place.py",
+}
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -14,11 +14,11 @@ import pytest
 
 from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import Taken, make_run, report
-from orchestrator import store
 from orchestrator.invocations import new_invocation
+from orchestrator.parts import ATTEMPTS, SAMPLES, write_part
 from orchestrator.plan import Choice
 from orchestrator.run import Request, manifest_of, resolve
-from orchestrator.store import ATTEMPTS, MERGE_BATCH, SAMPLES, Run
+from orchestrator.store import MERGE_BATCH, Run
 from tasks.harness.progress import Progress
 from tasks.harness.registry import make_cell
 from tasks.harness.workload import run_step
@@ -59,16 +59,14 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
     ]  # fmt: skip
     with Run(folder / "run").opened_for_writing() as writer:
         writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
-        store._write_part(folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES))
+        write_part(folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES))
         singles = len(rows) % MERGE_BATCH
         for start in range(0, len(rows) - singles, MERGE_BATCH):
             name = f"merged-{start}.parquet"
-            store._write_part(
-                folder / "run" / "attempts" / name, pa.Table.from_pylist(rows[start : start + MERGE_BATCH], ATTEMPTS)
-            )
+            write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist(rows[start : start + MERGE_BATCH], ATTEMPTS))
         for row in rows[-singles:]:
             name = f"{row['cell']}-1.parquet"
-            store._write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+            write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
     return request
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import RunUnreachable
+from orchestrator.parts import is_merged, replaced_parts, tables, writing
 from orchestrator.remote.ledger import Ledger
 from orchestrator.remote.place import Entry, Place, reaching
-from orchestrator.store import is_merged, replaced_parts, tables, writing
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE
 
 MANIFEST, CELLS = "run.json", "cells.parquet"

@@ -11,12 +11,13 @@ import click
 
 from orchestrator.caches import cache_folder
 from orchestrator.errors import RunError, RunUnwritable, SweepError
+from orchestrator.parts import Content
 from orchestrator.remote.address import Where, is_address
 from orchestrator.remote.claim import Claim, claimed
 from orchestrator.remote.copy import ATTEMPTS, CELLS, MANIFEST, Copy
 from orchestrator.remote.place import Place, reaching
 from orchestrator.remote.uploads import Uploads, insist
-from orchestrator.store import Content, Run, RunWriter
+from orchestrator.store import Run, RunWriter
 from tasks.harness.records import Outcome, Sample
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator.parts import give_back_memory
 from orchestrator.report.gpus import peak_tflops
 from orchestrator.report.host import with_host
 from orchestrator.report.neighbours import hosts_of, neighbours
 from orchestrator.report.statistics import STATISTICS, summarise
-from orchestrator.store import give_back_memory
 from orchestrator.together import MARK
 
 _KEY = ["cell", "attempt"]

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from orchestrator.parts import give_back_memory
 from orchestrator.report.derive import rows_of
 from orchestrator.report.frames import Results
 from orchestrator.report.values import where_it_ended
-from orchestrator.store import Run, give_back_memory
+from orchestrator.store import Run
 
 if TYPE_CHECKING:
     from orchestrator.artifacts import Artifacts

@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
+from orchestrator.parts import give_back_memory
 from orchestrator.report.derive import derive_cells
-from orchestrator.store import Run, give_back_memory
+from orchestrator.store import Run
 from tasks.traces.classes import UNKNOWN, classify
 
 

@@ -19,9 +19,10 @@ from ruamel.yaml import YAML
 import orchestrator as sweep
 from orchestrator.cli import main
 from orchestrator.errors import RunUnwritable
+from orchestrator.parts import tables
 from orchestrator.report.frames import load_results
 from orchestrator.report.plots import Drawing
-from orchestrator.store import PUBLICATION_FILE, Run, tables
+from orchestrator.store import PUBLICATION_FILE, Run
 from orchestrator.together import Publication, open_runs
 from tasks.harness.records import AllocationRow, LiveRow, Outcome, Status
 from tests.conftest import ROOT

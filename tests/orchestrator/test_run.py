@@ -350,16 +350,16 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
     """The samples are on disk, the attempt is not: the next run finds the journal and keeps it."""
     from orchestrator import store
 
-    real = store._write_part
+    real = store.write_part
 
     def write(path: Path, table: Any) -> None:
         if path.parent.name == "attempts" and not path.exists():
-            monkeypatch.setattr(store, "_write_part", real)
+            monkeypatch.setattr(store, "write_part", real)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         real(path, table)
 
-    monkeypatch.setattr(store, "_write_part", write)
+    monkeypatch.setattr(store, "write_part", write)
     summary = go(request_of(), FakeScheduler(journalled))
     assert (summary.stopped, summary.left) == ("SIGINT", 4)
     scheduler = FakeScheduler(journalled)

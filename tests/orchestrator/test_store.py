@@ -66,7 +66,7 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, torn: str
 ) -> None:
     """The attempt is written last: whatever a kill cuts off, no attempt counts whose kernels or samples are missing."""
-    write_part, outcome = store._write_part, make_outcome()
+    write_part, outcome = store.write_part, make_outcome()
 
     def die_at(path: Path, table: pa.Table) -> None:
         if path.parent.name == torn:
@@ -74,7 +74,7 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
             raise KeyboardInterrupt
         write_part(path, table)
 
-    monkeypatch.setattr(store, "_write_part", die_at)
+    monkeypatch.setattr(store, "write_part", die_at)
     with pytest.raises(KeyboardInterrupt), run.opened_for_writing() as writer:
         writer.append(outcome, None)
     assert run.read("attempts").empty
