@@ -27,6 +27,8 @@ _REPLACES = b"replaces"
 _READ_TRIES = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGE_BYTES = 128 * 1024  # glibc's own default of both, before it adapts them
+_JSON = frozenset({"params", "evidence", "facts"})  # the columns of JSON objects
+_NEVER_NULL = frozenset({"cell", "attempt", "predicted_at", "task", "status", *_JSON})  # what every row has had since schema 1
 
 ATTEMPTS = pa.schema(
     [
@@ -178,16 +180,44 @@ def read_parts(
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
+def require_parts(folder: Path, schema: pa.Schema) -> None:
+    """Raises RunError for the first that cannot be read, as far as its footer tells: soon, however much there is."""
+    replaced = replaced_parts(folder)
+    for path in sorted(folder.glob("*.parquet")):
+        if path.name not in replaced:
+            with _opened(path, schema):
+                pass
+
+
 def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
     """As the schema has it: where that is one of categories, texts are read as such."""
-    categories = [field.name for field in schema if pa.types.is_dictionary(field.type)]
-    with _reading(path), pq.ParquetFile(path, read_dictionary=categories) as part:
-        names = part.schema_arrow.names
-        if missing := set(schema.names[:2]) - set(names):  # what says of which attempt a row is
-            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
-        present = columns and [name for name in columns if name in names]
+    with _opened(path, schema) as part:
+        present = columns and [name for name in columns if name in part.schema_arrow.names]
         read = part.read(columns=present, use_threads=False)  # each would keep memory of its own, and parts are small
-        return read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
+        read = read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
+        _require_rows(read)
+        return read
+
+
+@contextmanager
+def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
+    """Raises RunError for what no Parquet reader takes, and for what has no column that each part of this table has."""
+    with _reading(path):
+        names = pq.read_schema(path).names
+        if missing := _NEVER_NULL.intersection(schema.names).difference(names):
+            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
+        categories = [field.name for field in schema if pa.types.is_dictionary(field.type) and field.name in names]
+        with pq.ParquetFile(path, read_dictionary=categories) as part:
+            yield part
+
+
+def _require_rows(read: pa.Table) -> None:
+    names = _NEVER_NULL.intersection(read.column_names)
+    if empty := sorted(name for name in names if read[name].null_count):
+        raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
+    for name in sorted(_JSON.intersection(names)):
+        if not all(isinstance(json.loads(text), dict) for text in read[name].to_pylist()):
+            raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
 
 
 def replaced_parts(folder: Path) -> set[str]:
@@ -203,9 +233,9 @@ def is_merged(part: Path) -> bool:
     return part.name.startswith(_MERGED)
 
 
-def merge(parts: list[Path]) -> None:
-    tables = [pq.read_table(path) for path in parts]
-    whole = pa.concat_tables(tables, promote_options="permissive")
+def merge(parts: list[Path], schema: pa.Schema) -> None:
+    """Raises RunError where one cannot be read, and leaves all as they are."""
+    whole = pa.concat_tables([_read_part(path, schema, None) for path in parts], promote_options="permissive")
     names = json.dumps([path.name for path in parts]).encode()
     write_part(parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
     _on_disk(parts[0].parent)
@@ -252,7 +282,7 @@ def _reading(part: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # of Parquet, and of the JSON in it
         reason = str(error).splitlines()[0]
         raise RunError(f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_to_measure_anew(part)}") from error
 

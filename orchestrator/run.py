@@ -166,6 +166,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     deadline = None if limit is None else time.monotonic() + limit - _SAVING_S
     summary, commit = Summary(), git_commit()
     with request.run.opened_for_writing() as writer:
+        writer.require_parts()
         summary.recovered = _recover(writer, commit)
         invocation = new_invocation(request, choice, commit, means.more_follows, means.skip_predicted_oom)
         choice = going_on(request, choice, invocation)

@@ -49,6 +49,7 @@ from orchestrator.parts import (
     read_parts,
     replace_file,
     replaced_parts,
+    require_parts,
     with_categories,
     write_part,
     writing,
@@ -102,9 +103,11 @@ class Run:
         if not self.exists:
             return {}
         try:
-            manifest: dict[str, Any] = json.loads((self.folder / "run.json").read_text())
+            manifest = json.loads((self.folder / "run.json").read_text())
         except ValueError as error:
             raise RunError(f"{self}/run.json: is not JSON: {error}", "Restore it, or name another --out") from error
+        if not isinstance(manifest, dict):
+            raise RunError(f"{self}/run.json: is of another program", "Restore it, or name another --out")
         if manifest.get("schema_version", 0) > SCHEMA_VERSION:
             version = manifest["schema_version"]
             raise RunMismatch(f"{self}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
@@ -279,6 +282,11 @@ class RunWriter(Run):
                 name = f"{time.time_ns()}.parquet"
                 write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
 
+    def require_parts(self) -> None:
+        """Raises RunError for a part that is torn or of another program: before hours are measured beside it, not after."""
+        for table, schema in SCHEMAS.items():
+            require_parts(self.folder / table, schema)
+
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
         with self._writing():
@@ -287,7 +295,8 @@ class RunWriter(Run):
                     (self.folder / table / name).unlink(missing_ok=True)
                 small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not is_merged(p) and self.may_merge(p)]
                 for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
-                    merge(small[start : start + MERGE_BATCH])
+                    with suppress(RunError):  # measuring goes on; who reads the run is told
+                        merge(small[start : start + MERGE_BATCH], SCHEMAS[table])
 
     def may_merge(self, part: Path) -> bool:
         """Whether a small part may go into a larger one already."""

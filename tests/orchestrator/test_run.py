@@ -424,6 +424,21 @@ def test_a_torn_part_is_named_and_what_it_held_is_done_again(request_of: Callabl
     assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 4
 
 
+def test_torn_samples_are_named_before_anything_is_measured_beside_them(request_of: Callable[..., Request]) -> None:
+    request = request_of()
+    go(request, FakeScheduler(outcome_of))
+    torn, *_ = sorted((request.run.folder / "samples").glob("*.parquet"))
+    torn.write_bytes(torn.read_bytes()[:-50])
+    scheduler = FakeScheduler(outcome_of)
+    with pytest.raises(RunError, match=rf"{torn.name}: cannot be read: .*move it away with .*/attempts/{torn.name}"):
+        go(request, scheduler, Choice(fresh=True))
+    assert not scheduler.begun
+    for part in (torn, request.run.folder / "attempts" / torn.name):
+        part.unlink()
+    assert go(request, scheduler).statuses == {Status.OK: 1}
+    assert set(pd.read_parquet(request.run.folder / "cells.parquet")["step_ms_median"]) == {5.0}
+
+
 def journalled(attempt: Attempt) -> Outcome:
     """Leaves the files that a real child leaves."""
     outcome = outcome_of(attempt)

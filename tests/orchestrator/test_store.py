@@ -16,6 +16,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -29,6 +30,16 @@ from orchestrator.store import Run
 from tasks.harness.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
 
 MakeOutcome = Callable[..., Outcome]
+FIRST = pa.array([1], pa.int32())
+ROW = {
+    "cell": ["c"],
+    "attempt": FIRST,
+    "task": ["train_step"],
+    "status": ["ok"],
+    "params": ["{}"],
+    "evidence": ["{}"],
+    "facts": ["{}"],
+}
 
 
 @pytest.fixture
@@ -95,7 +106,7 @@ def test_a_run_of_an_older_program_has_no_kernels(run: Run, make_outcome: MakeOu
 def test_parts_of_older_programs_have_nulls_for_newer_columns(run: Run, make_outcome: MakeOutcome) -> None:
     with run.opened_for_writing() as writer:
         writer.append(make_outcome(), None)
-    old = pa.table({"cell": ["zzz"], "attempt": pa.array([1], pa.int32()), "status": ["ok"], "since_dropped": [1]})
+    old = pa.table({**ROW, "cell": ["zzz"], "since_dropped": [1]})
     pq.write_table(old, run.folder / "attempts" / "zzz-1.parquet")
     frame = run.read("attempts")
     assert set(frame["status"]) == {"ok"}
@@ -207,6 +218,58 @@ def test_a_part_of_another_program_is_named(
     assert len(run.read(table))
 
 
+@pytest.mark.parametrize(
+    ("table", "foreign", "said"),
+    [
+        ("attempts", {**ROW, "cell": pa.nulls(1, pa.string())}, "rows without cell"),
+        ("attempts", {**ROW, "task": pa.nulls(1, pa.string())}, "rows without task"),
+        ("attempts", {**ROW, "facts": ["no JSON"]}, "cannot be read"),
+        ("attempts", {**ROW, "params": ["[]"]}, "its params are no JSON objects"),
+        ("samples", {"cell": ["c"], "attempt": pa.nulls(1, pa.int32()), "value": [1.0]}, "rows without attempt"),
+        ("predictions", {"cell": ["c"], "value": [1.0]}, "no column predicted_at"),
+    ],
+)
+@pytest.mark.parametrize("categories", [False, True])
+def test_rows_of_another_program_are_named(run: Run, table: str, foreign: dict[str, Any], said: str, categories: bool) -> None:
+    (run.folder / table).mkdir(parents=True)
+    pq.write_table(pa.table(foreign), run.folder / table / "foreign.parquet")
+    with pytest.raises(RunError, match=r"foreign\.parquet: cannot be read: .*move it away") as caught:
+        run.read(table, categories=categories)
+    assert said in str(caught.value)
+
+
+def test_what_an_older_program_measured_is_read_as_categories_too(run: Run) -> None:
+    (run.folder / "samples").mkdir(parents=True)
+    pq.write_table(pa.table({"cell": ["c"], "attempt": FIRST, "value": [1.0]}), run.folder / "samples" / "old.parquet")
+    (row,) = run.read("samples", categories=True).to_dict("records")
+    assert (row["cell"], row["value"]) == ("c", 1.0)
+    assert pd.isna(row["instrument"])
+
+
+@pytest.mark.parametrize("table", ["samples", "attempts"])
+@pytest.mark.parametrize("spoilt", ["half a copy", "another program's"])
+def test_a_bad_part_among_those_that_are_merged_stops_nobody(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, table: str, spoilt: str
+) -> None:
+    """It is found by who reads, and nothing else is lost."""
+    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+        (bad,) = (run.folder / table).glob("*.parquet")
+        if spoilt == "half a copy":
+            bad.write_bytes(bad.read_bytes()[:-50])
+        else:
+            pq.write_table(pa.table({"a": ["of another program"]}), bad)
+        for seed in range(1, 8):
+            writer.append(make_outcome(seed=seed), None)
+        with pytest.raises(RunError, match=f"{bad.name}: cannot be read"):
+            writer.require_parts()
+    with pytest.raises(RunError, match=f"{bad.name}: cannot be read"):
+        run.read(table)
+    bad.unlink()
+    assert run.read(table)["cell"].nunique() == 7
+
+
 def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(run: Run, make_outcome: MakeOutcome) -> None:
     """With the row alone left, its cell would pass for measured."""
     with run.opened_for_writing() as writer:
@@ -221,8 +284,7 @@ def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -
     with run.opened_for_writing() as writer:
         writer.write_manifest({})
         writer.append(make_outcome(), None)
-        row = {"cell": ["c"], "attempt": pa.array([1], pa.int32()), "status": ["marvellous"]}
-        pq.write_table(pa.table(row), run.folder / "attempts" / "c-1.parquet")
+        pq.write_table(pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet")
     with pytest.raises(RunError, match=r"'marvellous' is no status.*Move away"):
         read_history(run)
 
@@ -310,6 +372,9 @@ def test_manifests(run: Run) -> None:
         run.read_manifest()
     (run.folder / "run.json").write_text("{torn")
     with pytest.raises(RunError, match="not JSON"):
+        run.read_manifest()
+    (run.folder / "run.json").write_text("[]")
+    with pytest.raises(RunError, match="of another program"):
         run.read_manifest()
 
 
