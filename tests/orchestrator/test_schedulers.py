@@ -252,15 +252,17 @@ def listens_beyond_this_machine(tmp_path: Path) -> list[str]:
     return [f"{one.pid} {one.laddr}" for one in listening if not ip_address(one.laddr.ip.removeprefix("::ffff:")).is_loopback]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
 def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
-    write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int
+    sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int, times: int
 ) -> None:
-    path = write_config(config_of("spin_in_c").replace("timeout_s: 12", "timeout_s: 100"))
+    folder = tmp_path / "results" / "faults"
+    hang = f"{{how: spin_in_c, once: true, vocab_size: 100, mark: {tmp_path / 'first'}}}"
+    path = write_config((CONFIG % hang).replace("timeout_s: 12", "timeout_s: 100"))
     driver = subprocess.Popen(
         sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
     )
-    wait_until_stuck(tmp_path / "results" / "faults", "spin_in_c")
+    wait_until_stuck(folder, "spin_in_c")
     assert not listens_beyond_this_machine(tmp_path)
     words = asked_of_each(tmp_path, lambda process: " ".join(process.cmdline()))
     assert all("--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word)  # Ray's usage statistics
@@ -269,14 +271,18 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     modes = asked_of_each(tmp_path, lambda process: "raylet" in process.name() and process.environ().get("RAY_AUTH_MODE"))
     assert set(modes) == {False, "token"}
     driver.send_signal(number)
-    if number == signal.SIGINT:  # and once more, in impatience
+    for _ in range(1, times):  # in impatience
         time.sleep(0.1)
         driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}" in said
-    assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
+    assert statuses(folder) == {"good 0": "ok", "good 1": "ok"}
     wait_until_gone(tmp_path)
+    untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 1 cell: 1 ok" in done.output, done.output
+    assert {part: part.read_bytes() for part in untouched} == untouched
 
 
 def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
@@ -298,15 +304,16 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
 def test_a_second_driver_is_sent_away(
     sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    path = write_config(config_of("sleep"))
+    path, folder = write_config(config_of("sleep")), tmp_path / "results" / "faults"
     first = subprocess.Popen(
         sweep_command("run", path, "--scheduler", "serial"),
         cwd=tmp_path,
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
     )
-    while not (tmp_path / "results" / "faults" / "run.json").exists():
-        time.sleep(0.1)
+    wait_until_stuck(folder, "sleep")
+    untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    assert len(untouched) == 2
     second = sweep("run", path, env=environment)
     assert second.returncode == 2
     assert f"another driver is at work in it: process {first.pid} on" in second.stderr
@@ -315,6 +322,7 @@ def test_a_second_driver_is_sent_away(
     assert first.wait(30) == 130
     done = sweep_here("run", path, "--scheduler", "serial", "--where", "size=tiny")
     assert done.exit_code == 0, done.output
+    assert {part: part.read_bytes() for part in parts_of_good_cells(folder)} == untouched
 
 
 def kill_supervisor(tmp_path: Path) -> None:
@@ -367,7 +375,11 @@ def parts_of_good_cells(folder: Path) -> list[Path]:
 
 
 def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
-    write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    sweep_here: SweepHere,
 ) -> None:
     """As one that the network is cut off from: nothing is closed, and only Ray's own question finds that nobody answers."""
     asks = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
@@ -394,6 +406,10 @@ def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
         ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
         assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "ok"]
         assert "its node went away" in str(ends[2][2])
+        untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 1 cell: 1 ok" in done.output, done.output
+    assert {part: part.read_bytes() for part in untouched} == untouched
 
 
 def read(folder: Path, *columns: str) -> list[list[object]]:

@@ -467,6 +467,9 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
         mount --bind w r; mount -o remount,ro,bind r
         if $SWEEP report r --table timings > out 2> err; then exit 1; else echo "exit $?"; fi
         test -s out; cat err
+        if $SWEEP run c.yaml --out r --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
+        cat err; mount -o remount,rw,bind r
+        $SWEEP run c.yaml --out r --scheduler serial > out; grep -o "measured 2 cells: 2 ok" out
         """,
         tmp_path,
     )
@@ -475,6 +478,9 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
         "sweep: r/deeper: cannot be written: Read-only file system. Name a writable folder with --out",
         "exit 2",
         "sweep: r: cannot be written: Read-only file system. Copy the run to a folder of your own, and report that",
+        "exit 2",
+        "sweep: r: cannot be written: Read-only file system. Name a writable folder with --out",
+        "measured 2 cells: 2 ok",
     ], done.stderr
 
 
