@@ -27,7 +27,7 @@ def import_nsys(file: Path, run: Run) -> str:
 
     The same file again is a further attempt at the same cell.
     """
-    started_at = time.time()
+    started_at, began = time.time(), time.monotonic()
     timeline = read_report(file)
     works = attribute(timeline)
     cell = Cell(TASK, 1, ImportedParams(file=file.name))
@@ -45,7 +45,7 @@ def import_nsys(file: Path, run: Run) -> str:
             facts={},
             samples=tuple(to_samples(works, None, on_device=True)),
             started_at=started_at,
-            wall_s=time.time() - started_at,
+            wall_s=time.monotonic() - began,
             kernels=tuple(to_rows(works, None)),
         )
         writer.append(outcome, None)
