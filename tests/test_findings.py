@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -46,6 +48,21 @@ def test_its_commands_can_be_typed(command: str) -> None:
         _, found, words = main.resolve_command(context, shlex.split(command)[1:])
         assert found is not None
         found.make_context("sweep", words, parent=context)
+
+
+def test_what_stands_in_short_stands_below() -> None:
+    short, below = TEXT.partition("## In short")[2].split("\n## ", 1)
+    numbers = re.findall(r"\d+\.\d+", short)
+    assert len(numbers) > 5
+    assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", below)] == []
+
+
+@pytest.mark.parametrize("program", re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL))
+@pytest.mark.skipif(not FOLDERS, reason="nothing is published here")
+def test_its_programs_run(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
