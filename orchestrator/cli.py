@@ -311,8 +311,9 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
 
 def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     from orchestrator.limits import Bounds, describe_limits, find_limits
+    from orchestrator.probe import probe_here
     from orchestrator.report.gpus import find_card
-    from orchestrator.run import resolve
+    from orchestrator.run import require_devices, resolve
     from tasks.harness.cell import varying_axes
 
     card = find_card(chosen["gpu"]) if chosen["gpu"] is not None else None
@@ -320,6 +321,8 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
         gib = f"{card.usable_bytes / 1024**3:.1f}"
         raise ConfigError("--confirm: measures on the GPU that is here, not on a named one", f"--set memory_limit_gib={gib}")
     request = resolve(chosen["config"], chosen["sets"], chosen["wheres"], chosen["out"])
+    if chosen["confirm"] and not chosen["address"]:  # sooner than after minutes of prediction
+        require_devices(request, (cell.params.device for cell in request.expansion.cells), [probe_here()])
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
     axes = dict.fromkeys([*varying_axes(request.expansion.cells), axis])
     means = _means(lambda cell: cell.describe(axes), chosen) if chosen["confirm"] else None

@@ -194,6 +194,10 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float,
     report = held_against(a, b, (one, other) if one else None, others=others)
     for line in describe_comparison(report):
         click.echo(line)
+    if folders and not report.machines:
+        click.echo(
+            "--machines: those runs and A have too few cells in common, on other machines than B's, to tell what these differ by"
+        )
     bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold]
     sys.exit(EXIT_FAILURES if bad else 0)
 

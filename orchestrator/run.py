@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -319,6 +319,16 @@ def smallest_card(environments: Sequence[Mapping[str, Any]], kind: str | None = 
     return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 
+def require_devices(request: Request, devices: Iterable[str], environments: Sequence[Mapping[str, Any]]) -> None:
+    """Raises EnvironmentError where one of them is on no host."""
+    have = sorted({name for environment in environments for name, marks in environment["fingerprints"].items() if marks})
+    for device in sorted(set(devices).difference(have)):
+        raise EnvironmentError(
+            f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
+            f"Add --set device={have[0]} to measure there, or see `sweep doctor`",
+        )
+
+
 def _check_environment(
     request: Request,
     environments: Sequence[Mapping[str, Any]],
@@ -327,14 +337,9 @@ def _check_environment(
 ) -> dict[str, list[dict[str, Any]]]:
     """By device, the fingerprints of the folder with those that this run adds. Raises EnvironmentError or RunMismatch."""
     known: dict[str, list[dict[str, Any]]] = request.run.read_manifest().get("fingerprints", {}) if queue.has_results else {}
+    require_devices(request, queue.devices, environments)
     for device in sorted(queue.devices):
         current = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
-        if not current:
-            have = sorted({name for environment in environments for name in environment["fingerprints"]})
-            raise EnvironmentError(
-                f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
-                f"Add --set device={have[0]} to measure there, or see `sweep doctor`",
-            )
         before = known.get(device, [])
         unknown = [mark for place, mark in enumerate(current) if mark not in before and mark not in current[:place]]
         same_but_gpu = [_but_gpu(mark) for mark in before] if queue.names_kinds else []

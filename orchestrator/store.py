@@ -65,6 +65,13 @@ PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is 
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
 
+_MANIFEST = {
+    "config": dict,
+    "invocations": list,
+    "fingerprints": dict,
+    "defaults": dict,
+    "asked": int,
+}  # what has these has them so
 _MEASURED = ("samples", "kernels", "allocations", "live")  # by the names that they have in an outcome
 
 
@@ -106,12 +113,12 @@ class Run:
             manifest = json.loads((self.folder / "run.json").read_text())
         except ValueError as error:
             raise RunError(f"{self}/run.json: is not JSON: {error}", "Restore it, or name another --out") from error
-        if not isinstance(manifest, dict):
+        if not _is_manifest(manifest):
             raise RunError(f"{self}/run.json: is of another program", "Restore it, or name another --out")
         if manifest.get("schema_version", 0) > SCHEMA_VERSION:
             version = manifest["schema_version"]
             raise RunMismatch(f"{self}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
-        return manifest
+        return dict(manifest)
 
     def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
         """One of the tables as a frame, all parts with their schemas unified; missing columns are null.
@@ -313,6 +320,10 @@ class RunWriter(Run):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
                 write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+
+
+def _is_manifest(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(found[name], kind) for name, kind in _MANIFEST.items() if name in found)
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, Any]:

@@ -150,9 +150,11 @@ def _read_contents(folder: Path) -> dict[str, Any]:
     listed = folder / PUBLICATION_FILE
     again = f"Copy {folder} again, or `git checkout` it"
     try:
-        contents: dict[str, Any] = json.loads(listed.read_text())
+        contents = json.loads(listed.read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"{listed}: cannot be read: {error}", again) from error
+    if not isinstance(contents, dict):
+        raise RunError(f"{listed}: is no list of what was published", again)
     if contents.get("schema_version", 0) > SCHEMA_VERSION:
         version = contents["schema_version"]
         raise RunMismatch(f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update")

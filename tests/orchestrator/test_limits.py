@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 
 from orchestrator import limits, prediction
 from orchestrator.cli import main
@@ -300,3 +301,13 @@ def test_of_this_machine_it_is_the_smallest_gpu(predicted: Any, request_for: Any
     card = find_limits(request_for(), CONTEXT, None, None).card
     assert card is not None
     assert card.name == "Small"
+
+
+def test_to_confirm_needs_the_device_and_that_is_said_first(
+    write_config: Any, sweep_here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.probe.probe_here", lambda: {"fingerprints": {"cpu": [{}], "cuda": []}, "gpus": []})
+    monkeypatch.setattr(limits, "predict_limits", lambda *_: pytest.fail("it was predicted first"))
+    done = sweep_here("max-batch", write_config(CONFIG), "--where", "size=tiny", "--set", "memory_limit_gib=2", "--confirm")
+    assert done.exit_code == 2
+    assert "asks for device cuda, and here there is only cpu. Add --set device=cpu" in done.stderr

@@ -249,6 +249,10 @@ def list_less(folder: Path) -> None:
     (folder / PUBLICATION_FILE).write_text("{}")
 
 
+def list_nothing(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text("null")
+
+
 def come_from_the_future(folder: Path) -> None:
     (folder / PUBLICATION_FILE).write_text(json.dumps({"schema_version": 99}))
 
@@ -261,6 +265,7 @@ def come_from_the_future(folder: Path) -> None:
         (remove_a_run, " and 6 more of what was published is missing. Copy"),
         (tear_the_list, f"{PUBLICATION_FILE}: cannot be read: Expecting"),
         (list_less, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
+        (list_nothing, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
         (come_from_the_future, "was published with schema 99, newer than 1. Update"),
     ],
 )

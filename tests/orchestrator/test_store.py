@@ -373,9 +373,10 @@ def test_manifests(run: Run) -> None:
     (run.folder / "run.json").write_text("{torn")
     with pytest.raises(RunError, match="not JSON"):
         run.read_manifest()
-    (run.folder / "run.json").write_text("[]")
-    with pytest.raises(RunError, match="of another program"):
-        run.read_manifest()
+    for foreign in ("[]", "null", '{"config": 1}', '{"config": {}, "invocations": 3}'):
+        (run.folder / "run.json").write_text(foreign)
+        with pytest.raises(RunError, match="of another program"):
+            run.read_manifest()
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:

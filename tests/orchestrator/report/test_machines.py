@@ -156,6 +156,15 @@ def test_a_comparison_says_whether_it_may_be_another_machine(runs: list[Path], s
     assert sweep_here("compare", a, d, "--machines", b, "--machines", c).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
 
 
+def test_runs_that_tell_nothing_of_machines_are_said_so(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
+    a, _, _, d = runs
+    assert (
+        sweep_here("compare", a, d, "--machines", d)
+        .stdout.splitlines()[-1]
+        .startswith("--machines: those runs and A have too few")
+    )
+
+
 def test_what_is_compared_does_not_say_what_others_differ_by(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
     a, b, c, d = runs
     alone = sweep_here("compare", a, d, "--machines", b, "--machines", c).stdout
