@@ -253,11 +253,17 @@ def status(run_folder: Where) -> None:
 def show(run_folder: Where, cell: str) -> None:
     """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to re-run it by hand.
 
+    Of several that were published together RUN may be their folder, and CELL as it stands in its tables: full:3f2a
+
     Example: sweep show results/demo 3f2a
     """
     from orchestrator.inspection import describe_cell
     from orchestrator.remote.run import open_run
+    from orchestrator.together import MARK, is_publication
 
+    name, of_several, own = cell.partition(MARK)
+    if of_several and is_publication(run_folder):
+        run_folder, cell = Path(run_folder) / name, own
     for line in describe_cell(open_run(run_folder), cell):
         click.echo(line)
 

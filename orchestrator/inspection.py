@@ -189,6 +189,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     yield "parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
     for row in rows:
         yield from _attempt(row)
+    yield from _result(run, cell)
     yield from _samples(run, cell, int(last["attempt"]))
     run.bring_artifacts(cell)
     left = read_artifacts(run, cell, int(last["attempt"]))
@@ -221,13 +222,42 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
         yield f"  {name}: " + text.replace("\n", "\n    ")
 
 
+def _result(run: Run, cell: str) -> Iterator[str]:
+    """What the tables say of it, as far as its own rows tell."""
+    from orchestrator.report.derive import derive_cells
+    from orchestrator.report.values import gib, is_null, median_interval, number, of_steps, plain
+
+    attempts, samples, predictions = (run.read(table) for table in ("attempts", "samples", "predictions"))
+    (row,) = derive_cells(*(rows[rows["cell"] == cell] for rows in (attempts, samples, predictions))).to_dict("records")
+    shown = {
+        "step_ms_median": ("step, ms", of_steps(median_interval("step_ms"))),
+        "tokens_per_s": ("tokens a second", number("tokens_per_s", ",.0f")),
+        "mfu": ("of the GPU's peak", number("mfu", ".1%")),
+        "peak_allocated_bytes": ("peak allocated, GiB", gib("peak_allocated_bytes")),
+        "peak_reserved_bytes": ("peak reserved, GiB", gib("peak_reserved_bytes")),
+        "gpu": ("on", plain("gpu")),
+        "torch": ("torch", plain("torch")),
+        "commit": ("commit", plain("commit")),
+    }
+    known = [f"  {name}: {show(row)}" for column, (name, show) in shown.items() if not is_null(row.get(column))]
+    if row["status"] == "ok" and known:
+        yield f"result, of attempt {row['attempt']}:"
+        yield from known
+
+
 def _samples(run: Run, cell: str, attempt: int) -> Iterator[str]:
     samples = run.read("samples")
     own = samples[(samples["cell"] == cell) & (samples["attempt"] == attempt)]
     for keys, group in own.groupby(["instrument", "mode", "phase", "metric", "unit"], sort=False, dropna=False):
-        values = ", ".join("null" if value != value else f"{value:g}" for value in group["value"])
+        values = ", ".join(_value(value, str(keys[-1])) for value in group["value"])
         *names, unit = (str(key) for key in keys)
         yield f"  {' '.join(filter(None, names))} [{unit}]: {values}"
+
+
+def _value(value: float, unit: str) -> str:
+    if value != value:
+        return "null"
+    return f"{value:,.0f}" if unit == "bytes" else f"{value:g}"
 
 
 def _find(cells: Any, prefix: str, run: Run) -> str:

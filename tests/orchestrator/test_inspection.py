@@ -7,9 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
 from orchestrator.errors import RunError
 from orchestrator.inspection import describe_cell
+from orchestrator.publishing import publish
+from orchestrator.report.frames import load_results
+from orchestrator.report.values import format_ms
 from orchestrator.store import Run
 from tasks.harness.records import Outcome, Status
 
@@ -49,3 +53,26 @@ def test_the_evidence_and_the_samples(run: Run) -> None:
 def test_a_cell_that_is_not_there(run: Run) -> None:
     with pytest.raises(RunError, match="has no cell 'nothing'"):
         list(describe_cell(run, "nothing"))
+
+
+def test_what_came_of_it_stands_before_what_was_read(run: Run) -> None:
+    lines = shown(run, "ok")
+    result = lines.index("result, of attempt 1:")
+    assert result < lines.index("  timing synced forward duration [ms]: 10, 11, 12")
+    (step,) = (line for line in lines if line.startswith("  step, ms: "))
+    row = load_results(run).cells.set_index("status").loc["ok"]
+    assert step.startswith(f"  step, ms: {format_ms(row['step_ms_median'])} [{format_ms(row['step_ms_ci_low'])}, ")
+    assert not any(line.startswith("result") for line in shown(run, "oom"))
+
+
+def test_a_cell_of_what_was_published_is_named_as_in_its_tables(
+    run: Run, tmp_path: Path, sweep_here: Callable[..., Result]
+) -> None:
+    publish([run.folder], tmp_path / "published", 10**7, "all")
+    cell = run.read("attempts")["cell"][0]
+    alone = sweep_here("show", tmp_path / "published" / "run", cell)
+    assert f"cell {cell} of task" in alone.stdout
+    assert sweep_here("show", tmp_path / "published", f"run:{cell}").stdout == alone.stdout
+    missing = sweep_here("show", tmp_path / "published", f"other:{cell}")
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith("sweep: ")
