@@ -227,7 +227,8 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
     by_median, by_mean = math.log(after.ms / before.ms), math.log(after.mean_ms / before.mean_ms)
     differs = [abs(log) > math.log1p(floor) for log in (by_median, by_mean)]
     if not any(differs):
-        return so(Verdict.AMBIGUOUS, "repetitions differ by as much") if apart and floor > _MOST_NOISE else so(Verdict.SAME)
+        is_hidden = floor > _MOST_NOISE and (apart or abs(by_median) > math.log1p(_MOST_NOISE))
+        return so(Verdict.AMBIGUOUS, "repetitions differ by as much") if is_hidden else so(Verdict.SAME)
     if not all(differs) or by_median * by_mean < 0:
         return so(Verdict.AMBIGUOUS, "one repetition says otherwise")
     if not apart:

@@ -161,6 +161,8 @@ def test_where_repetitions_differ_by_as_much_nobody_can_tell() -> None:
     comparison = judge("", before, after, wild)
     assert (comparison.verdict, comparison.reason) == (Verdict.AMBIGUOUS, "repetitions differ by as much")
     assert judge("", before, Side((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
+    overlapping = judge("", before, Side((30.0, 50.0), 18.0, 60.0), wild)
+    assert (overlapping.verdict, overlapping.reason) == (Verdict.AMBIGUOUS, "repetitions differ by as much")
 
 
 def test_the_ratio_lies_within_its_interval() -> None:
