@@ -81,13 +81,27 @@ def _option(param: click.Parameter | None, name: str) -> str:
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
 @click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
 @click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
+@click.option(
+    "--where",
+    "wheres",
+    multiple=True,
+    metavar="AXIS=A,AXIS=B|C",
+    help="Only the cells that match, as of `sweep run`; as with --cells.",
+)
 @click.option("--against", type=PublishedDevice(), help="Also what others published of the same cells on this device.")
-def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, cells: str | None, against: str | None) -> None:
+def report(
+    run_folders: tuple[Where, ...],
+    tables: tuple[str, ...],
+    form: str,
+    cells: str | None,
+    wheres: tuple[str, ...],
+    against: str | None,
+) -> None:
     """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
     Without --table, no more than the first rows of each are printed as Markdown; in the files are all of them.
 
-    Without --table or --cells, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
+    Without --table, --cells or --where, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
 
     With --against, each published number stands beside the cells that it may be of, with the ratio and what is doubtful of it.
 
@@ -97,18 +111,21 @@ def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, c
 
     Example: sweep report results/demo --table timings
     """
+    from orchestrator.grid import parse_selection
     from orchestrator.report.formats import FORMATS, files_of
-    from orchestrator.report.frames import choose_cells, load_results
+    from orchestrator.report.frames import choose_cells, choose_where, load_results
     from orchestrator.report.published.tables import nothing_in_common, published_tables
     from orchestrator.report.render import first_rows, lay_out, to_markdown
     from orchestrator.report.tables import TABLES
     from orchestrator.together import open_runs, published_against
 
-    run = open_runs(run_folders)
+    run, conditions = open_runs(run_folders), parse_selection((), wheres).where
     results = load_results(run)
     beside = published_tables(against or published_against(run))
-    whole = _whole_report(run, results, beside) if not tables and cells is None else None
+    some = cells is not None or bool(conditions)
+    whole = _whole_report(run, results, beside) if not tables and not some else None
     chosen = results if cells is None else choose_cells(results, _named_cells(cells))
+    chosen = choose_where(chosen, conditions) if conditions else chosen
     pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
     if form == "md" and whole and whole.words:
         click.echo(whole.words)
@@ -119,16 +136,16 @@ def report(run_folders: tuple[Where, ...], tables: tuple[str, ...], form: str, c
             click.echo(to_markdown(page))
         else:
             device = against if page.table in beside else None
-            click.echo(first_rows(page, _command_for(page.table.name, run_folders, cells, device)))
+            click.echo(first_rows(page, _command_for(page.table.name, run_folders, cells, wheres, device)))
     if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
         click.echo(nothing_in_common(against), err=True)
     elif not pages:
         click.echo(
             "nothing measured yet" if results.cells.empty or not tables else f"no cell of these is for {', '.join(tables)}"
         )
-    if missing := run.missing() if cells is None else 0:
+    if missing := 0 if some else run.missing():
         click.echo(f"{missing} cells that were asked for are still to be measured: sweep status says which", err=True)
-    if cells is not None:
+    if some:
         return
     run.write_report(whole.files() if whole else files_of(pages))
     if whole:
@@ -244,9 +261,12 @@ def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[
     return names if not names or set(names) & set(published) else (*names, *published)
 
 
-def _command_for(table: str, run_folders: tuple[Where, ...], cells: str | None, against: str | None) -> str:
+def _command_for(
+    table: str, run_folders: tuple[Where, ...], cells: str | None, wheres: tuple[str, ...], against: str | None
+) -> str:
     """What prints that table alone, of the same cells."""
-    options = [*(["--cells", cells] if cells else []), *(["--against", against] if against else [])]
+    some = [*(["--cells", cells] if cells else []), *(word for where in wheres for word in ("--where", where))]
+    options = [*some, *(["--against", against] if against else [])]
     return shlex.join(["sweep", "report", *map(str, run_folders), *options, "--table", table])
 
 

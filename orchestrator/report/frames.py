@@ -10,11 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.errors import RunError, nearest
+from orchestrator.errors import ConfigError, RunError, nearest
 from orchestrator.parts import give_back_memory
 from orchestrator.report.derive import derive_cells
+from orchestrator.report.values import is_null
 from orchestrator.store import Run
 from tasks.traces.classes import UNKNOWN, classify
+
+_NO_AXES = ("task", "run", "status")  # by which cells are chosen too
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,18 @@ def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
         if not cells["cell"].str.startswith(prefix).any():
             raise RunError(f"there is no cell {prefix} in this run", nearest(prefix, cells["cell"]))
     return replace(results, cells=cells[cells["cell"].str.startswith(tuple(prefixes))])
+
+
+def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> Results:
+    """Only the cells that have one of these values of each parameter, or of `task`, `run` or `status`.
+
+    Raises ConfigError for a name that is none of these, RunError where no cell is left.
+    """
+    cells, known = results.cells, [name for name in (*results.axes, *_NO_AXES) if name in results.cells]
+    for name, wanted in conditions.items():
+        if name not in known:
+            raise ConfigError(f"--where {name}: these cells have no such parameter", nearest(name, known))
+        cells = cells[[None in wanted if is_null(value) else value in wanted for value in cells[name]]]
+    if cells.empty:
+        raise RunError("no cell of these matches --where", "`sweep report --table timings` names what they differ in")
+    return replace(results, cells=cells)

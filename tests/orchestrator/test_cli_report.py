@@ -75,6 +75,29 @@ def test_what_was_chosen_stands_in_the_command_for_the_others(run: Run) -> None:
     assert f"--cells {beginnings} --table timings\n" in done.stdout
 
 
+def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
+    done = report(run.folder, "--where", "context_length=16|18|1000", "--table", "timings")
+    assert [row.split("|")[2].strip() for row in rows(done.stdout)] == ["16", "18"]
+    assert not (run.folder / "report").exists()  # of all that was measured
+    assert len(rows(report(run.folder, "--where", "status=ok,task=train_step", "--where", "context_length=16").stdout)) == 1
+    assert "--where size=tiny --table timings\n" in report(run.folder, "--where", "size=tiny").stdout
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("context_lenght=16", "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?"),
+        ("context_length=7", "no cell of these matches --where. "),
+        ("context_length", "--where context_length: is not an assignment. "),
+        ("size=", "--where size=: is not an assignment. "),
+    ],
+)
+def test_where_there_is_no_such_cell(run: Run, where: str, said: str) -> None:
+    refused = report(run.folder, "--where", where)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"sweep: {said}")
+
+
 def test_a_comma_too_many_chooses_no_other_cells(run: Run) -> None:
     one = run.read("attempts")["cell"][0]
     assert report(run.folder, "--cells", f"{one},", "--table", "timings").stdout.count("\n| ") == 2  # the header and its row
