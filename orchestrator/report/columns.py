@@ -7,59 +7,32 @@ A name in braces stands for several: {phase} for any phase of a step, {statistic
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
-from string import Formatter
 
-PARAMETER = "a parameter of the cell: see the axes in the README"
+from orchestrator.report.described import Column, lines_of
 
-_STANDS_FOR = {
-    "phase": "[a-z]+",
-    "statistic": "n|mean|sd|min|median|ci_low|ci_high|coverage",
-    "kind": "allocated|requested|reserved|rss",
-    "role": "[a-z_]+",
-    "what": "saved|forward|backward",
-    "rank": "[0-9]+",
-    "when": "before|after",
-    "part": "[a-z0-9_]+",
-}
+PARAMETER = "a parameter of the cell"  # of a task that is not among ours
+
 _STATISTICS = "ci_low to ci_high: the interval of the median, by order statistics, with the confidence `coverage`; n: how many"
 
 
 _HEAD = """# Columns
 
 What the columns of `cells` and `cells.parquet` are. A run has what its instruments and tasks fill: see `run.columns`.
-The others are the parameters of the cell, under their own names: the axes in the README. A name in braces stands for several:
+The others are the parameters of the cell, under their own names. A name in braces stands for several:
 `{phase}` for any phase of a step, `{statistic}` for the statistics of a duration. Null is what is not known.
 """
 
-
-@dataclass(frozen=True)
-class Column:
-    """unit: empty where there is none, or where the meaning says it."""
-
-    name: str
-    unit: str
-    meaning: str
-
-    def describes(self, column: str) -> bool:
-        return self._pattern.fullmatch(column) is not None
-
-    @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        parts = [(text, f"(?:{_STANDS_FOR[field]})" if field else "") for text, field, *_ in Formatter().parse(self.name)]
-        return re.compile("".join(re.escape(text) + several for text, several in parts))
-
+_OF_PARAMETERS = """What tells one cell from another; the README says which task has which, and their defaults. Null is a parameter that
+the cell's task has not, one that is of the other `timing`, or one in whose place another names the model."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("cell", "", "the cell's id, a digest of its task and parameters; after `RUN:` where runs lie side by side"),
     Column("task", "", "what was measured"),
     Column("run", "", "which of several runs"),
     Column("status", "", "how the cell ended, such as ok or oom"),
-    Column("stage", "", "of the attempt, in which it ended where it did not end well"),
-    Column("phase", "", "of the step, in which it ended where it did not end well"),
+    Column("stage", "", "of the attempt, in which it ended where it did not end well; empty where it did"),
+    Column("phase", "", "of the step, in which it ended where it did not end well; empty outside of steps"),
     Column("attempt", "", "number of the attempt that the row is of: the latest success, else the latest that says something"),
     Column("attempts", "", "how many attempts there were"),
     Column("repetitions", "", "the successes among them that count: the row is of the last, and `sweep compare` knows them all"),
@@ -88,7 +61,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("autocast_dtype", "", "read back after the build"),
     Column("float32_matmul_precision", "", "torch's setting, read back: highest is fp32 and nothing else"),
     Column("matmul_allow_tf32", "", "torch's flag, read back"),
-    Column("compile_cache_seen", "", "cold or warm: what the compiler found in its cache"),
+    Column("compile_cache_seen", "", "cold, warm or mixed: whether the compiler found nothing in its cache, all, or some"),
     Column("compile_graphs", "", "that torch.compile made"),
     Column("compile_graph_breaks", "", "how many"),
     Column("compile_break_reasons", "", "as torch says them"),
@@ -207,19 +180,74 @@ COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
+PARAMETERS: tuple[Column, ...] = (
+    Column("device", "", "where the cell is measured: cuda, cpu or mps"),
+    Column("gpu_kind", "", "the kind of GPU that it is measured on, such as H100, where there are several; null: any"),
+    Column("gpus", "", "how many GPUs the cell has to itself, of a task that uses several"),
+    Column("seed", "", "of the weights and of the inputs"),
+    Column("memory_limit_gib", "GiB", "cap of the allocator; on the CPU, of what is allocated after start-up; null: none"),
+    Column("precision", "", "fp32, tf32, bf16 and fp16 (by autocast, fp16 with a gradient scaler), bf16_pure (all stored in it)"),
+    Column("timing", "", "fixed: so many steps; adaptive: as many as it takes until the median is known"),
+    Column("warmup_steps", "steps", "before those that are measured; null with adaptive timing"),
+    Column("measured_steps", "steps", "synced ones, and on a GPU as many pipelined; null with adaptive timing"),
+    Column("half_width", "", "of adaptive timing: it stops at this half of the median's 95 % interval, a fraction of the median"),
+    Column("most_steps", "steps", "of adaptive timing: it takes no more"),
+    Column("most_seconds", "s", "of adaptive timing: it stops when the steps took so long together"),
+    Column("compile", "", "eager; blocks: one block by torch.compile, which serves them all; model: the whole at once"),
+    Column("compile_mode", "", "of torch.compile: default, reduce-overhead or max-autotune"),
+    Column("compile_cache", "", "shared by the cells of the run; cold: the cell compiles as if for the first time"),
+    Column(
+        "attention", "", "naive (each step makes a square), torch_softmax, weights_only, recompute; torch's own, sdpa, which "
+        "chooses by itself, or held to math, efficient, flash or cudnn; flex",
+    ),
+    Column("pass", "", "what a step does: forward (inference), forward_grad (with gradients), forward_backward, train_step"),
+    Column("context_length", "tokens", "of each sequence"),
+    Column("batch_size", "sequences", "in a step"),
+    Column("size", "", "the model, by its name in the course: tiny and mini (for trials), small, medium, large, xl, 2.7B, 10B"),
+    Column("year", "", "of the course whose sizes these are: xl differs"),
+    Column("d_model", "elements", "width of the model; null where `size` or `model` names it, as the three that follow"),
+    Column("d_ff", "elements", "inner width of the feed-forward part"),
+    Column("num_layers", "", "how many blocks"),
+    Column("num_heads", "", "heads of attention in each block"),
+    Column("model", "", "one of your own, package.module:Factory"),
+    Column("model_args", "", "its keyword arguments, as JSON"),
+    Column("vocab_size", "tokens", "that the model knows"),
+    Column("optimizer", "", "course: the plain loop of AdamW; foreach and fused: torch's AdamW, made so"),
+    Column("d_head", "elements", "of attention alone: width of query, key and value"),
+    Column("causal", "", "of attention alone: whether a token sees only itself and those before it"),
+    Column("projections", "", "of attention alone: whether linear maps for query, key, value and output are around it"),
+    Column("cold_l2", "", "of attention alone: whether the GPU's L2 cache is emptied before each phase, which is not timed"),
+    Column("matrix_size", "elements", "of a matrix product: rows and columns of both factors"),
+    Column("accumulator", "", "of accumulation: dtype of the sum, fp64, fp32, fp16 or bf16"),
+    Column("addend", "", "of accumulation: dtype of what is added each time, fp64, fp32, fp16 or bf16"),
+    Column("upcast", "", "of accumulation: whether the addend is cast to the sum's dtype by hand before it is added"),
+    Column("value", "", "of accumulation: the number that is added"),
+    Column("count", "", "of accumulation: how often it is added; the exact sum is `value` times this"),
+    Column("at_once", "", "of accumulation: by torch's sum over one tensor, whose kernel has an accumulator of its own"),
+    Column("autocast", "", "of the dtypes under autocast: to which one, fp16 or bf16"),
+    Column("norm", "", "layer_norm or rms_norm: of the small model under autocast, or whose error is measured"),
+    Column("dtype", "", "of a norm's error: of its rows, fp32, fp16 or bf16"),
+    Column("width", "elements", "of a norm's error: of a row"),
+    Column("scale", "", "of a norm's error: standard deviation of the elements"),
+    Column("mean", "", "of a norm's error: mean of the elements, in those standard deviations"),
+    Column("eps", "", "of a norm's error: what is added under the root"),
+    Column("file", "", "of what `sweep import-nsys` brought in: the file that it came in"),
+)  # fmt: skip
+
+
 def describe_columns(names: Iterable[str]) -> list[Column]:
-    """One each, in their order; what is described nowhere is a parameter."""
+    """One each, in their order; what is described nowhere is a parameter of a task that somebody brought along."""
     return [_described(name) for name in names]
 
 
 def _described(name: str) -> Column:
-    found = next((column for column in COLUMNS if column.describes(name)), None)
+    found = next((column for column in (*COLUMNS, *PARAMETERS) if column.describes(name)), None)
     return Column(name, found.unit, found.meaning) if found else Column(name, "", PARAMETER)
 
 
 def page() -> str:
-    rows = [f"| `{column.name}` | {column.unit} | {column.meaning} |" for column in COLUMNS]
-    return "\n".join([_HEAD, "| column | unit | what it is |", "|---|---|---|", *rows]) + "\n"
+    parameters = ("", "## Parameters", "", _OF_PARAMETERS, "", *lines_of(PARAMETERS, "parameter"))
+    return "\n".join([_HEAD, *lines_of(COLUMNS, "column"), *parameters]) + "\n"
 
 
 if __name__ == "__main__":
