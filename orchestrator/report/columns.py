@@ -1,4 +1,4 @@
-"""What the columns of `cells` are, and their units: `run.columns` of what is loaded, and docs/columns.md.
+"""What the columns of `cells` are, and their units: `run.columns` of what is loaded, and docs/columns.md, with the raw tables.
 
     python -m orchestrator.report.columns > docs/columns.md
 
@@ -10,21 +10,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orchestrator.report.described import Column, lines_of
+from orchestrator.report.guide import guide
+from orchestrator.report.raw_columns import RAW_TABLES
 
 PARAMETER = "a parameter of the cell"  # of a task that is not among ours
 
 _STATISTICS = "ci_low to ci_high: the interval of the median, by order statistics, with the confidence `coverage`; n: how many"
 
 
-_HEAD = """# Columns
-
-What the columns of `cells` and `cells.parquet` are. A run has what its instruments and tasks fill: see `run.columns`.
-The others are the parameters of the cell, under their own names. A name in braces stands for several:
-`{phase}` for any phase of a step, `{statistic}` for the statistics of a duration. Null is what is not known.
-"""
-
-_OF_PARAMETERS = """What tells one cell from another; the README says which task has which, and their defaults. Null is a parameter that
-the cell's task has not, one that is of the other `timing`, or one in whose place another names the model."""
+_OF_CELLS = """One row a cell. A run has the columns that its instruments and tasks fill: see `run.columns`. A name
+in braces stands for several: `{phase}` for any phase of a step, `{statistic}` for the statistics of a duration."""
+_THROTTLING = (
+    "why the clocks are not higher, a sum of NVML's bits: 1 idle, 2 set by somebody, 4 the power limit, 8 slowed by hardware, "
+    "32 heat, 64 heat by hardware, 128 the power supply; 0: nothing"
+)
+_OF_PARAMETERS = """What tells one cell from another; the README says which task has which, and their defaults. Null is a
+parameter that the cell's task has not, one that is of the other `timing`, or one in whose place another names the model."""
 
 COLUMNS: tuple[Column, ...] = (
     Column("cell", "", "the cell's id, a digest of its task and parameters; after `RUN:` where runs lie side by side"),
@@ -148,7 +149,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("power_{when}", "W", "that the GPU draws"),
     Column("power_limit_{when}", "W", "that the GPU may draw"),
     Column("temperature_{when}", "°C", "of the GPU"),
-    Column("throttle_reasons_{when}", "", "NVML's bits for why the clocks are held down"),
+    Column("throttle_reasons_{when}", "", _THROTTLING),
     Column("energy_j", "J", "that the GPU took from before the compiling step to after the timing, warm-up included"),
     Column("power_capped_ns", "ns", "of the same time, that the power limit held the clocks down"),
     Column("thermal_capped_ns", "ns", "of the same time, that heat held the clocks down"),
@@ -174,7 +175,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("sum", "", "that the accumulation came to"),
     Column("error", "", "of that: less what is exact"),
     Column("loss", "", "in nats, of the small model under autocast"),
-    Column("wide_{part}", "", "of a norm that computes in fp32: its largest error over the root mean square; rows not finite"),
+    Column("wide_{part}", "", "of a norm that computes in fp32: largest error over the root mean square; fraction not finite"),
     Column("narrow_{part}", "", "of a norm that computes in the narrow dtype: likewise"),
     Column("library_{part}", "", "of torch's own norm: likewise"),
 )  # fmt: skip
@@ -246,8 +247,10 @@ def _described(name: str) -> Column:
 
 
 def page() -> str:
+    cells = ("", "## cells", "", _OF_CELLS, "", *lines_of(COLUMNS, "column"))
     parameters = ("", "## Parameters", "", _OF_PARAMETERS, "", *lines_of(PARAMETERS, "parameter"))
-    return "\n".join([_HEAD, *lines_of(COLUMNS, "column"), *parameters]) + "\n"
+    raw = (line for table in RAW_TABLES for line in table.lines())
+    return "\n".join([*guide(), *cells, *parameters, *raw]) + "\n"
 
 
 if __name__ == "__main__":

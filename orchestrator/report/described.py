@@ -41,14 +41,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Values:
-    """Those that a column has, or what its JSON holds by name. of: the instrument whose they are, where each has its own."""
+    """Those that a column has, or what its JSON holds by name. of: the instruments, or metrics, whose they are, if not of all."""
 
     column: str
     values: tuple[Column, ...]
-    of: str = ""
+    of: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
-        yield from ("", f"`{self.column}`{f' of the instrument `{self.of}`' if self.of else ''}:", "")
+        of = " and ".join(f"`{one}`" for one in self.of)
+        yield from ("", f"`{self.column}` of {of}:" if of else f"`{self.column}`:", "")
         yield from lines_of(self.values, self.column)
 
 
