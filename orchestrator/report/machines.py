@@ -93,27 +93,39 @@ class Machines:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         found = pairs(results.cells)
-        header = [RUN, *(title for whose in Decides for title in (f"× or ÷ where {whose}{_MARKS[whose]}", "of this run within"))]
+        header = [RUN, *(title for whose in Decides for title in _titles(whose))]
         if not len(found):
             return header, []
         without = {str(run): found[(found["known"] != run) & (found["other"] != run)] for run in results.cells[RUN].unique()}
         mine = {run: found[found["other"] == run] for run in without}
-        rows = [_row(_EVERY, factors(found), found.iloc[:0])]
-        return header, [*rows, *(_row(run, factors(others), mine[run]) for run, others in without.items() if len(mine[run]))]
+        rows = [_row(_EVERY, found, found.iloc[:0])]
+        return header, [*rows, *(_row(run, others, mine[run]) for run, others in without.items() if len(mine[run]))]
 
 
-def _row(run: str, known: Factors, mine: pd.DataFrame) -> list[str]:
-    return [run, *(text for whose in Decides for text in (_factor(known, whose), _share(mine[mine["decides"] == whose], known)))]
+def _titles(whose: Decides) -> tuple[str, str, str]:
+    return f"× or ÷ where {whose}{_MARKS[whose]}", f"runs where {whose}", f"pairs within where {whose}"
 
 
-def _factor(known: Factors, whose: Decides) -> str:
-    return f"{known[whose]:.3f}" if whose in known else NOTHING
+def _row(run: str, others: pd.DataFrame, mine: pd.DataFrame) -> list[str]:
+    known = factors(others)
+    return [run, *(text for whose in Decides for text in _texts(whose, known, _of(whose, others), _of(whose, mine)))]
+
+
+def _of(whose: Decides, found: pd.DataFrame) -> pd.DataFrame:
+    return found[found["decides"] == whose]
+
+
+def _texts(whose: Decides, known: Factors, others: pd.DataFrame, mine: pd.DataFrame) -> tuple[str, str, str]:
+    """The factor, of how many runs it is, and how many pairs of this run are within it."""
+    if whose not in known:
+        return NOTHING, NOTHING, NOTHING
+    runs = set(others["known"]) | set(others["other"])
+    return f"{known[whose]:.3f}", str(len(runs)), _share(mine, known)
 
 
 def _share(mine: pd.DataFrame, known: Factors) -> str:
-    judged = (within(math.exp(log), whose, known) for log, whose in zip(mine["log"], mine["decides"], strict=True))
-    said = [one for one in judged if one is not None]
-    return f"{sum(said)} of {len(said)}" if said else NOTHING
+    said = [within(math.exp(log), whose, known) for log, whose in zip(mine["log"], mine["decides"], strict=True)]
+    return f"{sum(map(bool, said))} of {len(said)}" if said else NOTHING
 
 
 def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:

@@ -383,9 +383,10 @@ TABLES: tuple[Table, ...] = (
     Table(
         "machines",
         "What another machine makes of it",
-        "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all pairs of runs on one "
-        "kind of GPU with one torch: the interval of a number for whoever measures it elsewhere. Of each run, the factors of the "
-        "others among themselves, and how many of its cells are as near to theirs.",
+        "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all such pairs of runs "
+        "on one kind of GPU with one torch: the interval of a number for whoever measures it elsewhere; beside it, of how many "
+        "runs. Of each run, the factors of the others among themselves, and how many of the pairs of one of its cells with the "
+        "same cell of another run are within them: a cell is in as many pairs as other runs have it.",
         Machines(),
         of_several_runs,
     ),

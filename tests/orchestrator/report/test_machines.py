@@ -12,9 +12,9 @@ import pytest
 from click.testing import Result
 
 from orchestrator.redaction import called
-from orchestrator.report.frames import load_results
+from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import Decides, decides
-from orchestrator.report.machines import LEAST, Machines, factors, pairs, within, without_machines_of
+from orchestrator.report.machines import LEAST, RUN, Machines, factors, pairs, within, without_machines_of
 from orchestrator.store import Run
 from orchestrator.together import open_runs
 from tasks.harness.records import Outcome, Sample
@@ -126,12 +126,23 @@ def runs(tmp_path: Path, make_outcome: MakeOutcome) -> list[Path]:
 
 def test_a_run_is_held_against_what_the_others_differ_by(runs: list[Path]) -> None:
     header, rows = Machines().lay_out(load_results(open_runs(runs)))
-    assert header[5:] == ["× or ÷ where the host does (†)", "of this run within"]
-    last = {row[0]: row[5:] for row in rows}
-    assert last["all"] == ["2.600", "–"]
-    assert last["d"] == ["1.300", "0 of 36"]
-    assert last["a"] == ["2.600", "36 of 36"]
-    assert {text for row in rows for text in row[1:5]} == {"–"}
+    assert header[7:] == ["× or ÷ where the host does (†)", "runs where the host does", "pairs within where the host does"]
+    assert len(set(header)) == len(header)
+    last = {row[0]: row[7:] for row in rows}
+    assert last["all"] == ["2.600", "4", "–"]
+    assert last["d"] == ["1.300", "3", f"0 of {3 * CELLS}"]  # each of its cells with that of three runs
+    assert last["a"] == ["2.600", "3", f"{3 * CELLS} of {3 * CELLS}"]
+    assert {text for row in rows for text in row[1:7]} == {"–"}
+
+
+def test_the_runs_that_a_factor_is_from_are_those_with_such_pairs() -> None:
+    mine = cells({"a": [10.0] * LEAST, "b": [11.0] * LEAST, "c": [12.0]})
+    ahead = {"waits_for_host": False, "may_wait_for_host": False, "host_slack": 9.0}
+    both = pd.concat([mine.assign(cell=mine["cell"] + "0"), mine[mine["run"] != "c"].assign(**ahead)], ignore_index=True)
+    header, (whole, *_) = Machines().lay_out(Results(both, (RUN,), {}))
+    told = dict(zip(header, whole, strict=True))
+    assert told["runs where the GPU decides"] == "2"
+    assert told["runs where the host does"] == "3"
 
 
 def test_the_table_is_that_of_the_cells_as_they_are_written(runs: list[Path], tmp_path: Path) -> None:
