@@ -70,7 +70,7 @@ class ByClass:
             total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
             shares = [f"{by_class[name] / total_ms:.1%}" if name in by_class else NOTHING for name in present]
             rows.append([*axis_texts(cell, axes), phase, format_ms(total_ms), *shares])
-        return [*axes, PHASE, "kernel ms", *present], rows
+        return [*axes, PHASE, "kernel ms", *(f"{name} share" for name in present)], rows
 
 
 @dataclass(frozen=True)

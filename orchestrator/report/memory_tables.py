@@ -21,7 +21,8 @@ from orchestrator.report.values import (
 
 
 def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
-    phases = tuple((phase, gib(f"{phase}_peak_{kind}_bytes")) for phase in ("forward", "backward", "optimizer"))
+    titles = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
+    phases = tuple((title, gib(f"{phase}_peak_{kind}_bytes")) for phase, title in titles.items())
     return (("first step", gib(f"first_peak_{kind}_bytes")), *phases)
 
 

@@ -1,4 +1,7 @@
-"""The tables, as data. Adding one is one entry in TABLES."""
+"""The tables, as data. Adding one is one entry in TABLES.
+
+No column is called as a parameter is, `optimizer` for example: that is the name of the parameter's own, where it varies.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ TABLES: tuple[Table, ...] = (
             (
                 ("forward", of_steps(mean_sd("forward_ms"))),
                 ("backward", of_steps(mean_sd("backward_ms"))),
-                ("optimizer", of_steps(mean_sd("optimizer_ms"))),
+                ("optimizer step", of_steps(mean_sd("optimizer_ms"))),
                 ("total", of_steps(mean_sd("step_ms"))),
                 ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
                 ("tokens/s", number("tokens_per_s", ",.0f")),
@@ -107,7 +110,7 @@ TABLES: tuple[Table, ...] = (
                 ("MFU", number("mfu", ".1%")),
                 ("of ceiling", number("of_ceiling", ".1%")),
                 ("tf32 allowed", plain("matmul_allow_tf32")),
-                ("autocast", plain("autocast_dtype")),
+                ("autocast dtype", plain("autocast_dtype")),
                 ("stored", plain("parameter_dtype")),
             )
         ),
@@ -401,7 +404,7 @@ TABLES: tuple[Table, ...] = (
                 ("process", number("took_process_s", ".2f")),
                 ("build", number("took_build_s", ".2f")),
                 ("warm-up", number("took_warm_up_s", ".2f")),
-                ("timing", number("took_timing_s", ".2f")),
+                ("timed steps", number("took_timing_s", ".2f")),
                 ("instruments", number("took_instruments_s", ".2f")),
             )
         ),

@@ -504,6 +504,26 @@ def test_names_of_tables_are_unique() -> None:
     assert len({one.name for one in TABLES}) == len(TABLES)
 
 
+def test_no_table_has_a_name_twice_whatever_varies(results_of_every_kind: Results) -> None:
+    """Who reads it by the names of its columns, as pandas does, would else have one for the other."""
+    axes = tuple(dict.fromkeys(name for task in all_tasks().values() for name in default_values(task.params)))
+    cells = results_of_every_kind.cells.reindex(columns=[*dict.fromkeys([*results_of_every_kind.cells, *axes])])
+    first, second = (cells.assign(**{axis: _filled(cells[axis], other) for axis in axes}) for other in (False, True))
+    results = replace(results_of_every_kind, cells=pd.concat([first, second], ignore_index=True), axes=axes)
+    headers = {one.name: one.layout.lay_out(replace(results, cells=one.cells(results.cells)))[0] for one in TABLES}
+    assert {"optimizer", "attention"} <= set(headers["timings"]) & set(headers["kernel-classes"])
+    assert {name: twice for name, header in headers.items() if (twice := {one for one in header if header.count(one) > 1})} == {}
+
+
+def _filled(values: pd.Series[Any], other: bool) -> pd.Series[Any]:
+    """A value in each row; `other`: another than without."""
+    if pd.api.types.is_bool_dtype(values):
+        return values.fillna(False) ^ other
+    if pd.api.types.is_numeric_dtype(values):
+        return values.fillna(1) + other
+    return values.astype("string").fillna("") + ("other" if other else "")
+
+
 def test_gpus_ascend_and_leave_room_for_the_context() -> None:
     sizes = [gpu.usable_bytes for gpu in known_gpus()]
     assert sizes == sorted(sizes)
