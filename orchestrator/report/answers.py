@@ -67,26 +67,30 @@ def variability_by_warm_up(results: Results) -> Iterator[str]:
 
 
 def where_narrow_precision_pays(results: Results) -> Iterator[str]:
-    """Faster is where the intervals of the medians leave a gap."""
+    """Faster or slower is where the intervals of the medians leave a gap; where they overlap neither is said."""
     cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
     for precision in [name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))]:
         pairs = _pairs(cells, results, "precision", "fp32", precision)
-        needed = ["context_length", "step_ms_ci_high", "step_ms_ci_low_base", _TIME, f"{_TIME}_base"]
+        ends = [f"step_ms_ci_{end}{side}" for end in ("low", "high") for side in ("", "_base")]
+        needed = ["context_length", *ends, _TIME, f"{_TIME}_base"]
         first = ("size", "compile", "pass")
         axes = [axis for axis in dict.fromkeys((*first, *_axes(cells, results))) if axis in pairs]
         others = [axis for axis in axes if axis not in ("context_length", "precision")]
         telling = [axis for axis in others if axis in first or pairs[axis].nunique(dropna=False) > 1]
         for told, group in _told_apart(pairs[[*telling, *needed]], telling):
             ordered = group.sort_values("context_length")
+            lengths, longest = ordered["context_length"], ordered.iloc[-1]
             pays = ordered["step_ms_ci_high"] < ordered["step_ms_ci_low_base"]
-            longest = ordered.iloc[-1]
-            if not pays.any():
-                lengths = ", ".join(str(length) for length in ordered["context_length"].unique())
-                yield f"{told}: {precision} is nowhere faster than fp32 (contexts {lengths})"
-                continue
-            speed_up = longest[f"{_TIME}_base"] / longest[_TIME]
-            where = _from_where(ordered["context_length"], pays)
-            yield f"{told}: {precision} is faster than fp32 {where}; {speed_up:.2f}× at {longest['context_length']}"
+            slower = ordered["step_ms_ci_low"] >= ordered["step_ms_ci_high_base"]
+            if pays.any():
+                speed_up = longest[f"{_TIME}_base"] / longest[_TIME]
+                where = _from_where(lengths, pays, slower)
+                yield f"{told}: {precision} is faster than fp32 {where}; {speed_up:.2f}× at {longest['context_length']}"
+            elif slower.all():
+                yield f"{told}: {precision} is nowhere faster than fp32 (contexts {_listed(lengths)})"
+            else:
+                elsewhere = f", and slower at {_listed(lengths[slower])}" if slower.any() else ""
+                yield f"{told}: {precision} is not told apart from fp32 at context {_listed(lengths[~slower])}{elsewhere}"
 
 
 def gain_of_compiling(results: Results) -> Iterator[str]:
@@ -259,13 +263,18 @@ def _spread(ratios: pd.Series[float]) -> str:
     return f"{ratios.median():.2f}× (median of {len(ratios)} cells, {ratios.min():.2f}× to {ratios.max():.2f}×)"
 
 
-def _from_where(lengths: pd.Series[int], pays: pd.Series[bool]) -> str:
+def _from_where(lengths: pd.Series[int], pays: pd.Series[bool], slower: pd.Series[bool]) -> str:
     """From which context on something holds, and what contradicts that."""
     first = lengths[pays].min()
-    contrary = lengths[~pays & (lengths > first)].unique()
-    unless = f", but not at {', '.join(map(str, contrary))}" if len(contrary) else ""
+    contrary = {"slower": slower, "not told apart": ~pays & ~slower}
+    found = [f"{what} at {_listed(lengths[which])}" for what, of in contrary.items() if (which := of & (lengths > first)).any()]
+    unless = f", but {' and '.join(found)}" if found else ""
     since = f"at context {first}, the shortest that was tried" if first == lengths.min() else f"from context {first} on"
     return since + unless
+
+
+def _listed(lengths: pd.Series[int]) -> str:
+    return ", ".join(map(str, lengths.unique()))
 
 
 def _exponent(group: pd.DataFrame, column: str) -> float:

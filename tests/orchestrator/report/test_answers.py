@@ -86,9 +86,15 @@ def test_variability_is_of_the_same_cells_with_and_without_warm_up() -> None:
         ({128: 11, 512: 12, 1024: 50}, "bf16 is faster than fp32 from context 1024 on; 2.00× at 1024"),
         (
             {128: 5, 512: 12, 1024: 50},
-            "bf16 is faster than fp32 at context 128, the shortest that was tried, but not at 512; 2.00×",
+            "bf16 is faster than fp32 at context 128, the shortest that was tried, but not told apart at 512; 2.00×",
         ),
-        ({128: 9.95, 512: 40, 1024: 101}, "bf16 is nowhere faster than fp32 (contexts 128, 512, 1024)"),  # intervals overlap
+        (
+            {128: 5, 512: 15, 1024: 100},
+            "bf16 is faster than fp32 at context 128, the shortest that was tried, but slower at 512 and ",
+        ),
+        ({128: 11, 512: 40, 1024: 110}, "bf16 is nowhere faster than fp32 (contexts 128, 512, 1024)"),
+        ({128: 9.95, 512: 40, 1024: 101}, "bf16 is not told apart from fp32 at context 128, 1024, and slower at 512"),
+        ({128: 9.95, 512: 12, 1024: 101}, "bf16 is not told apart from fp32 at context 128, 512, 1024"),
     ],
 )
 def test_where_a_narrow_precision_pays(bf16_ms: dict[int, float], sentence: str) -> None:
