@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from statistics import linear_regression, median
 
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.host import needs_host
+from orchestrator.report.host import Decides, decides, needs_host
 from orchestrator.report.layouts import OF_TIMING, ordered_values
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
 _MOST_SENTENCES = 24
-_FEW = 3  # points, below which no exponent is fitted
+_FEW = 2  # lengths, below which no exponent is fitted
 _TIME = "step_ms_median"
+_PEAK = "peak_allocated_bytes"
 _NONE = "–"
 _WAYS = ("precision", "compile", "compile_mode", "attention")  # of computing attention
 
@@ -102,40 +103,31 @@ def gain_of_compiling(results: Results) -> Iterator[str]:
 
 
 def growth_of_attention(results: Results) -> Iterator[str]:
-    """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied."""
+    """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied.
+
+    What waits for its host takes as long with half the length: of time, such lengths are left out.
+    """
     cells = _measured(results, "attention", _TIME)
     if "context_length" not in cells:
         return
     long = cells[cells["context_length"] >= _LONG]
     others = [axis for axis in _axes(long, results) if axis not in ("context_length", *_WAYS)]
     for told, way in _told_apart(long, _WAYS):
-        by_lengths: dict[str, list[_Growth]] = {}
-        for which, series in _told_apart(way, others, always=()):
-            if series["context_length"].nunique() >= _FEW:
-                lengths = f"{series['context_length'].min()} to {series['context_length'].max()}"
-                by_lengths.setdefault(lengths, []).append(_growth(which, series))
-        for lengths, found in by_lengths.items():
-            times, peaks = ([(one.which, exponent) for one in found if (exponent := of(one)) is not None] for of in _GROWTHS)
-            exponents = [f"{what} as length^{_between(told)}" for what, told in (("time", times), ("peak memory", peaks)) if told]
-            several = f", in {len(found)} series" if len(found) > 1 else ""
-            yield f"{told}: {' and '.join(exponents)}, from {lengths}{several}"
+        yield from _growth(f"{told}: time", way[decides(way) != Decides.HOST], _TIME, others, way)
+        if _PEAK in way:
+            yield from _growth(f"{told}: peak memory", way[way[_PEAK].notna()], _PEAK, others, way)
 
 
-@dataclass(frozen=True)
-class _Growth:
-    """Of one series of lengths. which: what tells it from the others."""
-
-    which: str
-    time: float
-    peak: float | None
-
-
-_GROWTHS: tuple[Callable[[_Growth], float | None], ...] = (attrgetter("time"), attrgetter("peak"))
-
-
-def _growth(which: str, series: pd.DataFrame) -> _Growth:
-    has_peaks = "peak_allocated_bytes" in series and series["peak_allocated_bytes"].notna().all()
-    return _Growth(which, _exponent(series, _TIME), _exponent(series, "peak_allocated_bytes") if has_peaks else None)
+def _growth(what: str, cells: pd.DataFrame, column: str, others: Sequence[str], among: pd.DataFrame) -> Iterator[str]:
+    """A sentence for each range of lengths that series of these cells have. among: what a series is told apart from."""
+    by_lengths: dict[str, list[tuple[str, float]]] = {}
+    for which, series in _told_apart(cells, others, always=(), among=among):
+        if series["context_length"].nunique() >= _FEW:
+            lengths = f"{series['context_length'].min()} to {series['context_length'].max()}"
+            by_lengths.setdefault(lengths, []).append((which, _exponent(series, column)))
+    for lengths, exponents in by_lengths.items():
+        several = f", in {len(exponents)} series" if len(exponents) > 1 else ""
+        yield f"{what} as length^{_between(exponents)}, from {lengths}{several}"
 
 
 def _between(exponents: Sequence[tuple[str, float]]) -> str:

@@ -148,9 +148,27 @@ def test_the_exponent_of_attention() -> None:
         cell(1e-3 * n, task="attention", size=None, attention="flash", context_length=n, peak_allocated_bytes=n) for n in lengths
     ]
     assert said(*naive, *flash)["How does attention grow with length?"] == (
-        "attention=naive: time as length^2.00 and peak memory as length^2.00, from 1024 to 4096",
-        "attention=flash: time as length^1.00 and peak memory as length^1.00, from 1024 to 4096",
+        "attention=naive: time as length^2.00, from 1024 to 4096",
+        "attention=naive: peak memory as length^2.00, from 1024 to 4096",
+        "attention=flash: time as length^1.00, from 1024 to 4096",
+        "attention=flash: peak memory as length^1.00, from 1024 to 4096",
     )
+
+
+def test_a_length_that_waits_for_its_host_says_nothing_of_attention() -> None:
+    """Its time is the host's, whatever the length; its memory is its own."""
+    attention = {"task": "attention", "size": None, "attention": "naive", "device": "cuda"}
+
+    def series(*waiting: int) -> list[dict[str, Any]]:
+        return [
+            cell(max(10.0, 1e-6 * n**2), **attention, context_length=n, peak_allocated_bytes=n**2, waits_for_host=n in waiting)
+            for n in (1024, 2048, 4096, 8192)
+        ]
+
+    question = "How does attention grow with length?"
+    memory = "All cells: peak memory as length^2.00, from 1024 to 8192"
+    assert said(*series(1024, 2048))[question] == ("All cells: time as length^2.00, from 4096 to 8192", memory)
+    assert said(*series(1024, 2048, 4096))[question] == (memory,)
 
 
 def test_exponents_of_what_was_varied_beside_are_one_sentence() -> None:
@@ -166,8 +184,9 @@ def test_exponents_of_what_was_varied_beside_are_one_sentence() -> None:
     frame = pd.DataFrame([*cells, *longer]).convert_dtypes()
     found = {answer.question: answer.sentences for answer in answers(Results(frame, (*AXES, "d_head"), {}))}
     assert found["How does attention grow with length?"] == (
-        "precision=fp32: time as length^1.50 to 1.90 (median 1.60; least with d_head=16, most with d_head=64) and peak memory as "
-        "length^1.00, from 1024 to 4096, in 3 series",
+        "precision=fp32: time as length^1.50 to 1.90 (median 1.60; least with d_head=16, most with d_head=64), from 1024 to 4096"
+        ", in 3 series",
+        "precision=fp32: peak memory as length^1.00, from 1024 to 4096, in 3 series",
         "precision=bf16: time as length^1.00, from 8192 to 32768",
     )
 
