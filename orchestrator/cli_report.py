@@ -99,7 +99,7 @@ def report(
 ) -> None:
     """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
-    Without --table, no more than the first rows of each are printed as Markdown; in the files are all of them.
+    Without --table, no more than some sentences and the first rows of each are printed as Markdown; in the files are all.
 
     Without --table, --cells or --where, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
 
@@ -128,7 +128,7 @@ def report(
     chosen = choose_where(chosen, conditions) if conditions else chosen
     pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
     if form == "md" and whole and whole.words:
-        click.echo(whole.words)
+        click.echo(whole.first_words)
     for page in pages:
         if form != "md":
             click.echo(FORMATS[form](page))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.artifacts import read_artifacts
 from orchestrator.parts import Content
-from orchestrator.report.answers import Answer, answers
+from orchestrator.report.answers import Answer, answers, first_sentences
 from orchestrator.report.details import read_details
 from orchestrator.report.formats import FORMATS, files_of
 from orchestrator.report.frames import Results
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 PAGE = "index.html"
+WORDS = "answers.md"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,16 @@ class Report:
     @property
     def words(self) -> str:
         """What it says in words, as Markdown; empty where that is nothing."""
-        return answers_to_markdown(self.found, provenance(self.results)) if self.found else ""
+        return self._in_markdown(self.found)
+
+    @property
+    def first_words(self) -> str:
+        """The same for a terminal, with no more sentences than somebody reads there."""
+        file = str(self.run.folder / "report" / WORDS)
+        return self._in_markdown([first_sentences(answer, file) for answer in self.found])
+
+    def _in_markdown(self, found: Sequence[Answer]) -> str:
+        return answers_to_markdown(found, provenance(self.results)) if found else ""
 
     def files(
         self, formats: Collection[str] = tuple(FORMATS), pictures: Collection[str] = PICTURES
@@ -51,7 +61,7 @@ class Report:
         """By path within the report's folder, each made when it is asked for: the page comes last."""
         yield from files_of(self.pages, formats)
         if self.words:
-            yield "answers.md", self.words
+            yield WORDS, self.words
         yield from figure_files(self.drawing.figures(), pictures).items()
         self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
         self.run.bring_artifacts()

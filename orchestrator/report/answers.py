@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import linear_regression, median
 
@@ -12,10 +14,11 @@ import pandas as pd
 
 from orchestrator.report.frames import Results
 from orchestrator.report.host import Decides, decides, needs_host
-from orchestrator.report.layouts import OF_TIMING, ordered_values
+from orchestrator.report.layouts import OF_TIMING, ORDERED, ordered_values
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
-_MOST_SENTENCES = 24
+_MOST_SENTENCES = 24  # of an answer on a terminal
+_PRECISIONS = re.compile(rf"\b(?:{'|'.join(ORDERED['precision'])})\b")
 _FEW = 2  # lengths, below which no exponent is fitted
 _TIME = "step_ms_median"
 _PEAK = "peak_allocated_bytes"
@@ -39,14 +42,23 @@ class Question:
 
 def answers(results: Results) -> list[Answer]:
     """Of the questions that this run can answer."""
-    found = [Answer(question.text, _not_too_many(list(question.answer(results)))) for question in QUESTIONS]
+    found = [Answer(question.text, tuple(question.answer(results))) for question in QUESTIONS]
     return [answer for answer in found if answer.sentences]
 
 
-def _not_too_many(sentences: list[str]) -> tuple[str, ...]:
-    """What is more than somebody reads is in the tables."""
-    more = len(sentences) - _MOST_SENTENCES
-    return (*sentences[:_MOST_SENTENCES], f"… and {more} more, as the tables show") if more > 0 else tuple(sentences)
+def first_sentences(answer: Answer, file: str) -> Answer:
+    """For a terminal: of each precision as many as of any other, while it has some. file: which has all of them."""
+    more = len(answer.sentences) - _MOST_SENTENCES
+    if more <= 0:
+        return answer
+    before: Counter[frozenset[str]] = Counter()
+    turns = []
+    for place, sentence in enumerate(answer.sentences):
+        precisions = frozenset(_PRECISIONS.findall(sentence))
+        turns.append((before[precisions], place))
+        before[precisions] += 1
+    chosen = sorted(place for _, place in sorted(turns)[:_MOST_SENTENCES])
+    return replace(answer, sentences=(*(answer.sentences[place] for place in chosen), f"… and {more} more: {file}"))
 
 
 def backward_over_forward(results: Results) -> Iterator[str]:

@@ -14,7 +14,7 @@ from orchestrator.cli import main
 from orchestrator.report.plots import Drawing
 from orchestrator.report.render import MOST_ROWS
 from orchestrator.store import Run
-from tasks.harness.records import Outcome
+from tasks.harness.records import Outcome, Status
 
 MORE = 3
 
@@ -54,6 +54,17 @@ def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:
     assert report(run.folder).exit_code == 0
     assert len(rows((run.folder / "report" / "timings.md").read_text())) == MOST_ROWS + MORE
     assert "more: sweep report" not in report(run.folder, "--format", "csv").stdout
+
+
+def test_in_the_files_are_all_sentences(run: Run, make_outcome: Callable[..., Outcome]) -> None:
+    with run.opened_for_writing() as writer:
+        for size in range(30):
+            writer.append(make_outcome(Status.OOM, batch_size=100 + size, context_length=64), None)
+    printed, written = report(run.folder).stdout, run.folder / "report" / "answers.md"
+    told = [len(re.findall(r"^- .+ runs out of memory", text, re.MULTILINE)) for text in (printed, written.read_text())]
+    assert told == [24, 30]
+    assert f"\n- … and 6 more: {written}\n" in printed
+    assert "more:" not in written.read_text()
 
 
 @pytest.mark.parametrize(("asked", "missing"), [(None, 0), (10, 0), (MOST_ROWS + MORE, 0), (MOST_ROWS + MORE + 7, 7)])

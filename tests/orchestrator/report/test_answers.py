@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from orchestrator.report.answers import answers
+from orchestrator.report.answers import answers, first_sentences
 from orchestrator.report.frames import Results
 
 BASE: dict[str, Any] = {
@@ -191,12 +193,22 @@ def test_exponents_of_what_was_varied_beside_are_one_sentence() -> None:
     )
 
 
-def test_what_nobody_reads_is_counted() -> None:
-    cells = [cell(None, context_length=128, size="small", batch_size=batch) for batch in range(30)]
-    frame = pd.DataFrame(cells)
-    (found,) = answers(Results(frame, (*AXES[:-1], "batch_size"), {}))
-    assert len(found.sentences) == 25
-    assert found.sentences[-1] == "… and 6 more, as the tables show"
+def test_on_a_terminal_each_precision_has_its_turn() -> None:
+    """And what is left out is counted."""
+    sizes = [f"size{number}" for number in range(30)]
+    cells = [
+        cell(ms, size=size, precision=precision)
+        for precision, ms in (("fp32", 10.0), ("tf32", 5.0), ("bf16", 4.0), ("fp16", 3.0))
+        for size in sizes[: 2 if precision == "fp16" else None]
+    ]
+    (whole,) = (answer for answer in answers(Results(pd.DataFrame(cells), AXES[:-1], {})) if "precision" in answer.question)
+    assert len(whole.sentences) == 62
+    *some, last = first_sentences(whole, "report/answers.md").sentences
+    assert last == "… and 38 more: report/answers.md"
+    assert Counter(sentence.split()[1] for sentence in some) == {"tf32": 11, "bf16": 11, "fp16": 2}
+    assert some == [sentence for sentence in whole.sentences if sentence in some]
+    few = replace(whole, sentences=whole.sentences[:24])
+    assert first_sentences(few, "report/answers.md") == few
 
 
 def test_where_memory_ends() -> None:
