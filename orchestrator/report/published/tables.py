@@ -38,6 +38,10 @@ Prepare = Callable[[Results], pd.DataFrame]
 
 _ORDER = ("built", "forward", "backward", "optimizer", "step", "")
 _LONGEST_NAME = 60  # letters of a kernel
+_MEANS = (
+    "Ours is a mean where theirs is, else a median; the interval is of our median in either case, out of which a few slow steps "
+    "move a mean."
+)
 _MODES = ("compile_mode", "compile_cache")  # which an eager cell does not have
 
 
@@ -60,16 +64,14 @@ def against(device: str) -> tuple[Table, ...]:
             "against-timings",
             f"Against {device}: timings",
             f"{where}, and this run's: milliseconds of a phase waited for at its end, and of a step of such phases. "
-            "Where ours / theirs is above 1.00, ours takes longer. The interval is of this run's median. TFLOP/s are what their "
-            "time implies.",
+            f"Where ours / theirs is above 1.00, ours takes longer. {_MEANS} TFLOP/s are what their time implies.",
             Beside(_of(times, "train_step"), _ours_ms, format_ms, "ms", interval=_interval, timed=_itself),
             of_task("train_step"),
         ),
         Table(
             "against-attention",
             f"Against {device}: attention",
-            f"{where}, and this run's: milliseconds of a pass, waited for. The interval is of this run's median. TFLOP/s are "
-            "what their time implies.",
+            f"{where}, and this run's: milliseconds of a pass, waited for. {_MEANS} TFLOP/s are what their time implies.",
             Beside(_of(times, "attention"), _ours_ms, format_ms, "ms", interval=_interval, timed=_itself),
             of_task("attention"),
         ),
@@ -176,7 +178,7 @@ class Beside:
     """One row a published number and a cell of ours that it may be of.
 
     ours: the same of our cell. show: prints either. unit: of both. prepare: our cells, with what `ours` needs of them. interval:
-    of ours. timed: the cells whose steps it is of, which are marked where a host decides those.
+    of our median, also where ours is a mean. timed: the cells whose steps it is of, which are marked where a host decides those.
     """
 
     numbers: Numbers
@@ -195,7 +197,7 @@ class Beside:
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
         pairs.sort(key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup))
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
-        measured = [titles[0], "95 % interval", titles[1]]
+        measured = [titles[0], "95 % interval of our median", titles[1]]
         header = [*axes, PHASE, "published in", "on", "there on", *measured, "ours / theirs", "their TFLOP/s", NOTES]
         return header, [self._row(number, row, axes) for number, row in pairs]
 

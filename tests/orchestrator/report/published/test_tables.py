@@ -78,6 +78,17 @@ def test_ours_stands_beside_theirs_with_the_ratio(run: Run) -> None:
     assert column(timings, "their TFLOP/s")[-1] == "34.2"
 
 
+def test_the_interval_is_called_that_of_the_median_which_a_mean_may_lie_out_of(
+    run_of: MakeRun, make_outcome: MakeOutcome
+) -> None:
+    """Theirs is a mean, and so is ours; one slow step of ten moves it."""
+    timings = page(load_results(run_of(make_outcome(step_ms=(80.0,) * 9 + (180.0,), **COURSE))), "against-timings")
+    assert set(column(timings, "ours ms")) == {"90.00"}
+    assert set(column(timings, "95 % interval of our median")) == {"80.00 to 80.00"}
+    assert "Ours is a mean where theirs is, else a median; the interval is of our median in either case" in timings.table.read
+    assert "95 % interval" not in timings.header
+
+
 def test_doubts_are_notes_that_each_row_names(run: Run) -> None:
     timings = page(load_results(run), "against-timings")
     of_rows = [notes_of(timings, row) for row in timings.rows]
