@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import Result
 
@@ -82,6 +83,8 @@ FAULTS: dict[str, Sequence[Fault]] = {
     ],
     "a flood of output": [Fault("flood", "ok", ended=("", ""))],
     "a clock that jumps": [Fault("jump_the_clock", "ok", ended=("", ""))],
+    "a parent that goes away": [Fault("kill_its_parent", "lost", ended=("", ""))],
+    "a process left behind": [Fault("leave_a_daemon", "ok", ended=("", ""))],
 }
 
 
@@ -137,6 +140,17 @@ def check(attempt: dict[str, Any], fault: Fault, folder: Path) -> None:
         assert evidence["rss_bytes"] > GIB
     if fault.status == "failed":
         assert "Traceback" in evidence["traceback"]
+    if fault.status == "lost":
+        assert "went away" in evidence["message"]
+    if fault.how == "leave_a_daemon":  # by the folder that the sweep was called in
+        assert has_ended(int(folder.parents[4].joinpath("grandchild.pid").read_text()))
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def check_flood(log: str, facts: dict[str, Any]) -> None:

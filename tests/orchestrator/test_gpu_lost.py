@@ -181,6 +181,8 @@ def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
 ) -> None:
     path, run = write_config(CONFIG), tmp_path / "results" / "fallen"
     assert sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2").exit_code == 0
+    untouched = {part: part.read_bytes() for part in run.glob("*/*.parquet")}
+    assert len(untouched) == 2 * 3
     for gpu in ("0", "1"):
         (two_gpus / gpu).touch()
     done = sweep_here("run", path, "--scheduler", "serial")
@@ -200,3 +202,4 @@ def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
     (two_gpus / "0").unlink()
     assert sweep_here("run", path, "--scheduler", "serial").exit_code == 0
     assert pd.read_parquet(run / "cells.parquet")["status"].tolist() == ["ok"] * 8
+    assert {part: part.read_bytes() for part in untouched} == untouched
