@@ -2,8 +2,8 @@
 
     python -m tests.fallen FALLEN run CONFIG
 
-Where there is a file FALLEN/N, GPU N falls off under the first cell that comes to it. Cells that are not struck give one sample,
-and the GPU that they came to as a fact.
+Where there is a file FALLEN/N, GPU N falls off under the first cell that comes to it; where that says `silently`, NVML goes on
+answering, and no process computes there. Cells that are not struck give one sample, and the GPU that they came to as a fact.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tasks.harness.records import Attempt, Outcome, Sample, Status
 
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"
+SILENTLY, _FALLEN = "silently", "it has fallen"
 real_supervise = supervisor.supervise
 
 
@@ -37,6 +38,7 @@ def play(folder: Path) -> None:
 def play_gpus() -> None:
     """In the driver, and in each of its supervisors."""
     supervisor.execute_or_lose = measure  # type: ignore[assignment]
+    supervisor.why_it_does_not_compute = lambda gpu: "CUDA error: unknown error" if has_fallen(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
@@ -61,7 +63,7 @@ def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) 
     time.sleep(0.2)
     facts, began = {"visible_devices": gpu}, time.time()
     if mark(gpu).exists():
-        mark(gpu).write_text("it has fallen")
+        mark(gpu).write_text(f"{mark(gpu).read_text()} {_FALLEN}")
         evidence = {"message": "CUDA error: unknown error"}
         return Outcome(attempt, Status.FAILED, "build", "", evidence, facts, (), began, 0.2)
     return Outcome(attempt, Status.OK, "", "", {}, facts, (Sample("timing", "duration", "ms", 1.0),), began, 0.2)
@@ -69,13 +71,17 @@ def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) 
 
 def handle_of(uuid: str) -> str:
     (gpu,) = (name for name, own in GPUS.items() if uuid == f"GPU-{own}")
-    if mark(gpu).exists() and mark(gpu).read_text():
+    if has_fallen(gpu) and SILENTLY not in mark(gpu).read_text():
         refuse()
     return gpu
 
 
 def refuse(*_: object) -> None:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+
+
+def has_fallen(gpu: str) -> bool:
+    return mark(gpu).exists() and _FALLEN in mark(gpu).read_text()
 
 
 def mark(gpu: str) -> Path:

@@ -23,7 +23,7 @@ from orchestrator.program import PROGRAM
 from orchestrator.supervisor import Fallen
 from tasks.harness.records import Attempt, Outcome, Status
 from tests.conftest import ROOT
-from tests.fallen import FOLDER, play
+from tests.fallen import FOLDER, SILENTLY, play
 from tests.killing import left_after, own_temporary_folder
 
 CONFIG = """
@@ -166,6 +166,7 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callab
         (schedulers, "supervise"),
         (schedulers, "prepare_place"),
         (supervisor, "execute_or_lose"),
+        (supervisor, "why_it_does_not_compute"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
     for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCpuAffinity"):
@@ -176,20 +177,23 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callab
     return tmp_path / "gpus"
 
 
+@pytest.mark.parametrize(
+    ("how", "said"), [("", "Unknown Error"), (SILENTLY, GONE)], ids=["NVML tells", "NVML has nothing to say"]
+)
 def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
-    write_config: Callable[..., Path], tmp_path: Path, sweep_here: Callable[..., Result], two_gpus: Path
+    how: str, said: str, write_config: Callable[..., Path], tmp_path: Path, sweep_here: Callable[..., Result], two_gpus: Path
 ) -> None:
     path, run = write_config(CONFIG), tmp_path / "results" / "fallen"
     assert sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2").exit_code == 0
     untouched = {part: part.read_bytes() for part in run.glob("*/*.parquet")}
     assert len(untouched) == 2 * 3
     for gpu in ("0", "1"):
-        (two_gpus / gpu).touch()
+        (two_gpus / gpu).write_text(how)
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, done.output
     assert "measured 2 cells: 2 lost" in done.output
     assert "3 cells left. To go on: sweep" in done.output
-    assert re.search(r"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: Unknown Error\. Reset", done.output)
+    assert re.search(rf"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: {said}\. Reset", done.output)
     assert [row[:2] for row in rows(run)] == [("ok", "0")] * 3 + [("lost", "0"), ("lost", "1")]
     assert len(pd.read_parquet(run / "cells.parquet")) == 5
     done = sweep_here("run", path, "--scheduler", "serial")  # they have fallen still
