@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
@@ -26,6 +26,9 @@ from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
 from tasks.prediction.records import Prediction
 from tasks.train_step import TrainStepParams
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _SHOWN = 20
 _EXPLAINED = 3  # cells, beyond which their memory is a table alone
@@ -183,14 +186,17 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     """One cell: parameters, attempts with their evidence, samples, log, and how to measure it by hand."""
     attempts = run.require().read("attempts")
     cell = _find(attempts["cell"].unique(), prefix, run)
-    rows = attempts[attempts["cell"] == cell].sort_values("attempt").to_dict("records")
+    attempts, samples, predictions = (
+        table[table["cell"] == cell] for table in (attempts, run.read("samples"), run.read("predictions"))
+    )
+    rows = attempts.sort_values("attempt").to_dict("records")
     params, last = json.loads(rows[-1]["params"]), rows[-1]
     yield f"cell {cell} of task {last['task']}, version {last['task_version']}"
     yield "parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
     for row in rows:
         yield from _attempt(row)
-    yield from _result(run, cell)
-    yield from _samples(run, cell, int(last["attempt"]))
+    yield from _result(attempts, samples, predictions)
+    yield from _samples(samples[samples["attempt"] == last["attempt"]])
     run.bring_artifacts(cell)
     left = read_artifacts(run, cell, int(last["attempt"]))
     if left.log:
@@ -222,13 +228,12 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
         yield f"  {name}: " + text.replace("\n", "\n    ")
 
 
-def _result(run: Run, cell: str) -> Iterator[str]:
-    """What the tables say of it, as far as its own rows tell."""
+def _result(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame) -> Iterator[str]:
+    """What the tables say of a cell, as far as its own rows tell."""
     from orchestrator.report.derive import derive_cells
     from orchestrator.report.values import gib, is_null, median_interval, number, of_steps, plain
 
-    attempts, samples, predictions = (run.read(table) for table in ("attempts", "samples", "predictions"))
-    (row,) = derive_cells(*(rows[rows["cell"] == cell] for rows in (attempts, samples, predictions))).to_dict("records")
+    (row,) = derive_cells(attempts, samples, predictions).to_dict("records")
     shown = {
         "step_ms_median": ("step, ms", of_steps(median_interval("step_ms"))),
         "tokens_per_s": ("tokens a second", number("tokens_per_s", ",.0f")),
@@ -245,10 +250,8 @@ def _result(run: Run, cell: str) -> Iterator[str]:
         yield from known
 
 
-def _samples(run: Run, cell: str, attempt: int) -> Iterator[str]:
-    samples = run.read("samples")
-    own = samples[(samples["cell"] == cell) & (samples["attempt"] == attempt)]
-    for keys, group in own.groupby(["instrument", "mode", "phase", "metric", "unit"], sort=False, dropna=False):
+def _samples(samples: pd.DataFrame) -> Iterator[str]:
+    for keys, group in samples.groupby(["instrument", "mode", "phase", "metric", "unit"], sort=False, dropna=False):
         values = ", ".join(_value(value, str(keys[-1])) for value in group["value"])
         *names, unit = (str(key) for key in keys)
         yield f"  {' '.join(filter(None, names))} [{unit}]: {values}"

@@ -149,7 +149,7 @@ def give_back_memory() -> None:
 
 
 def empty_table(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    return pa.Table.from_batches([], schema).select(columns or schema.names)  # empty_table() would import pandas
+    return pa.Table.from_batches([], schema).select(columns or schema.names)  # pyarrow's own would import pandas
 
 
 def with_categories(schema: pa.Schema) -> pa.Schema:
@@ -171,8 +171,7 @@ def read_parts(
     """
     for _ in range(_READ_TRIES):
         try:
-            replaced = replaced_parts(folder)
-            parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+            parts = _that_count(folder)
             starts = range(0, len(parts), at_once)
             return [made_of([_read_part(path, schema, columns) for path in parts[start : start + at_once]]) for start in starts]
         except FileNotFoundError:
@@ -182,11 +181,15 @@ def read_parts(
 
 def require_parts(folder: Path, schema: pa.Schema) -> None:
     """Raises RunError for the first that cannot be read, as far as its footer tells: soon, however much there is."""
+    for path in _that_count(folder):
+        with _opened(path, schema):
+            pass
+
+
+def _that_count(folder: Path) -> list[Path]:
+    """All parts that no merged one replaces."""
     replaced = replaced_parts(folder)
-    for path in sorted(folder.glob("*.parquet")):
-        if path.name not in replaced:
-            with _opened(path, schema):
-                pass
+    return [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
 
 
 def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
