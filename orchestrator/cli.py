@@ -86,8 +86,8 @@ choice_options = _with_options(
         click.option(
             "--retry",
             multiple=True,
-            type=click.Choice([*STATUSES, "disturbed", "beside"]),
-            help="Also cells of this status, those `disturbed`, or `beside` others: then all are measured one at a time.",
+            type=click.Choice([*STATUSES, "disturbed", "beside", "wide"]),
+            help="Also cells of this status, those `disturbed`, of `wide` intervals, or `beside` others: then one at a time.",
         ),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
         click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Measure each cell so often, by turns.  [1]"),
@@ -372,6 +372,13 @@ def _seconds(text: str | None) -> float | None:
     return seconds
 
 
+_FLAWS = {
+    "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
+    "beside": "in need of the host timed beside others, which may have slowed them: --retry beside measures again, one at a time",
+    "wide": "with steps that differ so much that the interval of their median is wider than 5 %: --retry wide measures again",
+}
+
+
 def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
     from orchestrator.progress import format_seconds, say, so_many
@@ -403,18 +410,9 @@ def _conclude(summary: Any, request: Any) -> None:
         shortest = f", the shortest of which is expected to take {format_seconds(summary.late_s)}" if summary.late_s else ""
         say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
-    if summary.disturbed:
-        word = "cell was" if summary.disturbed == 1 else "cells were"
-        say(
-            f"{summary.disturbed} {word} timed while something else had the cores of the host: once it is gone, "
-            f"--retry disturbed measures {'it' if summary.disturbed == 1 else 'them'} again"
-        )
-    if summary.beside:
-        word = "cell that needs its host was" if summary.beside == 1 else "cells that need their host were"
-        say(
-            f"{summary.beside} {word} timed beside others, which may have slowed {'it' if summary.beside == 1 else 'them'}: "
-            "--retry beside measures again, one at a time"
-        )
+    for flaw, what in _FLAWS.items():
+        if count := summary.flaws[flaw]:
+            say(f"{so_many(count)} {what}")
     say(f"the tables: sweep report {folder}")
     if summary.given_up:
         say(f"left alone {so_many(summary.given_up)} that failed too often before")

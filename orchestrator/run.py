@@ -22,7 +22,7 @@ from orchestrator.errors import EnvironmentError, GpusLost, NodesLost, RunError,
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.invocations import INVOCATION, new_invocation
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
-from orchestrator.plan import BESIDE, DISTURBED, FLAWS, Choice, Plan, make_plan, read_history
+from orchestrator.plan import BESIDE, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.program import PROGRAM_SOURCE, git_commit
 from orchestrator.progress import Display, so_many
@@ -76,7 +76,7 @@ class Summary:
     given_up: how many cells were left alone since they had failed too often.
     broken: what ended it before, where that is for the user to mend. cells: how many it measured, however often; left: how many
     it did not, or not as often as it was to.
-    disturbed, beside: how many of the cells that it measured have that flaw.
+    flaws: by flaw, how many of the cells that it measured have it.
     foreseen: cells left out because they were predicted to run out of memory. inferred: those that were inferred to, and not
     measured; verified: those that were measured all the same, now or inferred before; refuted: which of them fit.
     """
@@ -92,8 +92,7 @@ class Summary:
     cells: int = 0
     left: int = 0
     given_up: int = 0
-    disturbed: int = 0
-    beside: int = 0
+    flaws: Counter[str] = field(default_factory=Counter)
     foreseen: int = 0
     inferred: int = 0
     verified: int = 0
@@ -201,8 +200,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         summary.inferred = queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left, summary.cells = queue.left, len(measured)
-        flawed = _derive(writer)
-        summary.disturbed, summary.beside = (len(measured & flawed[flaw]) for flaw in (DISTURBED, BESIDE))
+        summary.flaws.update({flaw: len(measured & cells) for flaw, cells in _derive(writer).items()})
     return summary
 
 

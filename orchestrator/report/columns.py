@@ -109,6 +109,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("waited_for_core", "", "of the timing, how long a thread at most waited for a core that others had: a fraction"),
     Column("host_pace_{when}", "1/ms", "small operations that the host hands to torch, before the timing or after: its speed"),
     Column("disturbed", "", "whether that is more than 0.1, of a cell that needs its host: something else had the cores"),
+    Column("wide", "", "whether the interval of the median of `step_ms` is wider than a twentieth of it"),
     Column("beside", "", "whether `neighbours` is 0.5 or more for one of its repetitions, and the cell needs its host"),
     Column("tokens_per_s", "tokens/s", "over the median of the whole step"),
     Column("achieved_tflops", "TFLOP/s", "`flops` over the median of the whole step"),

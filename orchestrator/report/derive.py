@@ -46,6 +46,7 @@ _FACTS = (
     "timing_half_width",
 )  # fmt: skip
 
+_WIDE = 0.05  # of the median: what is compared with it shows no smaller difference
 # What the stages of an attempt are counted as; all others are of instruments.
 _STAGES = {
     "process": "process",
@@ -397,7 +398,8 @@ def _with_text_index(table: Any) -> pd.DataFrame:
 
 
 def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
-    """`step_ms_mean`, …: the step as training runs it, pipelined where the device queues work, else synced.
+    """`step_ms_mean`, …: the step as training runs it, pipelined where the device queues work, else synced. `wide`: whether the
+    interval of its median is.
 
     Waiting at each phase costs a step up to a tenth: the host cannot prepare the optimizer behind the backward pass.
     """
@@ -405,6 +407,9 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
         synced, pipelined = (wide.get(f"step_{mode}_ms_{statistic}") for mode in ("synced", "pipelined"))
         if synced is not None:
             wide[f"step_ms_{statistic}"] = synced if pipelined is None else pipelined.fillna(synced)
+    if "step_ms_median" in wide:
+        width = (wide["step_ms_ci_high"] - wide["step_ms_ci_low"]) / wide["step_ms_median"]
+        wide["wide"] = (width > _WIDE).astype("boolean").where(width.notna())
     if {"compile_total_ms", "step_ms_median"} <= set(wide):
         wide["compile_cost_ms"] = wide["compile_total_ms"] - wide["compile_steps"] * wide["step_ms_median"]
     return wide

@@ -197,6 +197,7 @@ def provenance(results: Results) -> str:
         _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _marked(cells, "beside", "needed their host beside others"),
+        _marked(cells, "wide", "with an interval wider than 5 %"),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),
     ]

@@ -80,7 +80,7 @@ def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
 
 def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_place(request_of: Callable[[], Request]) -> None:
     summary = go(request_of(), FakeScheduler(measured), Choice())
-    assert (summary.beside, summary.disturbed) == (2, 0)
+    assert (summary.flaws["beside"], summary.flaws["disturbed"]) == (2, 0)
     cells = load_results(request_of().run).cells.set_index("context_length")
     assert cells["beside"].to_dict() == {16: True, 32: True, 64: False}
     assert cells["neighbours"].to_dict() == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
@@ -88,7 +88,7 @@ def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_p
     scheduler = Counting(measured)
     summary = go(request_of(), scheduler)
     assert [[length_of(attempt) for attempt in at_once] for at_once in scheduler.at_once] == [[16], [32]]
-    assert (summary.beside, summary.statuses) == (0, {Status.OK: 2})
+    assert (summary.flaws["beside"], summary.statuses) == (0, {Status.OK: 2})
     run = request_of().run
     assert [side.medians_ms for side in sides_of(run, load_results(run)).values()] == [pytest.approx((10.045,))] * 3
     after = load_results(run).cells.set_index("context_length")
@@ -100,12 +100,31 @@ def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_p
     assert not go(request_of(), FakeScheduler(measured)).statuses
 
 
+def test_what_has_a_wide_interval_is_measured_again_in_its_place_and_not_alone(request_of: Callable[[], Request]) -> None:
+    def unsteady(attempt: Attempt) -> Outcome:
+        spread = 0.2 if length_of(attempt) != 64 and attempt.number == 1 else 0.01
+        outcome = measured(attempt)
+        samples = tuple(replace(sample, value=10.0 + spread * (sample.step or 0)) for sample in outcome.samples)
+        return replace(outcome, samples=samples)
+
+    assert go(request_of(), FakeScheduler(unsteady), Choice()).flaws["wide"] == 2
+    assert load_results(request_of().run).cells.set_index("context_length")["wide"].to_dict() == {16: True, 32: True, 64: False}
+    scheduler = Counting(unsteady)
+    summary = go(request_of(), scheduler, Choice(retry=frozenset({"wide"})))
+    assert [sorted(length_of(attempt) for attempt in at_once) for at_once in scheduler.at_once] == [[16, 32]]
+    assert (summary.flaws["wide"], summary.statuses) == (0, {Status.OK: 2})
+    after = load_results(request_of().run).cells.set_index("context_length")
+    assert after["repetitions"].to_list() == [1, 1, 1]
+    assert after["step_ms_median"].to_dict() == pytest.approx({16: 10.045, 32: 10.045, 64: 10.045})
+    assert not go(request_of(), FakeScheduler(unsteady), Choice(retry=frozenset({"wide"}))).statuses
+
+
 def test_what_was_not_timed_was_slowed_by_nobody(request_of: Callable[[], Request]) -> None:
     def one_runs_out(attempt: Attempt) -> Outcome:
         outcome = measured(attempt)
         return replace(outcome, status=Status.OOM, samples=()) if length_of(attempt) == 16 else outcome
 
-    assert go(request_of(), FakeScheduler(one_runs_out), Choice()).beside == 1
+    assert go(request_of(), FakeScheduler(one_runs_out), Choice()).flaws["beside"] == 1
     scheduler = FakeScheduler(measured)
     go(request_of(), scheduler)
     assert [length_of(attempt) for attempt in scheduler.begun] == [32]
