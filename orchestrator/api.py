@@ -75,14 +75,15 @@ class LoadedRun:
 
     def table(self, name: str, against: str | None = None) -> pd.DataFrame:
         """A table of the report as it is printed, null where it prints nothing; a column of plain numbers, also of 12,313, has
-        numbers.
+        numbers. Which times of a row have a mark (`†`, `‡`) say the last columns.
 
         against: a device, for the tables of what was published on it (`sweep report --against`). Raises ConfigError for a
         name that is no table and a device that is none. Empty where the run has nothing for it.
         """
         published = () if against is None else tables_against(find_device(against))
         for page in lay_out(self._results, [name], (*TABLES, *published)):
-            printed = pd.DataFrame(written_out(page), columns=page.header, dtype="string").replace(NOTHING, pd.NA)
+            header, rows = written_out(page)
+            printed = pd.DataFrame(rows, columns=header, dtype="string").replace(NOTHING, pd.NA)
             return printed.apply(_numbers)
         return pd.DataFrame()
 

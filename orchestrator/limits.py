@@ -251,11 +251,19 @@ def _predicted(group: Limit, cap: int | None) -> list[str]:
     return [
         str(fits or ""),
         _peak_gib(group, fits),
-        _peak_gib(group, fits, "peak_reserved_bytes"),
+        _reserved_gib(group, fits, cap),
         f"{cap / _GIB:.2f}" if cap and group.predictions else "",
         str(fails or ""),
         _peak_gib(group, fails),
     ]
+
+
+def _reserved_gib(group: Limit, value: int | None, cap: int | None) -> str:
+    """Where the device has less than the allocator would keep, it gives the rest back."""
+    with_room = _peak_gib(group, value, "peak_reserved_bytes")
+    prediction = group.predictions.get(value or 0)
+    reserved = prediction.peak_bytes("peak_reserved_bytes") if prediction else None
+    return f"{cap / _GIB:.2f} ({with_room} with room)" if cap and reserved and reserved > cap else with_room
 
 
 def _peak_gib(group: Limit, value: int | None, metric: str = "peak_allocated_bytes") -> str:

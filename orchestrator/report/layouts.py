@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.values import NOTHING, Row, Value, is_null, known
+from orchestrator.report.values import NOTHING, Row, Value, absent, is_null, known
 
 Header = list[str]
 Rows = list[list[str]]
@@ -159,7 +159,8 @@ class Listing:
 
 @dataclass(frozen=True)
 class ByPhase:
-    """One row a cell and phase, for the phases of which one of the columns `known_by` is known.
+    """One row a cell and phase, for the phases of which one of the columns `known_by` is known; where none is, one that says how
+    the cell ended.
 
     title: of the column that names the phases, where they are something else.
     """
@@ -172,13 +173,15 @@ class ByPhase:
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         known_by = {phase: [column.format(phase) for column in self.known_by] for phase, _ in self.phases}
-        values = {phase: [value(phase) for _, value in self.columns] for phase in (*known_by, NOTHING)}
+        values = {phase: [value(phase) for _, value in self.columns] for phase in known_by}
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
             texts = axis_texts(row, axes)
             phases = [phase for phase in self.phases if any(known(row, column) for column in known_by[phase[0]])]
-            for phase, name in phases or [(NOTHING, NOTHING)]:
+            for phase, name in phases:
                 rows.append([*texts, name, *(value(row) for value in values[phase])])
+            if not phases:
+                rows.append([*texts, NOTHING, *[absent(row)] * len(self.columns)])
         return [*axes, self.title, *(title for title, _ in self.columns)], rows
 
 

@@ -16,6 +16,7 @@ from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
 from orchestrator.report.compare import AGREEMENT, ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
+from orchestrator.report.layouts import Header, Rows
 from orchestrator.report.machines import LIKELY
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
@@ -23,6 +24,7 @@ from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, for
 
 _ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell anything
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
+_MARKS = {HOST_MARK: f"the host decides ({HOST_MARK})", SLOWER_HOST_MARK: f"a slower host would ({SLOWER_HOST_MARK})"}
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -76,19 +78,27 @@ def notes_of(page: Page, row: Sequence[str]) -> list[str]:
     return [] if named == NOTHING else [page.notes[int(number) - 1] for number in named.split(", ")]
 
 
-def written_out(page: Page) -> list[list[str]]:
-    """The rows for a program: with their notes in full, since it has no foot to put them at, 12,313 as 12313, and times alone."""
-    rows = [[_plain(text) for text in row] for row in page.rows]
+def written_out(page: Page) -> tuple[Header, Rows]:
+    """For a program: the notes in full, since it has no foot to put them at, 12,313 as 12313, and times without their marks.
+    Which columns of a row have one says a column of its own for each mark.
+    """
+    marks = [mark for mark in _MARKS if any(text.endswith(mark) for row in page.rows for text in row)]
+    rows = [[*(_plain(text) for text in row), *(_marked_with(mark, page.header, row) for mark in marks)] for row in page.rows]
+    header = [*page.header, *(_MARKS[mark] for mark in marks)]
     if not page.notes:
-        return rows
+        return header, rows
     column = page.header.index(NOTES)
     notes = (" ".join(notes_of(page, row)) for row in page.rows)
-    return [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
+    return header, [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
+
+
+def _marked_with(mark: str, header: Header, row: list[str]) -> str:
+    return "; ".join(title for title, text in zip(header, row, strict=True) if text.endswith(mark)) or NOTHING
 
 
 def _plain(text: str) -> str:
     """A number without the commas between its thousands, or the mark behind it; any other text as it is."""
-    text = text.rstrip(HOST_MARK + SLOWER_HOST_MARK)
+    text = text.rstrip("".join(_MARKS))
     return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
 
 

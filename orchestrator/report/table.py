@@ -29,12 +29,20 @@ class Table:
         chosen = self.cells(results.cells)
         if chosen.empty:
             return [], []
-        header, rows = _without_empty(*self.layout.lay_out(replace(results, cells=chosen)))
-        says_something = set(header) - {*results.axes, PHASE, NOTES}
+        header, rows = self.layout.lay_out(replace(results, cells=chosen))
+        keys = {*results.axes, PHASE}
+        header, rows = _without_empty_columns(header, _without_empty_rows(header, rows, keys))
+        says_something = set(header) - {*keys, NOTES}
         return (header, rows) if says_something else ([], [])
 
 
-def _without_empty(header: Header, rows: Rows) -> tuple[Header, Rows]:
+def _without_empty_rows(header: Header, rows: Rows, keys: set[str]) -> Rows:
+    """Drops the rows that say nothing but which cell they are of, such as one whose memory alone was measured among times."""
+    places = [i for i, title in enumerate(header) if title not in keys]
+    return [row for row in rows if any(row[i] != NOTHING for i in places)]
+
+
+def _without_empty_columns(header: Header, rows: Rows) -> tuple[Header, Rows]:
     """Drops the columns that this run has nothing for, such as the allocator's peaks on the CPU."""
     kept = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
     if len(kept) == len(header):

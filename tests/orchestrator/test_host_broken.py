@@ -108,6 +108,11 @@ def lost(found: Rows) -> list[dict[str, Any]]:
     return [evidence for status, evidence in found if status == "lost"]
 
 
+def is_of_a_worker_that_crashed(evidence: dict[str, Any]) -> bool:
+    """Where no file takes more, Ray's own worker can write none either: it was seen to die of that, once in ten times."""
+    return str(evidence["message"]).startswith("its supervisor went away: WorkerCrashedError")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sick", "ended_as", "fault"), [("torch", "crashed", f"ImportError: {NO_TORCH}"), ("disk", "lost", "File too large")]
@@ -132,7 +137,9 @@ def test_the_others_do_what_is_left_and_the_next_run_the_rest(
     gone = lost(rows(run))
     assert 1 <= len(gone) <= AT_ONCE
     assert sorted(status for status, _ in rows(run)) == ["lost"] * len(gone) + ["ok"] * (6 - len(gone))
-    for evidence in gone:
+    told = [evidence for evidence in gone if sick == "torch" or not is_of_a_worker_that_crashed(evidence)]
+    assert told
+    for evidence in told:
         assert evidence["cell_ended_as"] == ended_as
         assert fault in evidence["host_fault"]
         assert evidence["message"].startswith("nothing is measured on its host: host ")

@@ -157,7 +157,7 @@ def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: An
     found = find_limits(request, CONTEXT, CARD, None)
     tiny, mini = text_of(request, found)
     assert tiny == ["train_step", "size=tiny", "640", "6.40", "6.40", "10.00", "1024", "10.24"]
-    assert mini == ["train_step", "size=mini", "2944", "29.44", "29.44", "10.00", "3072", "30.72"]
+    assert mini == ["train_step", "size=mini", "2944", "29.44", "10.00", "(29.44", "with", "room)", "10.00", "3072", "30.72"]
     assert not request.run.exists
 
 

@@ -118,7 +118,7 @@ def test_what_is_printed_is_what_the_frame_has(every_page: list[Page], results_o
 def test_every_format_of_every_table_has_the_same_numbers(every_page: list[Page]) -> None:
     """Read back out of what was written: as many numbers, and each to the same digit."""
     for page in every_page:
-        numbers = [number for row in written_out(page) for text in row for number in re.findall(r"\d+\.\d+", text)]
+        numbers = [number for row in written_out(page)[1] for text in row for number in re.findall(r"\d+\.\d+", text)]
         assert [number for row in list(csv.reader(io.StringIO(to_csv(page), newline="")))[1:] for text in row
                 for number in re.findall(r"\d+\.\d+", text)] == numbers  # fmt: skip
         for form in (to_markdown, to_latex, to_typst):
