@@ -23,6 +23,11 @@ from orchestrator.first_process import go_on_behind_an_init
 from orchestrator.remote.address import RunPlace, Where
 
 STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
+FLAWS = {
+    "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
+    "beside": "in need of the host timed beside others, which may have slowed them: --retry beside measures again, one at a time",
+    "wide": "with steps that differ so much that the interval of their median is wider than 5 %: --retry wide measures again",
+}
 
 
 class OneLine(click.Group):
@@ -75,6 +80,7 @@ config_options = _with_options(
         click.option("--out", type=RunPlace(), help="Results folder, or s3://bucket/folder.  [results/NAME]"),
     ]
 )
+
 choice_options = _with_options(
     [
         click.option(
@@ -86,7 +92,7 @@ choice_options = _with_options(
         click.option(
             "--retry",
             multiple=True,
-            type=click.Choice([*STATUSES, "disturbed", "beside", "wide"]),
+            type=click.Choice([*STATUSES, *FLAWS]),
             help="Also cells of this status, those `disturbed`, of `wide` intervals, or `beside` others: then one at a time.",
         ),
         click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
@@ -372,13 +378,6 @@ def _seconds(text: str | None) -> float | None:
     return seconds
 
 
-_FLAWS = {
-    "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
-    "beside": "in need of the host timed beside others, which may have slowed them: --retry beside measures again, one at a time",
-    "wide": "with steps that differ so much that the interval of their median is wider than 5 %: --retry wide measures again",
-}
-
-
 def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
     from orchestrator.progress import format_seconds, say, so_many
@@ -410,7 +409,7 @@ def _conclude(summary: Any, request: Any) -> None:
         shortest = f", the shortest of which is expected to take {format_seconds(summary.late_s)}" if summary.late_s else ""
         say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
         sys.exit(EXIT_TIME_LIMIT)
-    for flaw, what in _FLAWS.items():
+    for flaw, what in FLAWS.items():
         if count := summary.flaws[flaw]:
             say(f"{so_many(count)} {what}")
     say(f"the tables: sweep report {folder}")

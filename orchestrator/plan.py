@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from orchestrator.store import Run
 
 PENDING = "pending"
-# Flaws of a success. Of a cell that needs its host: something else had the cores, or other cells ran there meanwhile. Of any: its
-# steps differ so much that the interval of their median is wide.
-DISTURBED, BESIDE, WIDE = FLAWS = ("disturbed", "beside", "wide")
+BESIDE = "beside"
+# Of a success. Of a cell that needs its host: something else had the cores, or other cells ran there meanwhile. Of any: its steps
+# differ so much that the interval of their median is wide.
+FLAWS = ("disturbed", BESIDE, "wide")
 RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
 _NOT_ITS_FAULT = frozenset({Status.LOST})
 

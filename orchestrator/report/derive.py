@@ -409,7 +409,7 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
             wide[f"step_ms_{statistic}"] = synced if pipelined is None else pipelined.fillna(synced)
     if "step_ms_median" in wide:
         width = (wide["step_ms_ci_high"] - wide["step_ms_ci_low"]) / wide["step_ms_median"]
-        wide["wide"] = (width > _WIDE).astype("boolean").where(width.notna())
+        wide["wide"] = (width > _WIDE).astype("boolean").where(wide["step_ms_coverage"] > 0)  # a single step has no interval
     if {"compile_total_ms", "step_ms_median"} <= set(wide):
         wide["compile_cost_ms"] = wide["compile_total_ms"] - wide["compile_steps"] * wide["step_ms_median"]
     return wide

@@ -12,7 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from orchestrator.cli import FLAWS as SAID_OF_FLAWS
+from orchestrator.cli import STATUSES
+from orchestrator.plan import FLAWS, PENDING
 from orchestrator.store import Run
+from tasks.harness.records import Status
 from tests.conftest import ROOT, sweep_command
 
 CONFIG = "name: test\ngrids: [{task: train_step, fixed: {size: tiny, device: cpu}}]"
@@ -24,6 +28,12 @@ grids:
     axes: {context_length: [8, 16, 24]}
 """
 HUGE = "9" * 400
+
+
+def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
+    """The command's own are written out, since the modules that have them take a while to import."""
+    assert {*STATUSES} == {*Status, PENDING}
+    assert tuple(SAID_OF_FLAWS) == FLAWS
 
 
 @pytest.mark.parametrize(

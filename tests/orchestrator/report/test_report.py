@@ -103,6 +103,11 @@ def test_that_a_cell_was_measured_more_than_once_is_said(results_of: Callable[..
     assert again.cells["step_ms_median"].item() == 20.0
 
 
+def test_an_interval_is_wide_or_not_where_there_is_one(results_of: Callable[..., Results]) -> None:
+    results = results_of(outcome([10.0, 10.4]), outcome([10.0, 10.6], seed=1), outcome([10.0], seed=2), outcome([], seed=3))
+    assert results.cells.set_index("seed")["wide"].dropna().to_dict() == {0: False, 1: True}
+
+
 def test_a_table_has_no_row_of_what_it_says_nothing_of(results_of: Callable[..., Results]) -> None:
     """A cell whose memory alone was measured is none among times; one that failed is, whatever it was for."""
     results = results_of(
