@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median, quantiles
 from typing import Any
 
 from orchestrator import nsys
 from orchestrator.errors import EnvironmentError, SweepError
-from orchestrator.probe import probe_here
+from orchestrator.probe import paces_here, probe_here
 from orchestrator.program import git_commit, named, program_source
 from orchestrator.remote.address import Where, is_address
 from orchestrator.remote.claim import claimed
@@ -22,11 +23,14 @@ from orchestrator.schedulers import RayScheduler
 _GIB = 1024**3
 _TESTED_TORCH = ("2.11", "2.12", "2.13")
 _LITTLE_DISK_GIB = 5
+_WATCHED_S = 3.0  # of a virtual machine with an H200 a core was slow for 0.04 to 1.2 s on end
+_SLOW = 0.75  # of its best pace: such a core had 0.55 of it, one with nobody beside it 0.85 and more
+_SELDOM = 0.05
 
 
 @dataclass(frozen=True)
 class Finding:
-    """good: True, False, or None where it is merely absent. remedy: what to do."""
+    """good: True, False, or None for what is good to know. remedy: what to do."""
 
     name: str
     good: bool | None
@@ -34,7 +38,7 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        mark = {True: "ok  ", False: "FAIL", None: "none"}[self.good]
+        mark = {True: "ok  ", False: "FAIL", None: "note"}[self.good]
         return f"{mark} {self.name:<8} {self.said}{f'. {self.remedy}' if self.remedy else ''}"
 
 
@@ -49,6 +53,8 @@ def examine(out: Where) -> Iterator[Finding]:
     for check in (_torch, _cuda, _gpus, _nvml, _cpu):
         if probe:
             yield check(probe)
+    if probe:
+        yield _host(paces_here(_WATCHED_S))
     yield _ray()
     yield _nsys()
     yield _compiler()
@@ -87,6 +93,20 @@ def _nvml(probe: Mapping[str, Any]) -> Finding:
 
 def _cpu(probe: Mapping[str, Any]) -> Finding:
     return Finding("CPU", True, f"{probe['cpu']}, {probe['cores']} cores")
+
+
+def _host(paces: Sequence[float]) -> Finding:
+    """paces: one after another, on one core after the other."""
+    best = quantiles(paces, n=20)[-1]
+    slow = [pace for pace in paces if pace < _SLOW * best]
+    said = f"hands torch {best:.0f} small operations a ms"
+    if len(slow) <= _SELDOM * len(paces):
+        return Finding("host", True, said)
+    others = f"but {median(slow):.0f} in {len(slow) / len(paces):.0%} of {_WATCHED_S:.0f} s: its cores are at work for others too"
+    remedy = (
+        f"A step that waits for its host (†) takes up to {best / median(slow):.1f} times as long now and then: docs/measuring.md"
+    )
+    return Finding("host", None, f"{said}, {others}", remedy)
 
 
 def _ray() -> Finding:

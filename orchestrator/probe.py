@@ -31,13 +31,8 @@ def why_nothing_is_measured_here(folder: Path) -> str | None:
 
 
 def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
-    environment = {**os.environ, "PYTHONPATH": import_path(), **variables}
     try:
-        with lifeline() as end:
-            done = subprocess.run(
-                [*PROGRAM, *words, "--lifeline", str(end)],
-                capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, pass_fds=[end], start_new_session=True,
-            )  # fmt: skip
+        done = _ask(words, variables)
     except subprocess.TimeoutExpired:
         return f"nothing is computed on it in {TIMEOUT_S} s"
     return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
@@ -45,18 +40,33 @@ def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
 
 def probe_here() -> Mapping[str, Any]:
     """Raises EnvironmentError where torch itself does not work."""
-    environment = {**os.environ, "PYTHONPATH": import_path()}
+    found: dict[str, Any] = _told(["--probe"])
+    return found
+
+
+def paces_here(seconds: float) -> Sequence[float]:
+    """How many small operations a ms this host hands to torch, read again and again for so long. Raises EnvironmentError."""
+    read: list[float] = _told(["--paces", str(seconds)])
+    return read
+
+
+def _told(words: Sequence[str]) -> Any:
     try:
-        with lifeline() as end:
-            done = subprocess.run(
-                [*PROGRAM, "--probe", "--lifeline", str(end)],
-                capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, check=True,
-                pass_fds=[end], start_new_session=True,
-            )  # fmt: skip
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return found
+        done = _ask(words, {})
+        done.check_returncode()
+        return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as error:
         raise EnvironmentError(f"torch was not imported here within {TIMEOUT_S} s", "See `sweep doctor`, or run again") from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
         raise EnvironmentError(f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`") from error
+
+
+def _ask(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """What a process of ours says, which ends with this one. Raises TimeoutExpired."""
+    environment = {**os.environ, "PYTHONPATH": import_path(), **variables}
+    with lifeline() as end:
+        return subprocess.run(
+            [*PROGRAM, *words, "--lifeline", str(end)],
+            capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, pass_fds=[end], start_new_session=True,
+        )  # fmt: skip

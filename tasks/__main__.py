@@ -34,6 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         come_first()
         print(json.dumps(probe()))
+    elif options.paces:
+        from tasks.harness.pace import paces
+
+        come_first()
+        print(json.dumps(paces(options.paces)))
     elif options.compute:
         from tasks.harness.parent import compute, write_into
 
@@ -74,10 +79,12 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", help="with --serve and --beget: what the children will compute on")
     parser.add_argument("--compiled", action="store_true", help="with --beget: whether the first of them will compile")
     parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
+    parser.add_argument("--paces", type=float, metavar="SECONDS", help="print how fast this host is again and again, as JSON")
     parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
     parser.add_argument("--into", metavar="FOLDER", help="with --compute: and whether a file can be written there")
     options = parser.parse_args(arguments)
-    if not options.probe and not options.compute and options.serve is None and options.beget is None and options.attempt is None:
+    services = (options.serve, options.beget, options.attempt)
+    if not (options.probe or options.paces or options.compute) and services == (None, None, None):
         parser.error("name an attempt.json")
     return options
 

@@ -6,7 +6,9 @@ where the hypervisor does. It may jump from one second to the next: a sign, no m
 
 from __future__ import annotations
 
+import os
 import time
+from itertools import cycle
 from statistics import median
 
 import torch
@@ -25,3 +27,15 @@ def host_pace() -> float:
                 number.add_(1)
             chunks.append(time.perf_counter_ns() - began)
     return _OPERATIONS / median(chunks) * 1e6
+
+
+def paces(seconds: float) -> list[float]:
+    """`host_pace` again and again, for so long, on one core after the other where a process may choose. It stays on the last."""
+    host_pace()  # the first one is slower
+    cores = cycle(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else [None])
+    ends, read = time.monotonic() + seconds, []
+    while time.monotonic() < ends:
+        if (core := next(cores)) is not None:
+            os.sched_setaffinity(0, [core])
+        read.append(host_pace())
+    return read
