@@ -197,7 +197,7 @@ class Beside:
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
         pairs.sort(key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup))
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
-        measured = [titles[0], "95 % interval of our median", titles[1]]
+        measured = [titles[0], "95 % interval of our median", titles[1], "both are"]
         header = [*axes, PHASE, "published in", "on", "there on", *measured, "ours / theirs", "their TFLOP/s", NOTES]
         return header, [self._row(number, row, axes) for number, row in pairs]
 
@@ -217,6 +217,7 @@ class Beside:
             absent(row) if ours is None else f"{self.show(ours)}{marked}",
             NOTHING if ours is None else self.interval(number, row),
             "OOM" if theirs is None else self.show(theirs),
+            f"{number.statistic}s" if is_time_of_a_phase(number) else NOTHING,
             f"{ours / theirs:.2f}{marked}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
             "\n".join(

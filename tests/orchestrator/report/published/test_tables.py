@@ -85,6 +85,7 @@ def test_the_interval_is_called_that_of_the_median_which_a_mean_may_lie_out_of(
     timings = page(load_results(run_of(make_outcome(step_ms=(80.0,) * 9 + (180.0,), **COURSE))), "against-timings")
     assert set(column(timings, "ours ms")) == {"90.00"}
     assert set(column(timings, "95 % interval of our median")) == {"80.00 to 80.00"}
+    assert set(column(timings, "both are")) == {"means"}
     assert "Ours is a mean where theirs is, else a median; the interval is of our median in either case" in timings.table.read
     assert "95 % interval" not in timings.header
 
