@@ -347,7 +347,10 @@ def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
 
 
 def _alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _wait_until_dead(*pids: int) -> None:
