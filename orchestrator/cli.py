@@ -80,7 +80,6 @@ config_options = _with_options(
         click.option("--out", type=RunPlace(), help="Results folder, or s3://bucket/folder.  [results/NAME]"),
     ]
 )
-
 choice_options = _with_options(
     [
         click.option(

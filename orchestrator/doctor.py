@@ -50,10 +50,9 @@ def examine(out: Where) -> Iterator[Finding]:
         yield Finding("torch", False, error.message, "Reinstall it: pip install torch")
         probe = {}
     yield _program()
-    for check in (_torch, _cuda, _gpus, _nvml, _cpu):
-        if probe:
-            yield check(probe)
     if probe:
+        for check in (_torch, _cuda, _gpus, _nvml, _cpu):
+            yield check(probe)
         yield _host(paces_here(_WATCHED_S))
     yield _ray()
     yield _nsys()

@@ -83,8 +83,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
     parser.add_argument("--into", metavar="FOLDER", help="with --compute: and whether a file can be written there")
     options = parser.parse_args(arguments)
-    services = (options.serve, options.beget, options.attempt)
-    if not (options.probe or options.paces or options.compute) and services == (None, None, None):
+    given = (options.serve, options.beget, options.attempt)  # a file descriptor may be 0
+    if not (options.probe or options.paces or options.compute) and given == (None, None, None):
         parser.error("name an attempt.json")
     return options
 

@@ -13,6 +13,8 @@ from statistics import median
 
 import torch
 
+from tasks.harness.placing import pin
+
 _CHUNKS = 40
 _OPERATIONS = 50
 
@@ -32,10 +34,10 @@ def host_pace() -> float:
 def paces(seconds: float) -> list[float]:
     """`host_pace` again and again, for so long, on one core after the other where a process may choose. It stays on the last."""
     host_pace()  # the first one is slower
-    cores = cycle(sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_setaffinity") else [None])
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    turns = cycle([[core] for core in cores] or [None])
     ends, read = time.monotonic() + seconds, []
     while time.monotonic() < ends:
-        if (core := next(cores)) is not None:
-            os.sched_setaffinity(0, [core])
+        pin(next(turns))
         read.append(host_pace())
     return read

@@ -20,7 +20,7 @@ import pytest
 from orchestrator import attempt as attempt_module
 from orchestrator.attempt import Exit, by_hand, conclude, execute, recover
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, Outcome, Status, read_journal
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
 
 TESTS = str(Path(__file__).resolve().parents[1])
 MakeAttempt = Callable[..., Attempt]
@@ -346,18 +346,11 @@ def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
     assert (attempt.path / JOURNAL_FILE).read_bytes() == before
 
 
-def _alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def _wait_until_dead(*pids: int) -> None:
     deadline = time.monotonic() + 5
-    while any(map(_alive, pids)) and time.monotonic() < deadline:
+    while not all(map(has_ended, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(_alive, pids))
+    assert all(map(has_ended, pids))
 
 
 def _wait_for_pid(mark: Path, end: str = "\n") -> int:

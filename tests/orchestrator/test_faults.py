@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from click.testing import Result
 
@@ -17,7 +16,7 @@ from orchestrator.log import KEPT_BYTES
 from orchestrator.plan import RETRIED
 from orchestrator.store import Run
 from tasks.harness.records import LOG_FILE
-from tests.conftest import ROOT
+from tests.conftest import ROOT, has_ended
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +143,6 @@ def check(attempt: dict[str, Any], fault: Fault, folder: Path) -> None:
         assert "went away" in evidence["message"]
     if fault.how == "leave_a_daemon":  # by the folder that the sweep was called in
         assert has_ended(int(folder.parents[4].joinpath("grandchild.pid").read_text()))
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def check_flood(log: str, facts: dict[str, Any]) -> None:
