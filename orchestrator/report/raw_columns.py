@@ -260,6 +260,12 @@ _SAMPLES = Table(
             "metric",
             (
                 Column("duration", "ms", "of the phase, or of the whole step"),
+                Column(
+                    "additions",
+                    "",
+                    "synced: the same as so many additions to one number, as the host had the GPU do them just before the step "
+                    "and after it, on the thread that launches the phase",
+                ),
                 Column("host", "ms", "pipelined and check: how long the host took to hand it to the GPU"),
                 Column("lead", "ms", "pipelined and check: how far the host was ahead of the GPU at the end of the phase"),
                 Column("drain", "ms", "pipelined and check: how long the GPU went on after the host was done with the last step"),
