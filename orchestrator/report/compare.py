@@ -14,17 +14,17 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pandas as pd
 
 from orchestrator.errors import RunError, nearest
 from orchestrator.program import PROGRAM_SOURCE
-from orchestrator.report.derive import step_attempts, that_count
+from orchestrator.report.derive import step_additions, step_attempts, that_count
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
-from orchestrator.report.machines import Factors, factors, within, without_machines_of
+from orchestrator.report.machines import IN_ADDITIONS, Factors, Kind, factors, within, without_machines_of
 from orchestrator.report.machines import pairs as pairs_of
 from orchestrator.report.statistics import summarise
 from orchestrator.together import together
@@ -54,6 +54,22 @@ class Verdict(StrEnum):
     AMBIGUOUS = "AMBIGUOUS"
 
 
+class Interval(NamedTuple):
+    """Of the median, over the attempts: the medians of each."""
+
+    low: float
+    middle: float
+    high: float
+
+    def over(self, other: Interval) -> Interval:
+        return Interval(self.low / other.high, self.middle / other.middle, self.high / other.low)
+
+    @property
+    def holds_one(self) -> bool:
+        """Or is within 2 % of it."""
+        return self.low <= 1 <= self.high or abs(self.middle - 1) <= AGREEMENT
+
+
 @dataclass(frozen=True)
 class Side:
     """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of such a median.
@@ -61,7 +77,8 @@ class Side:
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
     clock_mhz: of the GPU after the timing, null where it is not known. decides: whose speed its time is, where that is known.
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
-    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms.
+    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
+    what a step is in them, where the host's pace was read beside it.
     """
 
     medians_ms: tuple[float, ...]
@@ -72,6 +89,7 @@ class Side:
     needs_host: bool = False
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
+    additions: Interval | None = None
 
     @property
     def ms(self) -> float:
@@ -140,11 +158,22 @@ class Comparison:
     def agrees(self) -> bool:
         """Whether the intervals meet, or the times are within 2 % of each other."""
         low, high = self.interval
-        return low <= 1 <= high or abs(self.ratio - 1) <= AGREEMENT
+        return Interval(low, self.ratio, high).holds_one
+
+    @property
+    def in_additions(self) -> Interval | None:
+        """B's over A's, of what waits for its host; None where that was not told so."""
+        if self.before.decides is not Decides.HOST or self.before.additions is None or self.after.additions is None:
+            return None
+        return self.after.additions.over(self.before.additions)
 
     def is_within(self, machines: Factors) -> bool | None:
-        """Whether it may be the same on another machine of this kind; None where they do not tell."""
-        return within(self.ratio, self.before.decides, machines)
+        """Whether it may be the same on another machine of this kind; None where they do not tell. In additions, if it can be."""
+        if self.before.decides is None:
+            return None
+        if self.in_additions and IN_ADDITIONS in machines:
+            return within(self.in_additions.middle, IN_ADDITIONS, machines)
+        return within(self.ratio, Kind(self.before.decides), machines)
 
     @property
     def is_of_gpu(self) -> bool:
@@ -296,6 +325,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
+    told = _told_in_additions(samples)
     return {
         cell: Side(
             tuple(own["median"]),
@@ -306,9 +336,17 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             cell in needs,
             waited.get(cell, 0.0),
             paces.get(cell),
+            told.get(cell),
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
+
+
+def _told_in_additions(samples: pd.DataFrame) -> dict[str, Interval]:
+    summary = (
+        summarise(step_additions(samples), ["cell", "attempt"]).groupby(level="cell")[["ci_low", "median", "ci_high"]].median()
+    )
+    return {str(cell): Interval(*own) for cell, *own in summary.itertuples()}
 
 
 def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:

@@ -7,7 +7,7 @@ come so far has null.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,6 +113,17 @@ def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
     """Of steps that run on without waiting: `forward_pipelined_ms_mean`, …, `step_pipelined_ms_mean`, …"""
     phases = samples.loc[samples["mode"] == "pipelined", "phase"].unique()
     return _duration_columns(samples, "pipelined", {phase: f"{phase}_pipelined" for phase in phases})
+
+
+def additions(samples: pd.DataFrame) -> pd.DataFrame:
+    """`step_additions_median`, … with its interval: the synced step, told in additions; `forward_additions_…` by phase."""
+    told = _of(samples, "timing", "synced", "additions")
+    return _summaries(told, lambda phase: f"{phase}_additions_", ("median", "ci_low", "ci_high"))
+
+
+def step_additions(samples: pd.DataFrame) -> pd.DataFrame:
+    """The whole synced steps, told in additions, of every attempt."""
+    return samples[(samples["instrument"] == "timing") & (samples["metric"] == "additions") & (samples["phase"] == "step")]
 
 
 def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
@@ -280,6 +291,7 @@ def snapshots(samples: pd.DataFrame) -> pd.DataFrame:
 GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     synced_durations,
     pipelined_durations,
+    additions,
     first_steps,
     drain,
     host_lead,
@@ -372,12 +384,16 @@ def _as_texts(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]) -> pd.DataFrame:
-    durations = _of(samples, "timing", mode, "duration")
-    if durations.empty:
+    return _summaries(_of(samples, "timing", mode, "duration"), lambda phase: f"{names.get(phase, phase)}_ms_")
+
+
+def _summaries(values: pd.DataFrame, prefix: Callable[[str], str], statistics: Sequence[str] = STATISTICS) -> pd.DataFrame:
+    """By cell, of each phase, after the prefix for that."""
+    if values.empty:
         return pd.DataFrame()
-    summary = summarise(durations, ["cell", "phase"])
+    summary = summarise(values, ["cell", "phase"])[list(statistics)]
     by_phase = {phase: summary.xs(phase, level="phase") for phase in sorted(summary.index.unique("phase"))}
-    frames = [_with_text_index(frame).add_prefix(f"{names.get(str(phase), phase)}_ms_") for phase, frame in by_phase.items()]
+    frames = [_with_text_index(frame).add_prefix(prefix(str(phase))) for phase, frame in by_phase.items()]
     return pd.concat(frames, axis=1).dropna(axis=1, how="all")
 
 

@@ -1,7 +1,8 @@
 """How far the same cell may lie from a number on another machine: what runs were seen to differ by, on one kind of GPU.
 
 The interval of a median says what steps of one process differ by, repetitions what processes do. Neither says what machines of
-one kind do, whose hosts differ: only the same cells, measured in several runs on several of them.
+one kind do, whose hosts differ: only the same cells, measured in several runs on several of them. A time that waits for its host
+is held against another in additions as well, where both were told in them: so it depends less on how fast either host was.
 
 cells of several runs ─each cell with itself in another run─ ratios ─95 %, by what decides the known time─→ a factor
 """
@@ -9,8 +10,9 @@ cells of several runs ─each cell with itself in another run─ ratios ─95 %,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -28,21 +30,36 @@ LEAST = 20  # ratios: 95 % of fewer are all of them
 _SAME = ["own", "gpu", "torch", "cuda"]  # what both have: the cell, and what its time may be expected to depend on
 _EVERY = "all"
 _MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}
+_TIMES = {"ms": "step_ms_median", "additions": "step_additions_median"}
 
-Factors = Mapping[Decides, float]
+
+@dataclass(frozen=True)
+class Kind:
+    """Of times: what decides the known one, and what they are told in."""
+
+    whose: Decides
+    told_in: Literal["ms", "additions"] = "ms"
+
+    def __str__(self) -> str:
+        return f"{self.whose}, in additions" if self.told_in == "additions" else str(self.whose)
+
+
+IN_ADDITIONS = Kind(Decides.HOST, "additions")
+KINDS = (*map(Kind, Decides), IN_ADDITIONS)
+Factors = Mapping[Kind, float]
 
 
 def pairs(cells: pd.DataFrame) -> pd.DataFrame:
     """Of cells of several runs, each time with that of the same cell in every other: `known` and `other`, the names of the runs,
-    `decides`, what the known one is of, and `log`, the logarithm of the other over the known.
+    `decides`, what the known one is of, and `ms` and `additions`, the logarithm of the other over the known in these.
 
     Both have the same kind of GPU, torch and CUDA. Runs that share a GPU, and with it a machine, say nothing of others.
     """
     if not {RUN, "step_ms_median", "gpu"} <= set(cells):
-        return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "decides", "log")})
+        return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "decides", *_TIMES)})
     timed = cells.assign(own=_own(cells), decides=decides(cells))
     timed = timed[timed["step_ms_median"].notna() & timed["gpu"].notna()].reindex(
-        columns=[*_SAME, RUN, "decides", "step_ms_median"]
+        columns=[*_SAME, RUN, "decides", *_TIMES.values()]
     )
     both = timed[timed["decides"].notna()].merge(timed, on=_SAME, suffixes=("", "_other"))
     both = both[_on_other_machines(cells, both)]
@@ -51,7 +68,7 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
             "known": both[RUN],
             "other": both[f"{RUN}_other"],
             "decides": both["decides"],
-            "log": np.log((both["step_ms_median_other"] / both["step_ms_median"]).astype(float)),
+            **{name: np.log((both[f"{column}_other"] / both[column]).astype(float)) for name, column in _TIMES.items()},
         }
     )
 
@@ -75,16 +92,18 @@ def without_machines_of(cells: pd.DataFrame, others: pd.DataFrame) -> pd.DataFra
 
 
 def factors(found: pd.DataFrame) -> Factors:
-    """By what at most 95 % of these pairs differ, either way, by what decides the known time; without what has too few."""
-    known = {whose: found.loc[found["decides"] == whose, "log"].abs() for whose in Decides}
-    return {whose: math.exp(float(logs.quantile(LIKELY))) for whose, logs in known.items() if len(logs) >= LEAST}
+    """By what at most 95 % of these pairs differ, either way, by the kind of time; without what has too few."""
+    known = {kind: _logs(kind, found).abs() for kind in KINDS}
+    return {kind: math.exp(float(logs.quantile(LIKELY))) for kind, logs in known.items() if len(logs) >= LEAST}
 
 
-def within(ratio: float, whose: Decides | None, known: Factors) -> bool | None:
+def _logs(kind: Kind, found: pd.DataFrame) -> pd.Series[float]:
+    return found.loc[found["decides"] == kind.whose, kind.told_in].dropna()
+
+
+def within(ratio: float, kind: Kind, known: Factors) -> bool | None:
     """Whether a time is as far from a known one as another machine of its kind may be; None where that is not known."""
-    if whose is None or whose not in known:
-        return None
-    return abs(math.log(ratio)) <= math.log(known[whose])
+    return abs(math.log(ratio)) <= math.log(known[kind]) if kind in known else None
 
 
 @dataclass(frozen=True)
@@ -93,39 +112,33 @@ class Machines:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         found = pairs(results.cells)
-        header = [RUN, *(title for whose in Decides for title in _titles(whose))]
+        kinds = [kind for kind in KINDS if kind.told_in == "ms" or len(_logs(kind, found))]
+        header = [RUN, *(title for kind in kinds for title in _titles(kind))]
         if not len(found):
             return header, []
         without = {str(run): found[(found["known"] != run) & (found["other"] != run)] for run in results.cells[RUN].unique()}
         mine = {run: found[found["other"] == run] for run in without}
-        rows = [_row(_EVERY, found, found.iloc[:0])]
-        return header, [*rows, *(_row(run, others, mine[run]) for run, others in without.items() if len(mine[run]))]
+        rows = [_row(_EVERY, kinds, found, found.iloc[:0])]
+        return header, [*rows, *(_row(run, kinds, others, mine[run]) for run, others in without.items() if len(mine[run]))]
 
 
-def _titles(whose: Decides) -> tuple[str, str, str]:
-    return f"× or ÷ where {whose}{_MARKS[whose]}", f"runs where {whose}", f"pairs within where {whose}"
+def _titles(kind: Kind) -> tuple[str, str, str]:
+    return f"× or ÷ where {kind}{_MARKS[kind.whose]}", f"runs where {kind}", f"pairs within where {kind}"
 
 
-def _row(run: str, others: pd.DataFrame, mine: pd.DataFrame) -> list[str]:
+def _row(run: str, kinds: Sequence[Kind], others: pd.DataFrame, mine: pd.DataFrame) -> list[str]:
     known = factors(others)
-    return [run, *(text for whose in Decides for text in _texts(whose, known, _of(whose, others), _of(whose, mine)))]
+    return [run, *(text for kind in kinds for text in _texts(kind, known, others, mine))]
 
 
-def _of(whose: Decides, found: pd.DataFrame) -> pd.DataFrame:
-    return found[found["decides"] == whose]
-
-
-def _texts(whose: Decides, known: Factors, others: pd.DataFrame, mine: pd.DataFrame) -> tuple[str, str, str]:
+def _texts(kind: Kind, known: Factors, others: pd.DataFrame, mine: pd.DataFrame) -> tuple[str, str, str]:
     """The factor, of how many runs it is, and how many pairs of this run are within it."""
-    if whose not in known:
+    if kind not in known:
         return NOTHING, NOTHING, NOTHING
-    runs = set(others["known"]) | set(others["other"])
-    return f"{known[whose]:.3f}", str(len(runs)), _share(mine, known)
-
-
-def _share(mine: pd.DataFrame, known: Factors) -> str:
-    said = [within(math.exp(log), whose, known) for log, whose in zip(mine["log"], mine["decides"], strict=True)]
-    return f"{sum(map(bool, said))} of {len(said)}" if said else NOTHING
+    pairs_of_it = others.loc[_logs(kind, others).index]
+    runs = set(pairs_of_it["known"]) | set(pairs_of_it["other"])
+    said = [within(math.exp(log), kind, known) for log in _logs(kind, mine)]
+    return f"{known[kind]:.3f}", str(len(runs)), f"{sum(map(bool, said))} of {len(said)}" if said else NOTHING
 
 
 def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:

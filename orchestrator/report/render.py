@@ -171,8 +171,10 @@ def describe_comparison(report: Report) -> Iterator[str]:
     of_gpu = [one for one in report.comparisons if one.is_of_gpu]
     which = f"; of the {len(of_gpu)} that would not wait for a host a third as fast, {sum(one.agrees for one in of_gpu)}"
     yield f"{len(agreeing)} of {len(report.comparisons)} agree within their intervals or {AGREEMENT:.0%}{which if of_gpu else ''}"
+    if told := [ratio for one in report.comparisons if (ratio := one.in_additions)]:
+        yield f"told in additions, {sum(ratio.holds_one for ratio in told)} of the {len(told)} that wait for their host do"
     if nearness := [near for one in report.comparisons if (near := one.is_within(report.machines)) is not None]:
-        by = ", ".join(f"{factor:.3f} where {whose}" for whose, factor in report.machines.items())
+        by = ", ".join(f"{factor:.3f} where {kind}" for kind, factor in report.machines.items())
         yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
 
 

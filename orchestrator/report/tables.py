@@ -16,6 +16,7 @@ from orchestrator.report.values import (
     break_even,
     gib,
     gib_predicted,
+    interval_in_additions,
     mean_sd,
     measured,
     median_interval,
@@ -290,10 +291,12 @@ TABLES: tuple[Table, ...] = (
         "host",
         "What waits for its host",
         "And what that did meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's "
-        "core, and how many small operations a ms it handed to torch, before the timing and after.",
+        "core, and how many small operations a ms it handed to torch, before the timing and after. In additions, as the host "
+        "launched them beside each step, the time of a step depends less on how fast its host happened to be.",
         Listing(
             (
                 ("step", of_steps(median_interval("step_ms"))),
+                ("in additions", interval_in_additions("step")),
                 ("host ahead, at most ms", ms("host_lead_ms")),
                 ("other cells", number("neighbours")),
                 ("waited for a core", number("waited_for_core", ".1%")),

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -358,6 +358,29 @@ def test_what_agrees_does_so_within_the_intervals_or_two_percent(ms: float, half
     before, after = Side((10.0,), 9.9, 10.1, decides=Decides.GPU), Side((ms,), ms - half_width, ms + half_width)
     assert judge("", before, after, CALM).agrees is agrees
     assert not judge("", before, after, CALM).is_of_gpu
+
+
+def in_additions(outcome: Outcome, counts: Sequence[float]) -> Outcome:
+    told = (Sample("timing", "additions", "", count, "synced", "step", step) for step, count in enumerate(counts))
+    return replace(outcome, samples=(*outcome.samples, *told))
+
+
+def test_what_waits_for_its_host_agrees_in_additions(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    """Twice as long on a host half as fast is the same work; what is ahead of its GPU is not told so, nor what nobody told."""
+    counts = [1980.0, 1990.0, 2000.0, 2010.0, 2020.0, 2030.0, 2040.0]
+
+    def run(name: str, step_ms: float, more: float) -> Run:
+        return write(
+            tmp_path / name,
+            in_additions(queued(make_outcome(batch_size=1), step_ms, 0.1), counts),
+            in_additions(queued(make_outcome(batch_size=2), step_ms, 0.1), [count * more for count in counts]),
+            in_additions(queued(make_outcome(batch_size=3), 9 * step_ms, 30.0), counts),
+            queued(make_outcome(batch_size=4), step_ms, 0.1),
+        )
+
+    *_, agreeing, last = describe_comparison(compare(run("a", 10.0, 1.0), run("b", 20.0, 1.3)))
+    assert agreeing.startswith("0 of 4 agree within")
+    assert last == "told in additions, 1 of the 2 that wait for their host do"
 
 
 def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make_outcome: MakeOutcome) -> None:

@@ -14,7 +14,7 @@ from click.testing import Result
 from orchestrator.redaction import called
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import Decides, decides
-from orchestrator.report.machines import LEAST, RUN, Machines, factors, pairs, within, without_machines_of
+from orchestrator.report.machines import IN_ADDITIONS, LEAST, RUN, Kind, Machines, factors, pairs, within, without_machines_of
 from orchestrator.store import Run
 from orchestrator.together import open_runs
 from tasks.harness.records import Outcome, Sample
@@ -39,7 +39,7 @@ def test_each_time_is_held_against_that_of_every_other_run() -> None:
     found = pairs(cells({"a": [10.0, 20.0], "b": [11.0, None], "c": [5.0, 20.0]}))
     told = {
         (known, other, round(math.exp(log), 4))
-        for known, other, log in zip(found["known"], found["other"], found["log"], strict=True)
+        for known, other, log in zip(found["known"], found["other"], found["ms"], strict=True)
     }
     assert told == {
         ("a", "b", 1.1), ("b", "a", 0.9091), ("a", "c", 0.5), ("c", "a", 2.0), ("b", "c", 0.4545), ("c", "b", 2.2),
@@ -84,10 +84,31 @@ def test_one_run_alone_tells_nothing_of_machines() -> None:
 def test_the_factor_holds_ninety_five_in_a_hundred_either_way() -> None:
     slower = [10.0 * (1 + number / 100) for number in range(100)]  # 1.00, 1.01, … 1.99 times
     known = factors(pairs(cells({"a": [10.0] * 100, "b": slower})))
-    assert known == {Decides.HOST: pytest.approx(1.94, abs=0.01)}
-    assert [within(ratio, Decides.HOST, known) for ratio in (1.9, 1 / 1.9, 2.0, 1 / 2.0)] == [True, True, False, False]
-    assert within(1.0, Decides.GPU, known) is None
-    assert within(1.0, None, known) is None
+    assert known == {Kind(Decides.HOST): pytest.approx(1.94, abs=0.01)}
+    assert [within(ratio, Kind(Decides.HOST), known) for ratio in (1.9, 1 / 1.9, 2.0, 1 / 2.0)] == [True, True, False, False]
+    assert within(1.0, Kind(Decides.GPU), known) is None
+
+
+def test_what_the_host_decides_is_held_against_it_in_additions_too() -> None:
+    """Twice as slow a host, and the same work to a tenth; the GPU's own cells are told in ms, whatever is known of them."""
+    mine, theirs = cells({"a": [10.0] * LEAST}, step_additions_median=2000.0), cells({"b": [20.0] * LEAST})
+    known = factors(pairs(pd.concat([mine, theirs.assign(step_additions_median=2200.0)])))
+    assert known == {Kind(Decides.HOST): pytest.approx(2.0), IN_ADDITIONS: pytest.approx(1.1)}
+    assert factors(pairs(pd.concat([mine, theirs]))) == {Kind(Decides.HOST): pytest.approx(2.0)}
+    of_gpu = pd.concat([mine, theirs.assign(step_additions_median=2200.0)]).assign(waits_for_host=False, host_slack=9.0)
+    assert factors(pairs(of_gpu)) == {Kind(Decides.GPU): pytest.approx(2.0)}
+
+
+def test_the_table_says_it_in_additions_where_runs_were_told_in_them() -> None:
+    both = cells({"a": [10.0] * LEAST, "b": [20.0] * LEAST, "c": [15.0] * LEAST})
+    header, _ = Machines().lay_out(Results(both, (RUN,), {}))
+    assert not [title for title in header if "additions" in title]
+    told = both.assign(step_additions_median=[2000.0] * LEAST + [2200.0] * LEAST + [None] * LEAST)
+    header, (whole, *_) = Machines().lay_out(Results(told, (RUN,), {}))
+    of_all = dict(zip(header, whole, strict=True))
+    assert of_all["× or ÷ where the host does, in additions (†)"] == "1.100"
+    assert of_all["runs where the host does, in additions"] == "2"
+    assert of_all["runs where the host does"] == "3"
 
 
 def test_of_few_pairs_nothing_is_said() -> None:
@@ -165,6 +186,28 @@ def test_a_comparison_says_whether_it_may_be_another_machine(runs: list[Path], s
     last = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()[-1]
     assert last == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: × or ÷ 1.300 where the host does"
     assert sweep_here("compare", a, d, "--machines", b, "--machines", c).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
+
+
+def test_what_waits_for_its_host_is_as_near_as_in_additions(
+    tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
+) -> None:
+    """Hosts that differ by two, and work that differs by a tenth: of what takes half as much again no such host tells."""
+
+    def write(name: str, ms: float, additions: float) -> Path:
+        with Run(tmp_path / name).opened_for_writing() as writer:
+            writer.write_manifest({"name": name})
+            for number in range(CELLS):
+                outcome = waiting(make_outcome(batch_size=number + 1), ms)
+                told = Sample("timing", "additions", "", additions, "synced", "step", 0)
+                writer.append(replace(outcome, samples=(*outcome.samples, told)), None)
+        return tmp_path / name
+
+    a, b, c, d = (write(*own) for own in (("a", 10.0, 2000.0), ("b", 20.0, 2200.0), ("c", 15.0, 2100.0), ("d", 15.0, 3000.0)))
+    *_, alike, near = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()
+    assert alike == f"told in additions, 0 of the {CELLS} that wait for their host do"  # one step each: no interval
+    factors_said = "× or ÷ 2.000 where the host does, 1.100 where the host does, in additions"
+    assert near == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: {factors_said}"
+    assert sweep_here("compare", a, d, "--machines", b).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
 
 
 def test_runs_that_tell_nothing_of_machines_are_said_so(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
