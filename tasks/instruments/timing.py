@@ -66,8 +66,9 @@ class Paced:
         self._additions: Additions | None = None
         if workload.device.kind == "cuda":
             with suppress(torch.OutOfMemoryError):  # of a cell that has not a byte left: its steps are none the worse
-                self._additions = Additions(workload.device.torch_device, "backward" in workload.phases)
-                self._before = self._additions.read()
+                additions = Additions(workload.device.torch_device, "backward" in workload.phases)
+                self._before = additions.read()
+                self._additions = additions
 
     def told(self, step: list[Sample]) -> list[Sample]:
         """Of durations in ms of the step that has just been. Nothing where it is too short, or the host queues no work."""

@@ -200,11 +200,12 @@ def test_each_phase_is_told_in_additions_of_its_own_thread(clock: SimpleNamespac
     assert {(s.step, s.phase): s.value for s in told} == pytest.approx(expected)
 
 
-def test_without_room_for_a_number_nothing_is_told(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(*_: object) -> Pace:
+@pytest.mark.parametrize("when", ["__init__", "read"])
+def test_without_room_for_a_number_nothing_is_told(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    def no_room(*_: object) -> None:
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(timing, "Additions", no_room)
+    monkeypatch.setattr(timing, "Additions", type("Cramped", (Pace,), {when: no_room}))
     _, steps = timed(clock, repeat(8.0))
     assert steps["synced"] == [8.0] * 10
 
