@@ -122,16 +122,21 @@ def additions(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def step_additions(samples: pd.DataFrame) -> pd.DataFrame:
-    """The whole synced steps, told in additions, of every attempt."""
-    return samples[(samples["instrument"] == "timing") & (samples["metric"] == "additions") & (samples["phase"] == "step")]
+    """The synced steps, told in additions, of every attempt."""
+    steps = _whole_steps(samples, "additions")
+    return steps[steps["mode"] == "synced"]
 
 
 def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
     """The durations of whole steps in ms, of every attempt: pipelined where the device queues work, else synced."""
-    steps = samples[(samples["instrument"] == "timing") & (samples["metric"] == "duration") & (samples["phase"] == "step")]
+    steps = _whole_steps(samples, "duration")
     pipelined, synced = (steps[steps["mode"] == mode] for mode in ("pipelined", "synced"))
     keys = pd.MultiIndex.from_frame(synced[_KEY])
     return pd.concat([pipelined, synced[~keys.isin(pd.MultiIndex.from_frame(pipelined[_KEY]))]])
+
+
+def _whole_steps(samples: pd.DataFrame, metric: str) -> pd.DataFrame:
+    return samples[(samples["instrument"] == "timing") & (samples["metric"] == metric) & (samples["phase"] == "step")]
 
 
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:

@@ -77,9 +77,9 @@ class Paced:
             return []
         before, self._before = self._before, self._additions.read()
         here, there = ((one + other) / 2 for one, other in zip(before, self._before, strict=True))
-        counts = {phase: own / (there if phase == "backward" else here) for phase, own in ms.items() if phase != _STEP}
-        between = ms[_STEP] - sum(own for phase, own in ms.items() if phase != _STEP)
-        counts[_STEP] = sum(counts.values()) + between / here
+        whole = ms.pop(_STEP)
+        counts = {phase: own / (there if phase == "backward" else here) for phase, own in ms.items()}
+        counts[_STEP] = sum(counts.values()) + (whole - sum(ms.values())) / here
         number = step[0].step
         return [Sample("timing", "additions", "", count, "synced", phase, number) for phase, count in counts.items()]
 

@@ -361,8 +361,10 @@ def test_what_agrees_does_so_within_the_intervals_or_two_percent(ms: float, half
 
 
 def in_additions(outcome: Outcome, counts: Sequence[float]) -> Outcome:
+    """Of the steps that count, after as many that were warm-up."""
+    warm_up = (Sample("timing", "additions", "", 9e9, "warmup", "step", step) for step, _ in enumerate(counts))
     told = (Sample("timing", "additions", "", count, "synced", "step", step) for step, count in enumerate(counts))
-    return replace(outcome, samples=(*outcome.samples, *told))
+    return replace(outcome, samples=(*outcome.samples, *warm_up, *told))
 
 
 def test_what_waits_for_its_host_agrees_in_additions(tmp_path: Path, make_outcome: MakeOutcome) -> None:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.redaction import called
+from orchestrator.report.compare import Noise, Side, judge
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import Decides, decides
 from orchestrator.report.machines import IN_ADDITIONS, LEAST, RUN, Kind, Machines, factors, pairs, within, without_machines_of
@@ -87,6 +88,8 @@ def test_the_factor_holds_ninety_five_in_a_hundred_either_way() -> None:
     assert known == {Kind(Decides.HOST): pytest.approx(1.94, abs=0.01)}
     assert [within(ratio, Kind(Decides.HOST), known) for ratio in (1.9, 1 / 1.9, 2.0, 1 / 2.0)] == [True, True, False, False]
     assert within(1.0, Kind(Decides.GPU), known) is None
+    side = Side((10.0,), 9.9, 10.1)
+    assert judge("", side, side, Noise(0.001, 20)).is_within(known) is None  # whose time it is is not known
 
 
 def test_what_the_host_decides_is_held_against_it_in_additions_too() -> None:
