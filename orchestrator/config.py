@@ -143,7 +143,7 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
 
 def _check_beside_nsys(instruments: Sequence[str], source: Source) -> None:
     """What runs under it is slower, and CUPTI, which these use as well, has one user at a time."""
-    others = [name for name in ("timing", "kernels", "backend") if name in instruments]
+    others = [name for name in ("timing", "kernel_time", "kernels", "backend") if name in instruments]
     if "nsys" in instruments and others:
         where = source.where(("instruments",))
         raise ConfigError(f"{where}: nsys cannot go with {' or '.join(others)}", "Give it a config of its own: [memory, nsys]")

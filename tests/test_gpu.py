@@ -8,7 +8,7 @@ import json
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -452,6 +452,32 @@ def test_where_the_time_goes(make_attempt: MakeAttempt, size: str, length: int, 
                 timed_ms = statistics.median(measured(outcome, "duration", "pipelined", phase))
                 assert kernel_number(outcome, "kernel_time", phase) == pytest.approx(timed_ms, rel=0.03)
     assert gemm_share(training) < gemm_share(inference)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"pass": "train_step"},
+        {"compile": "blocks", "pass": "forward_backward"},
+        {"compile": "model", "compile_mode": "reduce-overhead", "pass": "forward"},
+    ],
+)
+def test_kernels_alone_take_what_they_do_in_a_trace(make_attempt: MakeAttempt, own: Mapping[str, str]) -> None:
+    """And never more than a step that is timed; of a step that waits for its host they are a part."""
+    settings = {"instruments": ("timing", "kernel_time", "kernels"), "timeout_s": 250.0}
+    outcome = execute(make_attempt(settings=settings, device="cuda", size="small", context_length=256, **own))
+    assert outcome.status is Status.OK, outcome.evidence
+    watched = [sample for sample in outcome.samples if sample.instrument == "kernel_time"]
+    phases = list(dict.fromkeys(sample.phase for sample in watched if sample.phase != "step"))
+    median = {
+        phase: statistics.median(sample.value for sample in watched if sample.phase == phase and sample.value is not None)
+        for phase in (*phases, "step")
+    }
+    for phase in phases:
+        assert median[phase] == pytest.approx(kernel_number(outcome, "kernel_time", phase), rel=0.03)
+    assert {sample.step for sample in watched} == set(range(6))
+    assert median["step"] == pytest.approx(sum(median[phase] for phase in phases), rel=0.02)
+    assert median["step"] < 1.02 * statistics.median(measured(outcome, "duration", "pipelined", "step"))
 
 
 @pytest.mark.parametrize(("precision", "blocks"), [("fp32", range(20, 21)), ("bf16", range(48))])

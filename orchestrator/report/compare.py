@@ -78,7 +78,8 @@ class Side:
     clock_mhz: of the GPU after the timing, null where it is not known. decides: whose speed its time is, where that is known.
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
     thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
-    what a step is in them, where the host's pace was read beside it.
+    what a step is in them, where the host's pace was read beside it. kernels_ms: what the kernels of a step take, where they were
+    watched.
     """
 
     medians_ms: tuple[float, ...]
@@ -90,6 +91,7 @@ class Side:
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
     additions: Interval | None = None
+    kernels_ms: Interval | None = None
 
     @property
     def ms(self) -> float:
@@ -166,6 +168,13 @@ class Comparison:
         if self.before.decides is not Decides.HOST or self.before.additions is None or self.after.additions is None:
             return None
         return self.after.additions.over(self.before.additions)
+
+    @property
+    def of_kernels(self) -> Interval | None:
+        """B's over A's; None where they were not watched on both sides."""
+        if self.before.kernels_ms is None or self.after.kernels_ms is None:
+            return None
+        return self.after.kernels_ms.over(self.before.kernels_ms)
 
     def is_within(self, machines: Factors) -> bool | None:
         """Whether it may be the same on another machine of this kind; None where they do not tell. In additions, if it can be."""
@@ -325,7 +334,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
-    told = _told_in_additions(samples)
+    told, kernels = _told_in_additions(samples), _kernels(cells)
     return {
         cell: Side(
             tuple(own["median"]),
@@ -337,6 +346,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             waited.get(cell, 0.0),
             paces.get(cell),
             told.get(cell),
+            kernels.get(cell),
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
@@ -347,6 +357,12 @@ def _told_in_additions(samples: pd.DataFrame) -> dict[str, Interval]:
         summarise(step_additions(samples), ["cell", "attempt"]).groupby(level="cell")[["ci_low", "median", "ci_high"]].median()
     )
     return {str(cell): Interval(*own) for cell, *own in summary.itertuples()}
+
+
+def _kernels(cells: pd.DataFrame) -> dict[str, Interval]:
+    """Of the attempt that counts. Where one step alone was watched, the interval has no width."""
+    low, middle, high = (_known(cells, f"step_kernel_time_ms_{which}") for which in ("ci_low", "median", "ci_high"))
+    return {cell: Interval(low.get(cell, ms), ms, high.get(cell, ms)) for cell, ms in middle.items()}
 
 
 def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:

@@ -95,7 +95,7 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         give_back_memory()
     wide = wide.copy()  # in one piece again, to which columns can be added
     whole = with_host(_with_whole_step(wide), [str(axis) for axis in params])
-    return _with_square_bytes(_with_profile_cost(_with_utilisation(_with_rates(whole)))).apply(_nullable)
+    return _with_square_bytes(_with_profile_cost(_with_kernel_time(_with_utilisation(_with_rates(whole))))).apply(_nullable)
 
 
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
@@ -119,6 +119,12 @@ def additions(samples: pd.DataFrame) -> pd.DataFrame:
     """`step_additions_median`, … with its interval: the synced step, told in additions; `forward_additions_…` by phase."""
     told = _of(samples, "timing", "synced", "additions")
     return _summaries(told, lambda phase: f"{phase}_additions_", ("median", "ci_low", "ci_high"))
+
+
+def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
+    """`step_kernel_time_ms_median`, … with its interval: of all kernels of a step; `forward_kernel_time_ms_…` by phase."""
+    timed = _of(samples, "kernel_time", "", "kernel_time")
+    return _summaries(timed, lambda phase: f"{phase}_kernel_time_ms_", ("median", "ci_low", "ci_high", "coverage"))
 
 
 def step_additions(samples: pd.DataFrame) -> pd.DataFrame:
@@ -297,6 +303,7 @@ GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     synced_durations,
     pipelined_durations,
     additions,
+    kernel_time,
     first_steps,
     drain,
     host_lead,
@@ -466,14 +473,23 @@ def _with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
     return wide
 
 
+def _with_kernel_time(wide: pd.DataFrame) -> pd.DataFrame:
+    """`step_kernel_time_ms_median`: without an interval of the one step that the instrument `kernels` profiled, where
+    `kernel_time` timed none. `busy_timed`: how busy the device is with that in a timed step."""
+    own = [column for column in wide if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"]
+    if own and "busy" in wide:
+        profiled = wide[own].sum(axis=1).where(wide["busy"].notna())
+        timed = wide.get("step_kernel_time_ms_median")
+        wide["step_kernel_time_ms_median"] = profiled if timed is None else timed.fillna(profiled)
+    if {"step_kernel_time_ms_median", "step_ms_median"} <= set(wide):
+        wide["busy_timed"] = wide["step_kernel_time_ms_median"] / wide["step_ms_median"]
+    return wide
+
+
 def _with_profile_cost(wide: pd.DataFrame) -> pd.DataFrame:
-    """`profile_cost`: how many times as long a profiled step took as a timed one; `busy_timed`: how busy the device is in a timed
-    one, by the same kernels; `processing_share`, of the whole attempt."""
+    """`profile_cost`: how many times as long a profiled step took as a timed one; `processing_share`, of the whole attempt."""
     if {"profiled_step_ms", "step_ms_median"} <= set(wide):
         wide["profile_cost"] = wide["profiled_step_ms"] / wide["step_ms_median"]
-    own = [column for column in wide if str(column).endswith("_kernel_time_ms")]
-    if own and {"busy", "step_ms_median"} <= set(wide):
-        wide["busy_timed"] = (wide[own].sum(axis=1) / wide["step_ms_median"]).where(wide["busy"].notna())
     if "processing_ms" in wide:
         wide["processing_share"] = wide["processing_ms"] / (wide["wall_s"] * 1e3)
     return wide

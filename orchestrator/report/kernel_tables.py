@@ -20,7 +20,7 @@ from orchestrator.report.kernel_layouts import (
 from orchestrator.report.layouts import Listing
 from orchestrator.report.selections import both, having
 from orchestrator.report.table import Table
-from orchestrator.report.values import ms, number, ratio
+from orchestrator.report.values import median_interval, ms, number, of_steps, ratio
 
 _TOP = 8
 _DIFFERENT = 20
@@ -61,6 +61,21 @@ def _of_several_ways(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 KERNEL_TABLES: tuple[Table, ...] = (
+    Table(
+        "kernel-time",
+        "What of a step is the GPU's alone",
+        "Milliseconds of a step, and of all its kernels together, watched one phase at a time: they wait for no host, so that "
+        "another machine with the same GPU has the same. Without an interval where one step was watched. Busy: what of the step "
+        "its kernels take; the rest of it the GPU waits.",
+        Listing(
+            (
+                ("step", of_steps(median_interval("step_ms"))),
+                ("its kernels", median_interval("step_kernel_time_ms")),
+                ("busy", number("busy_timed", ".1%")),
+            )
+        ),
+        having("step_kernel_time_ms_median"),
+    ),
     Table(
         "kernels",
         "Top kernels by phase",

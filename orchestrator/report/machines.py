@@ -2,7 +2,8 @@
 
 The interval of a median says what steps of one process differ by, repetitions what processes do. Neither says what machines of
 one kind do, whose hosts differ: only the same cells, measured in several runs on several of them. A time that waits for its host
-is held against another in additions as well, where both were told in them: so it depends less on how fast either host was.
+is held against another in additions as well, where both were told in them: so it depends less on how fast either host was. What
+the kernels of a step take is the GPU's alone, whoever decides the step's time.
 
 cells of several runs ─each cell with itself in another run─ ratios ─95 %, by what decides the known time─→ a factor
 """
@@ -30,28 +31,35 @@ LEAST = 20  # ratios: 95 % of fewer are all of them
 _SAME = ["own", "gpu", "torch", "cuda"]  # what both have: the cell, and what its time may be expected to depend on
 _EVERY = "all"
 _MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}
-_TIMES = {"ms": "step_ms_median", "additions": "step_additions_median"}
+_TIMES = {"ms": "step_ms_median", "additions": "step_additions_median", "kernels": "step_kernel_time_ms_median"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Of times: what decides the known one, and what they are told in."""
+    """Of times: what decides the known one, None for whatever does; and what they are of, or told in."""
 
-    whose: Decides
-    told_in: Literal["ms", "additions"] = "ms"
+    whose: Decides | None
+    told_in: Literal["ms", "additions", "kernels"] = "ms"
 
     def __str__(self) -> str:
-        return f"{self.whose}, in additions" if self.told_in == "additions" else str(self.whose)
+        if self.told_in == "kernels":
+            return "of the kernels alone"
+        return f"where {self.whose}" + (", in additions" if self.told_in == "additions" else "")
+
+    @property
+    def mark(self) -> str:
+        """That stands beside such times in tables."""
+        return _MARKS[self.whose] if self.whose else ""
 
 
-IN_ADDITIONS = Kind(Decides.HOST, "additions")
-KINDS = (*map(Kind, Decides), IN_ADDITIONS)
+IN_ADDITIONS, OF_KERNELS = Kind(Decides.HOST, "additions"), Kind(None, "kernels")
+KINDS = (*map(Kind, Decides), IN_ADDITIONS, OF_KERNELS)
 Factors = Mapping[Kind, float]
 
 
 def pairs(cells: pd.DataFrame) -> pd.DataFrame:
     """Of cells of several runs, each time with that of the same cell in every other: `known` and `other`, the names of the runs,
-    `decides`, what the known one is of, and `ms` and `additions`, the logarithm of the other over the known in these.
+    `decides`, what the known one is of, and `ms`, `additions` and `kernels`, the logarithm of the other over the known in these.
 
     Both have the same kind of GPU, torch and CUDA. Runs that share a GPU, and with it a machine, say nothing of others.
     """
@@ -98,7 +106,8 @@ def factors(found: pd.DataFrame) -> Factors:
 
 
 def _logs(kind: Kind, found: pd.DataFrame) -> pd.Series[float]:
-    return found.loc[found["decides"] == kind.whose, kind.told_in].dropna()
+    of_them = found if kind.whose is None else found[found["decides"] == kind.whose]
+    return of_them[kind.told_in].dropna()
 
 
 def within(ratio: float, kind: Kind, known: Factors) -> bool | None:
@@ -123,7 +132,7 @@ class Machines:
 
 
 def _titles(kind: Kind) -> tuple[str, str, str]:
-    return f"× or ÷ where {kind}{_MARKS[kind.whose]}", f"runs where {kind}", f"pairs within where {kind}"
+    return f"× or ÷ {kind}{kind.mark}", f"runs {kind}", f"pairs within {kind}"
 
 
 def _row(run: str, kinds: Sequence[Kind], others: pd.DataFrame, mine: pd.DataFrame) -> list[str]:

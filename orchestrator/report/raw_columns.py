@@ -225,6 +225,7 @@ _SAMPLES = Table(
                 Column("telemetry", "", "the GPU's counters, and what else the host had to do"),
                 Column("kernels", "", "what the kernels of a profiled step come to; each is in `kernels`"),
                 Column("memory_snapshot", "", "what the allocator's record of a step comes to; see `allocations`, `live`"),
+                Column("kernel_time", "", "how long the kernels of a few steps take, each phase watched alone"),
                 Column("backend", "", "which kernels of attention ran, in the facts"),
                 Column("nvtx", "", "steps with ranges for Nsight Systems"),
                 Column("nsys", "", "the same under Nsight Systems, whose kernels are in `kernels`"),
@@ -252,7 +253,11 @@ _SAMPLES = Table(
             "phase",
             (
                 *_PHASES,
-                Column("step", "", "timing: the whole step, with what lies between its phases; with `cold_l2` their sum"),
+                Column(
+                    "step",
+                    "",
+                    "timing: the whole step, with what lies between its phases; with `cold_l2`, and of kernel_time, their sum",
+                ),
                 Column("outside", "", "kernels: what is of no phase"),
             ),
         ),
@@ -317,6 +322,7 @@ _SAMPLES = Table(
             ),
             ("kernels",),
         ),
+        Values("metric", (Column("kernel_time", "ms", "of all kernels of a phase, or step, watched alone"),), ("kernel_time",)),
         Values(
             "metric",
             (

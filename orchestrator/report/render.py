@@ -173,8 +173,10 @@ def describe_comparison(report: Report) -> Iterator[str]:
     yield f"{len(agreeing)} of {len(report.comparisons)} agree within their intervals or {AGREEMENT:.0%}{which if of_gpu else ''}"
     if told := [ratio for one in report.comparisons if (ratio := one.in_additions)]:
         yield f"told in additions, {sum(ratio.holds_one for ratio in told)} of the {len(told)} that wait for their host do"
+    if kernels := [ratio for one in report.comparisons if (ratio := one.of_kernels)]:
+        yield f"by their kernels alone, which wait for no host, {sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} do"
     if nearness := [near for one in report.comparisons if (near := one.is_within(report.machines)) is not None]:
-        by = ", ".join(f"{factor:.3f} where {kind}" for kind, factor in report.machines.items())
+        by = ", ".join(f"{factor:.3f} {kind}" for kind, factor in report.machines.items())
         yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
 
 

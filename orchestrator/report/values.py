@@ -165,9 +165,11 @@ def mean_sd(stem: str) -> Value:
 
 
 def median_interval(stem: str) -> Value:
-    """Median with its 95 % interval; where there are too few samples for 95 %, with the coverage there is."""
+    """Median with its 95 % interval; where there are too few samples for 95 %, with the coverage there is, if any."""
 
     def show(row: Row) -> str:
+        if not known(row, f"{stem}_ci_low"):
+            return format_ms(row[f"{stem}_median"])
         low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
         coverage = row[f"{stem}_coverage"]
         label = "" if coverage >= 0.95 else f" ({coverage:.0%})"

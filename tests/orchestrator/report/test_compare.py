@@ -385,6 +385,31 @@ def test_what_waits_for_its_host_agrees_in_additions(tmp_path: Path, make_outcom
     assert last == "told in additions, 1 of the 2 that wait for their host do"
 
 
+def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    """Of one the kernels take 5 % longer, by intervals that leave a gap; a profiled step has none, and is 1 % apart."""
+
+    def run(name: str, step_ms: float, more: float) -> Run:
+        def cell(number: int, *added: Sample) -> Outcome:
+            own = queued(make_outcome(batch_size=number), step_ms, 0.1)
+            return replace(own, samples=(*own.samples, *added))
+
+        def watched(factor: float) -> list[Sample]:
+            return [
+                Sample("kernel_time", "kernel_time", "ms", ms * factor, "", "step", step)
+                for step, ms in enumerate([3.98, 3.99, 4.0, 4.01, 4.02, 4.03])
+            ]
+
+        profiled = (
+            Sample("kernels", "kernel_time", "ms", 1 + more / 5, phase="forward"),
+            Sample("kernels", "busy", "ratio", 0.9),
+        )
+        return write(tmp_path / name, cell(1, *watched(1.0)), cell(2, *watched(1 + more)), cell(3, *profiled), cell(4))
+
+    *_, agreeing, last = describe_comparison(compare(run("a", 10.0, 0.0), run("b", 20.0, 0.05)))
+    assert agreeing.startswith("0 of 4 agree within")
+    assert last == "by their kernels alone, which wait for no host, 2 of 3 do"
+
+
 def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make_outcome: MakeOutcome) -> None:
     def at(own: Outcome, ms: float, lead_ms: float) -> Outcome:
         timing = {"duration": ms, "lead": lead_ms}

@@ -15,7 +15,18 @@ from orchestrator.redaction import called
 from orchestrator.report.compare import Noise, Side, judge
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import Decides, decides
-from orchestrator.report.machines import IN_ADDITIONS, LEAST, RUN, Kind, Machines, factors, pairs, within, without_machines_of
+from orchestrator.report.machines import (
+    IN_ADDITIONS,
+    LEAST,
+    OF_KERNELS,
+    RUN,
+    Kind,
+    Machines,
+    factors,
+    pairs,
+    within,
+    without_machines_of,
+)
 from orchestrator.store import Run
 from orchestrator.together import open_runs
 from tasks.harness.records import Outcome, Sample
@@ -112,6 +123,20 @@ def test_the_table_says_it_in_additions_where_runs_were_told_in_them() -> None:
     assert of_all["× or ÷ where the host does, in additions (†)"] == "1.100"
     assert of_all["runs where the host does, in additions"] == "2"
     assert of_all["runs where the host does"] == "3"
+
+
+def test_kernels_are_held_against_each_other_whoever_decides() -> None:
+    mine, theirs = cells({"a": [10.0] * LEAST}), cells({"b": [20.0] * LEAST})
+    told = pd.concat([mine.assign(step_kernel_time_ms_median=5.0), theirs.assign(step_kernel_time_ms_median=5.05)])
+    ahead = {"waits_for_host": [True, False] * LEAST, "host_slack": [1.0, 9.0] * LEAST}
+    assert factors(pairs(told.assign(**ahead))) == {
+        Kind(Decides.HOST): pytest.approx(2.0),
+        Kind(Decides.GPU): pytest.approx(2.0),
+        OF_KERNELS: pytest.approx(1.01),
+    }
+    header, (whole, *_) = Machines().lay_out(Results(told, (RUN,), {}))
+    of_all = dict(zip(header, whole, strict=True))
+    assert (of_all["× or ÷ of the kernels alone"], of_all["runs of the kernels alone"]) == ("1.010", "2")
 
 
 def test_of_few_pairs_nothing_is_said() -> None:

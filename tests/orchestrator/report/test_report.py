@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,41 @@ def test_what_is_told_in_additions_is_of_synced_steps_that_count(results_of: Cal
     waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
     assert table(waiting, "host")["in additions"].item() == "2005 [1980, 2500]"
     assert "additions" not in " ".join(results_of(outcome([10.0] * 6)).cells)
+
+
+def watched(values: Sequence[float]) -> list[Sample]:
+    return [Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step) for step, ms in enumerate(values)]
+
+
+def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Results]) -> None:
+    timed = outcome([10.0] * 6)
+    results = results_of(
+        replace(timed, samples=(*timed.samples, *watched([4.0, 4.1, 4.3, 4.2, 3.9, 4.4]))),
+        replace(outcome([10.0] * 6, seed=1), samples=(*outcome([10.0] * 6).samples, *watched([900.0, 910.0]))),
+        outcome([10.0] * 6, seed=2),
+    )
+    alone, few, never = (row for _, row in results.cells.sort_values("seed").iterrows())
+    assert [alone[f"step_kernel_time_ms_{name}"] for name in ("median", "ci_low", "ci_high")] == [4.15, 3.9, 4.4]
+    assert alone["busy_timed"] == pytest.approx(0.415)
+    assert few["step_kernel_time_ms_coverage"] == 0.5
+    assert pd.isna(never["step_kernel_time_ms_median"])
+    told = table(results, "kernel-time")
+    assert told["its kernels"].tolist() == ["4.150 [3.900, 4.400]", "905.0 [900.0, 910.0] (50%)"]
+    assert told["busy"].tolist() == ["41.5%", "9050.0%"]
+
+
+def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[..., Results]) -> None:
+    """Without what ran outside of its phases. On the CPU, whose operators hold each other, there is none."""
+    ms = {"forward": 3.0, "backward": 5.0, "outside": 7.0}
+    timed, busy = outcome([10.0] * 6), Sample("kernels", "busy", "ratio", 0.9)
+    profiled = [Sample("kernels", "kernel_time", "ms", value, phase=phase) for phase, value in ms.items()]
+    on_gpu = replace(timed, samples=(*timed.samples, *profiled, busy))
+    row = results_of(on_gpu).cells.iloc[0]
+    assert (row["step_kernel_time_ms_median"], row["busy_timed"]) == (8.0, 0.8)
+    assert table(results_of(on_gpu), "kernel-time")["its kernels"].item() == "8.000"
+    both = results_of(replace(on_gpu, samples=(*on_gpu.samples, *watched([4.0] * 6))))
+    assert table(both, "kernel-time")["its kernels"].item() == "4.000 [4.000, 4.000]"
+    assert "step_kernel_time_ms_median" not in results_of(replace(timed, samples=(*timed.samples, *profiled))).cells
 
 
 def test_that_a_cell_was_measured_more_than_once_is_said(results_of: Callable[..., Results]) -> None:

@@ -1,0 +1,99 @@
+"""What the kernels of a step take, on a device made for it: operators of the CPU stand for its kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity
+
+from tasks.harness.progress import Progress
+from tasks.harness.records import Sample
+from tasks.harness.stage import Session
+from tasks.harness.workload import PhaseMarker, Workload
+from tasks.instruments import kernel_time
+from tasks.matmul import MatmulParams
+
+LARGE, SMALL = torch.ones(600, 600), torch.ones(300, 300)
+
+
+@pytest.fixture(autouse=True)
+def operators_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_time, "ProfilerActivity", SimpleNamespace(CUDA=ProfilerActivity.CPU))
+    monkeypatch.setattr(kernel_time, "DeviceType", SimpleNamespace(CUDA=DeviceType.CPU))
+
+
+def step_of_two(phase: PhaseMarker) -> None:
+    with phase("forward"):
+        SMALL.mm(SMALL)
+    LARGE.mm(LARGE)  # of no phase
+    with phase("backward"):
+        LARGE.mm(LARGE)
+
+
+def timed(
+    step: Callable[[PhaseMarker], None] = step_of_two, kind: str = "cuda", before: Callable[[], object] | None = None
+) -> tuple[list[Sample], Session]:
+    waits: list[None] = []
+    device: Any = SimpleNamespace(kind=kind, synchronize=lambda: waits.append(None))
+    workload = Workload(step, ("forward", "backward"), device, tokens=None, before_phase=before)
+    session = Session(workload, MatmulParams.model_validate({}), Progress())
+    samples = list(kernel_time.time_kernels(session))
+    assert len(waits) == 4 * (session.steps - 1) if kind == "cuda" else not waits
+    return samples, session
+
+
+def test_each_phase_is_told_and_the_step_is_their_sum() -> None:
+    samples, session = timed()
+    assert session.steps == 7  # one before, so that what is watched is no first step
+    assert {(s.instrument, s.metric, s.unit, s.mode, s.note) for s in samples} == {("kernel_time", "kernel_time", "ms", "", "")}
+    for number in range(6):
+        ms = {sample.phase: sample.value or 0.0 for sample in samples if sample.step == number}
+        assert ms["step"] == pytest.approx(ms["forward"] + ms["backward"])
+        assert 0 < ms["forward"] < ms["backward"]  # 8 times the work
+
+
+def test_what_is_done_before_a_phase_is_not_of_it() -> None:
+    before = [0]
+
+    def much() -> None:
+        before[0] += 1
+        for _ in range(20):
+            LARGE.mm(LARGE)
+
+    alone, _ = timed()
+    samples, _ = timed(before=much)
+    assert before[0] == 14
+
+    def least(of: list[Sample]) -> float:
+        return min(sample.value or 0.0 for sample in of if sample.phase == "step")
+
+    assert least(samples) < 5 * least(alone)  # 20 large products are 18 times as much as both phases
+
+
+def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_time, "kernel_ms", lambda profiled: 200.0)
+    samples, session = timed()
+    assert session.steps == 4  # with 1,200 ms of kernels in the last three
+    assert {sample.step for sample in samples} == {0, 1, 2}
+
+
+def test_kernels_that_nobody_sees_take_nobody_knows_how_long() -> None:
+    def nothing(phase: PhaseMarker) -> None:
+        for name in ("forward", "backward"):
+            with phase(name):
+                pass
+
+    samples, _ = timed(nothing)
+    assert {sample.value for sample in samples} == {None}
+    assert all("CUPTI is refused here" in sample.note for sample in samples)
+
+
+def test_there_are_none_without_a_gpu() -> None:
+    samples, session = timed(kind="cpu")
+    assert [(sample.value, sample.note) for sample in samples] == [(None, "of kernels only a GPU tells")]
+    assert session.steps == 0
