@@ -118,7 +118,7 @@ def _require_cells(name: str, words: list[str]) -> None:
             raise ConfigError(f"--out {asked['out']}: each study has a folder of its own", "Leave it out of what follows --")
         if asked["time_limit"]:
             raise ConfigError(f"--time-limit {asked['time_limit']}: is of one study", "Say --minutes for all of them")
-        resolve(asked["config"], asked["sets"], asked["wheres"], None, asked["sample"])
+        resolve(asked["config"], asked["sets"], asked["wheres"], None, asked["sample"], asked["instruments"])
 
 
 @contextmanager

@@ -89,6 +89,9 @@ choice_options = _with_options(
             help="A random part of the cells, such as 10%: the same ones each time.",
         ),
         click.option(
+            "--instrument", "instruments", multiple=True, metavar="NAME", help="Watch with this too, such as kernel_time."
+        ),
+        click.option(
             "--retry",
             multiple=True,
             type=click.Choice([*STATUSES, *FLAWS]),
@@ -152,7 +155,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 
     card = find_card(gpu) if gpu is not None else None
 
-    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
+    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"], chosen["instruments"])
     invocation = new_invocation(request, _choice(chosen), git_commit())
     choice = going_on(request, _choice(chosen), invocation)
     planned = plan_request(request, choice)
@@ -185,7 +188,7 @@ def run(config: Path, **chosen: Any) -> None:
     from orchestrator.progress import say
     from orchestrator.run import resolve, run_sweep
 
-    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"])
+    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"], chosen["instruments"])
     means = replace(_means(request.expansion.label, chosen), skip_predicted_oom=chosen["skip_predicted_oom"])
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)

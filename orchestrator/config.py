@@ -141,6 +141,16 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
     return config
 
 
+def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:
+    """The config with these beside its own, as `--instrument` names them. Raises ConfigError."""
+    said = Source("--instrument", None)
+    for name in names:
+        _check_known(name, instrument_names(), "instrument", said, ())
+    together = config.model_copy(update={"instruments": list(dict.fromkeys([*config.instruments, *names]))})
+    _check_beside_nsys(together.instruments, said)
+    return together
+
+
 def _check_beside_nsys(instruments: Sequence[str], source: Source) -> None:
     """What runs under it is slower, and CUPTI, which these use as well, has one user at a time."""
     others = [name for name in ("timing", "kernel_time", "kernels", "backend") if name in instruments]

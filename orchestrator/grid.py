@@ -26,12 +26,13 @@ _SEVERAL = "Name one or several values as axis=value,value"
 @dataclass(frozen=True)
 class Selection:
     """What the command line says about a config: `set` narrows or replaces axes, `where` picks cells, and of those `sample`, a
-    fraction, is taken at random.
+    fraction, is taken at random; `instruments` watch beside those of the config.
     """
 
     set: Mapping[str, Sequence[Any]]
     where: Mapping[str, Sequence[Any]]
     sample: float | None = None
+    instruments: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,14 @@ class Expansion:
         return {task: varying_axes(cells) for task, cells in by_task.items()}
 
 
-def parse_selection(sets: Iterable[str], wheres: Iterable[str], sample: float | None = None) -> Selection:
+def parse_selection(
+    sets: Iterable[str], wheres: Iterable[str], sample: float | None = None, instruments: Iterable[str] = ()
+) -> Selection:
     """`--set axis=a,b` and `--where axis=a,axis=b|c`. Values read as in YAML."""
     if sample == 0:
         raise ConfigError("--sample 0%: is a sample of nothing", "Write 10%, or leave it out for all cells")
     conditions = [part for where in wheres for part in where.split(",")]
-    return Selection(_assignments(sets, ",", "--set"), _assignments(conditions, "|", "--where"), sample)
+    return Selection(_assignments(sets, ",", "--set"), _assignments(conditions, "|", "--where"), sample, tuple(instruments))
 
 
 def choose_sample(cells: Iterable[Cell], share: float, fewest: int = 1, seed: int = 0) -> tuple[Cell, ...]:

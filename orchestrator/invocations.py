@@ -147,6 +147,7 @@ def _as_typed(selection: Selection) -> Iterator[str]:
             yield from (option, f"{axis}={between.join(texts)}")
     if selection.sample is not None:
         yield from ("--sample", f"{selection.sample:.10%}")
+    yield from (word for name in selection.instruments for word in ("--instrument", name))
 
 
 def _choice_as_typed(choice: Choice) -> Iterator[str]:

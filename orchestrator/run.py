@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator import nsys
 from orchestrator.alone import OneByOne
 from orchestrator.attempt import recover
-from orchestrator.config import Source, SweepConfig, load_config, validate_config
+from orchestrator.config import Source, SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.errors import EnvironmentError, GpusLost, NodesLost, RunError, RunMismatch, SweepError
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.invocations import INVOCATION, new_invocation
@@ -109,10 +109,18 @@ class Summary:
         return Counter({status: count for status, count in self.statuses.items() if status is not Status.OOM_INFERRED})
 
 
-def resolve(path: Path, sets: Sequence[str], wheres: Sequence[str], out: Where | None, sample: float | None = None) -> Request:
+def resolve(
+    path: Path,
+    sets: Sequence[str],
+    wheres: Sequence[str],
+    out: Where | None,
+    sample: float | None = None,
+    instruments: Sequence[str] = (),
+) -> Request:
     """out: a folder, or the address of one elsewhere. Raises ConfigError, or RunUnreachable."""
     config, source = load_config(path)
-    selection = parse_selection(sets, wheres, sample)
+    config = with_instruments(config, instruments)
+    selection = parse_selection(sets, wheres, sample, instruments)
     expansion = expand(config, source, selection)
     run = open_run(out or config.results or Path("results") / config.name)
     return Request(config, selection, expansion, source, run, path)

@@ -57,6 +57,21 @@ def test_a_number_that_cannot_be(words: tuple[str, ...], said: str, sweep_here: 
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["kernel_tim"], "--instrument: unknown instrument 'kernel_tim'. Did you mean 'kernel_time'?"),
+        (["kernels", "nsys"], "--instrument: instruments: nsys cannot go with timing or kernels or backend"),
+    ],
+)
+def test_an_instrument_that_cannot_be(names: list[str], said: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    ended = sweep_here("run", "c.yaml", *(word for name in names for word in ("--instrument", name)))
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert ended.stderr.startswith(f"sweep: {said}")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
 @pytest.mark.parametrize("option", ["--granularity", "--up-to"])
 def test_no_size_is_sought_that_no_parameter_can_have(option: str, sweep_here: Callable[..., Result]) -> None:
     ended = sweep_here("max-context", "c.yaml", "--gpu", "H200", "--up-to", 2**63 - 1, option, 2**63)

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from orchestrator.invocations import last_choice, last_command
+from orchestrator.invocations import last_choice, last_command, new_invocation
 from orchestrator.plan import Choice
-from orchestrator.run import Request, resolve
+from orchestrator.run import Request, resolve, resolve_again
 from orchestrator.store import Run
 from tests.orchestrator.test_run import CONFIG, FakeScheduler, go, outcome_of
 
 
 @pytest.fixture
 def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
-    return lambda text=CONFIG, sets=(), wheres=(): resolve(write_config(text), sets, wheres, tmp_path / "out")
+    def make(text: str = CONFIG, sets: Sequence[str] = (), wheres: Sequence[str] = (), **more: Any) -> Request:
+        return resolve(write_config(text), sets, wheres, tmp_path / "out", **more)
+
+    return make
 
 
 def test_the_status_names_the_command_without_what_it_asked_for_once(
@@ -55,6 +59,20 @@ def test_a_run_that_no_command_line_began_has_one_all_the_same(
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
     run = request_of().run
     assert last_command(run) == f"sweep run {request_of().config_path} --where context_length=16 --out {run}"
+
+
+def test_instruments_beside_those_of_the_config_are_of_the_run(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
+    request = request_of(instruments=["kernel_time", "timing"])
+    assert request.config.instruments == ["timing", "memory", "telemetry", "backend", "kernel_time"]
+    go(request, FakeScheduler(outcome_of))
+    assert last_command(request.run).endswith(f"--instrument kernel_time --instrument timing --out {request.run}")
+    again = resolve_again(request.run)
+    assert again.config.instruments == request.config.instruments
+    assert new_invocation(again, Choice(), None)["asks_for"] == new_invocation(request, Choice(), None)["asks_for"]
+    assert new_invocation(request_of(), Choice(), None)["asks_for"] != new_invocation(request, Choice(), None)["asks_for"]
 
 
 def test_a_choice_is_written_down_and_read_again() -> None:
