@@ -124,7 +124,9 @@ def additions(samples: pd.DataFrame) -> pd.DataFrame:
 def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
     """`step_kernel_time_ms_median`, … with its interval: of all kernels of a step; `forward_kernel_time_ms_…` by phase."""
     timed = _of(samples, "kernel_time", "", "kernel_time")
-    return _summaries(timed, lambda phase: f"{phase}_kernel_time_ms_", ("median", "ci_low", "ci_high", "coverage"))
+    return _summaries(
+        timed[timed["value"].notna()], lambda phase: f"{phase}_kernel_time_ms_", ("median", "ci_low", "ci_high", "coverage")
+    )
 
 
 def step_additions(samples: pd.DataFrame) -> pd.DataFrame:

@@ -107,6 +107,9 @@ def test_what_is_told_in_additions_is_of_synced_steps_that_count(results_of: Cal
     assert "additions" not in " ".join(results_of(outcome([10.0] * 6)).cells)
 
 
+UNSEEN = Sample("kernel_time", "kernel_time", "ms", None, note="of kernels only a GPU tells")
+
+
 def watched(values: Sequence[float]) -> list[Sample]:
     return [Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step) for step, ms in enumerate(values)]
 
@@ -116,13 +119,14 @@ def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Re
     results = results_of(
         replace(timed, samples=(*timed.samples, *watched([4.0, 4.1, 4.3, 4.2, 3.9, 4.4]))),
         replace(outcome([10.0] * 6, seed=1), samples=(*outcome([10.0] * 6).samples, *watched([900.0, 910.0]))),
-        outcome([10.0] * 6, seed=2),
+        replace(outcome(seed=2), samples=(*outcome([10.0] * 6).samples, UNSEEN)),
     )
     alone, few, never = (row for _, row in results.cells.sort_values("seed").iterrows())
     assert [alone[f"step_kernel_time_ms_{name}"] for name in ("median", "ci_low", "ci_high")] == [4.15, 3.9, 4.4]
     assert alone["busy_timed"] == pytest.approx(0.415)
     assert few["step_kernel_time_ms_coverage"] == 0.5
     assert pd.isna(never["step_kernel_time_ms_median"])
+    assert [column for column in results.cells if column.endswith("kernel_time_ms_coverage")] == ["step_kernel_time_ms_coverage"]
     told = table(results, "kernel-time")
     assert told["its kernels"].tolist() == ["4.150 [3.900, 4.400]", "905.0 [900.0, 910.0] (50%)"]
     assert told["busy"].tolist() == ["41.5%", "9050.0%"]
