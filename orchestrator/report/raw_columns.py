@@ -133,6 +133,7 @@ _ATTEMPTS = Table(
                 Column("kernels", "", "a step under the profiler"),
                 Column("nvtx", "", "steps with ranges for Nsight Systems"),
                 Column("nsys", "", "the same under Nsight Systems"),
+                Column("kernel time", "", "a few steps under the profiler, phase by phase"),
                 Column("attention backend", "", "a step under the profiler, for the names of its kernels"),
             ),
         ),

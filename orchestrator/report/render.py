@@ -155,9 +155,12 @@ def describe_comparison(report: Report) -> Iterator[str]:
     else:
         yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
     yield ""
-    header = ["cell", "A ms", "B ms", "B / A", "interval", "noise", "verdict"]
-    rows = [_comparison_row(one) for one in report.comparisons]
-    yield tabulate(rows, header, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * 5, "left"])
+    of_kernels = any(one.of_kernels for one in report.comparisons)
+    header = ["cell", "A ms", "B ms", "B / A", "interval", "noise", *(["kernels, B / A"] if of_kernels else []), "verdict"]
+    rows = [_comparison_row(one, of_kernels) for one in report.comparisons]
+    yield tabulate(
+        rows, header, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * (len(header) - 2), "left"]
+    )
     yield ""
     counts = Counter(one.verdict for one in report.comparisons)
     verdicts = ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if counts[verdict])
@@ -180,16 +183,18 @@ def describe_comparison(report: Report) -> Iterator[str]:
         yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
 
 
-def _comparison_row(one: Comparison) -> list[str]:
+def _comparison_row(one: Comparison, of_kernels: bool) -> list[str]:
     low, high = one.interval
     verdict = f"{one.verdict}: {one.reason}" if one.reason else str(one.verdict)
     times = (format_ms(one.before.ms), format_ms(one.after.ms))
+    kernels = f"{one.of_kernels.middle:.4f}" if one.of_kernels else NOTHING
     return [
         one.label,
         *times,
         f"{one.ratio:.4f}",
         f"{low:.4f} to {high:.4f}",
         f"±{one.floor:.1%}" if one.floor < _ANY_NOISE else "unknown",
+        *([kernels] if of_kernels else []),
         verdict,
     ]
 

@@ -392,7 +392,8 @@ TABLES: tuple[Table, ...] = (
         "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all such pairs of runs "
         "on one kind of GPU with one torch: the interval of a number for whoever measures it elsewhere; beside it, of how many "
         "runs. Of each run, the factors of the others among themselves, and how many of the pairs of one of its cells with the "
-        "same cell of another run are within them: a cell is in as many pairs as other runs have it.",
+        "same cell of another run are within them: a cell is in as many pairs as other runs have it. Of the kernels "
+        "alone: the same of what those of a step take, whoever decides its time.",
         Machines(),
         of_several_runs,
     ),

@@ -405,8 +405,11 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
         )
         return write(tmp_path / name, cell(1, *watched(1.0)), cell(2, *watched(1 + more)), cell(3, *profiled), cell(4))
 
-    *_, agreeing, last = describe_comparison(compare(run("a", 10.0, 0.0), run("b", 20.0, 0.05)))
+    a, b = run("a", 10.0, 0.0), run("b", 20.0, 0.05)
+    *_, agreeing, last = lines = list(describe_comparison(compare(a, b)))
     assert agreeing.startswith("0 of 4 agree within")
+    title, _, *rows = [line.split("|")[7].strip() for line in "\n".join(lines).splitlines() if line.startswith("|")]
+    assert (title, rows) == ("kernels, B / A", ["1.0000", "1.0500", "1.0100", "–"])
     assert last == "by their kernels alone, which wait for no host, 2 of 3 do"
 
 
