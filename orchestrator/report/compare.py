@@ -176,13 +176,18 @@ class Comparison:
             return None
         return self.after.kernels_ms.over(self.before.kernels_ms)
 
-    def is_within(self, machines: Factors) -> bool | None:
-        """Whether it may be the same on another machine of this kind; None where they do not tell. In additions, if it can be."""
-        if self.before.decides is None:
-            return None
+    def kind_among(self, machines: Factors) -> Kind | None:
+        """The kind of time by which it is judged: in additions, if it can be; None where nothing is known of machines by that."""
         if self.in_additions and IN_ADDITIONS in machines:
-            return within(self.in_additions.middle, IN_ADDITIONS, machines)
-        return within(self.ratio, Kind(self.before.decides), machines)
+            return IN_ADDITIONS
+        kind = Kind(self.before.decides)
+        return kind if kind in machines else None
+
+    def is_within(self, machines: Factors) -> bool | None:
+        """Whether it may be the same on another machine of this kind; None where they do not tell."""
+        kind = self.kind_among(machines)
+        in_additions = self.in_additions if kind == IN_ADDITIONS else None
+        return within(in_additions.middle if in_additions else self.ratio, kind, machines) if kind else None
 
     @property
     def is_of_gpu(self) -> bool:
