@@ -476,13 +476,14 @@ def _with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_kernel_time(wide: pd.DataFrame) -> pd.DataFrame:
-    """`step_kernel_time_ms_median`: without an interval of the one step that the instrument `kernels` profiled, where
-    `kernel_time` timed none. `busy_timed`: how busy the device is with that in a timed step."""
-    own = [column for column in wide if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"]
+    """`step_kernel_time_ms_median`, `forward_…`: without an interval of the one step that the instrument `kernels` profiled,
+    where `kernel_time` timed none. `busy_timed`: how busy the device is with that in a timed step."""
+    own = [str(column) for column in wide if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"]
     if own and "busy" in wide:
-        profiled = wide[own].sum(axis=1).where(wide["busy"].notna())
-        timed = wide.get("step_kernel_time_ms_median")
-        wide["step_kernel_time_ms_median"] = profiled if timed is None else timed.fillna(profiled)
+        profiled = wide[own].assign(step_kernel_time_ms=wide[own].sum(axis=1)).where(wide["busy"].notna())
+        for column in profiled:
+            timed = wide.get(f"{column}_median")
+            wide[f"{column}_median"] = profiled[column] if timed is None else timed.fillna(profiled[column])
     if {"step_kernel_time_ms_median", "step_ms_median"} <= set(wide):
         wide["busy_timed"] = wide["step_kernel_time_ms_median"] / wide["step_ms_median"]
     return wide

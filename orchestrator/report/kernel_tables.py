@@ -64,13 +64,16 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernel-time",
         "What of a step is the GPU's alone",
-        "Milliseconds of a step, and of all its kernels together, watched one phase at a time: they wait for no host, so that "
-        "another machine with the same GPU has the same. Without an interval where one step was watched. Busy: what of the step "
-        "its kernels take; the rest of it the GPU waits.",
+        "Milliseconds of a step, and of all its kernels together and by phase, each watched alone: they wait for no host, so "
+        "that another machine with the same GPU has the same. Without an interval where one step was watched. Busy: what of the "
+        "step its kernels take; the rest of it the GPU waits.",
         Listing(
             (
                 ("step", of_steps(median_interval("step_ms"))),
                 ("its kernels", median_interval("step_kernel_time_ms")),
+                ("of forward", ms("forward_kernel_time_ms_median")),
+                ("of backward", ms("backward_kernel_time_ms_median")),
+                ("of optimizer", ms("optimizer_kernel_time_ms_median")),
                 ("busy", number("busy_timed", ".1%")),
             )
         ),

@@ -140,6 +140,7 @@ def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[...,
     on_gpu = replace(timed, samples=(*timed.samples, *profiled, busy))
     row = results_of(on_gpu).cells.iloc[0]
     assert (row["step_kernel_time_ms_median"], row["busy_timed"]) == (8.0, 0.8)
+    assert (row["forward_kernel_time_ms_median"], row["backward_kernel_time_ms_median"]) == (3.0, 5.0)
     assert table(results_of(on_gpu), "kernel-time")["its kernels"].item() == "8.000"
     both = results_of(replace(on_gpu, samples=(*on_gpu.samples, *watched([4.0] * 6))))
     assert table(both, "kernel-time")["its kernels"].item() == "4.000 [4.000, 4.000]"
