@@ -61,7 +61,7 @@ def _asks_for(request: Request, choice: Choice, more: Mapping[str, bool]) -> dic
     where = {axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()}
     asked = {
         "config": request.config.name,
-        "selection": {**selection, "where": where},
+        "selection": {**selection, "where": where, "instruments": sorted(set(request.config.instruments))},
         "choice": choice.to_json(),
         **more,
     }

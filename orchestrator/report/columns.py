@@ -165,7 +165,7 @@ COLUMNS: tuple[Column, ...] = (
         "{phase}_kernel_time_ms_{statistic}",
         "ms",
         "of all kernels of a phase, or of a whole step, watched alone: the GPU's own work, whatever the host does; median, "
-        "ci_low, ci_high, coverage. Of a step that was profiled once there is the median alone",
+        "ci_low, ci_high, coverage. Where a step was profiled instead there is the median alone",
     ),
     Column("{phase}_busy", "", "fraction of a phase in which a kernel ran, in a profiled step"),
     Column("busy", "", "fraction of the profiled step, from its first kernel to its last, in which a kernel ran"),

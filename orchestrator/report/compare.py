@@ -20,7 +20,7 @@ import pandas as pd
 
 from orchestrator.errors import RunError, nearest
 from orchestrator.program import PROGRAM_SOURCE
-from orchestrator.report.derive import step_additions, step_attempts, that_count
+from orchestrator.report.derive import step_additions, step_attempts, step_kernel_times, that_count
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
@@ -339,7 +339,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
-    told, kernels = _told_in_additions(samples), _kernels(cells)
+    told, kernels = _intervals(step_additions(samples)), _kernels(cells, samples)
     return {
         cell: Side(
             tuple(own["median"]),
@@ -357,17 +357,16 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     }
 
 
-def _told_in_additions(samples: pd.DataFrame) -> dict[str, Interval]:
-    summary = (
-        summarise(step_additions(samples), ["cell", "attempt"]).groupby(level="cell")[["ci_low", "median", "ci_high"]].median()
-    )
+def _intervals(steps: pd.DataFrame) -> dict[str, Interval]:
+    """By cell, of steps of every attempt."""
+    summary = summarise(steps, ["cell", "attempt"]).groupby(level="cell")[["ci_low", "median", "ci_high"]].median()
     return {str(cell): Interval(*own) for cell, *own in summary.itertuples()}
 
 
-def _kernels(cells: pd.DataFrame) -> dict[str, Interval]:
-    """Of the attempt that counts. Where one step alone was watched, the interval has no width."""
-    low, middle, high = (_known(cells, f"step_kernel_time_ms_{which}") for which in ("ci_low", "median", "ci_high"))
-    return {cell: Interval(low.get(cell, ms), ms, high.get(cell, ms)) for cell, ms in middle.items()}
+def _kernels(cells: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Interval]:
+    """Where one step alone was profiled, by the attempt that counts, the interval has no width."""
+    profiled = {cell: Interval(ms, ms, ms) for cell, ms in _known(cells, "step_kernel_time_ms_median").items()}
+    return profiled | _intervals(step_kernel_times(samples))
 
 
 def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:

@@ -129,6 +129,12 @@ def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def step_kernel_times(samples: pd.DataFrame) -> pd.DataFrame:
+    """What the kernels of the steps took that the instrument `kernel_time` watched, of every attempt."""
+    watched = samples[(samples["instrument"] == "kernel_time") & (samples["phase"] == "step")]
+    return watched[watched["value"].notna()]
+
+
 def step_additions(samples: pd.DataFrame) -> pd.DataFrame:
     """The synced steps, told in additions, of every attempt."""
     steps = _whole_steps(samples, "additions")
@@ -479,8 +485,9 @@ def _with_kernel_time(wide: pd.DataFrame) -> pd.DataFrame:
     """`step_kernel_time_ms_median`, `forward_…`: without an interval of the one step that the instrument `kernels` profiled,
     where `kernel_time` timed none. `busy_timed`: how busy the device is with that in a timed step."""
     own = [str(column) for column in wide if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"]
-    if own and "busy" in wide:
-        profiled = wide[own].assign(step_kernel_time_ms=wide[own].sum(axis=1)).where(wide["busy"].notna())
+    if own and {"busy", "profiled_step_ms"} <= set(wide):
+        of_a_step = wide["busy"].notna() & wide["profiled_step_ms"].notna()  # of how many a trace from elsewhere is nobody knows
+        profiled = wide[own].assign(step_kernel_time_ms=wide[own].sum(axis=1, min_count=1)).where(of_a_step)
         for column in profiled:
             timed = wide.get(f"{column}_median")
             wide[f"{column}_median"] = profiled[column] if timed is None else timed.fillna(profiled[column])

@@ -69,8 +69,8 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
     timed = timed[timed["step_ms_median"].notna() & timed["gpu"].notna()].reindex(
         columns=[*_SAME, RUN, "decides", *_TIMES.values()]
     )
-    both = timed[timed["decides"].notna()].merge(timed, on=_SAME, suffixes=("", "_other"))
-    both = both[_on_other_machines(cells, both)]
+    both = timed.merge(timed, on=_SAME, suffixes=("", "_other"))
+    both = both[(both["decides"].notna() | both[_TIMES["kernels"]].notna()) & _on_other_machines(cells, both)]
     return pd.DataFrame(
         {
             "known": both[RUN],

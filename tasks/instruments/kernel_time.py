@@ -69,10 +69,10 @@ def time_kernels(session: Session) -> Iterator[Sample]:
 def _step(session: Session, number: int) -> list[Sample]:
     timer = KernelTimer(session.workload.device)
     session.step(timer)
-    whole = ("step", sum(ms for _, ms in timer.phases))
+    whole = sum(ms for _, ms in timer.phases)
     return [
-        Sample("kernel_time", "kernel_time", "ms", ms or None, "", phase, number, "" if ms else _UNSEEN)
-        for phase, ms in [*timer.phases, whole]
+        Sample("kernel_time", "kernel_time", "ms", ms if whole else None, "", phase, number, "" if whole else _UNSEEN)
+        for phase, ms in [*timer.phases, ("step", whole)]
     ]
 
 

@@ -72,6 +72,8 @@ def test_instruments_beside_those_of_the_config_are_of_the_run(
     again = resolve_again(request.run)
     assert again.config.instruments == request.config.instruments
     assert new_invocation(again, Choice(), None)["asks_for"] == new_invocation(request, Choice(), None)["asks_for"]
+    other_order = request_of(instruments=["timing", "kernel_time", "kernel_time"])
+    assert new_invocation(other_order, Choice(), None)["asks_for"] == new_invocation(request, Choice(), None)["asks_for"]
     assert new_invocation(request_of(), Choice(), None)["asks_for"] != new_invocation(request, Choice(), None)["asks_for"]
 
 

@@ -95,6 +95,17 @@ def test_kernels_that_nobody_sees_take_nobody_knows_how_long() -> None:
     assert all("CUPTI is refused here" in sample.note for sample in samples)
 
 
+def test_a_phase_without_kernels_takes_nothing() -> None:
+    def one(phase: PhaseMarker) -> None:
+        with phase("forward"):
+            SMALL.mm(SMALL)
+        with phase("backward"):
+            pass
+
+    samples, _ = timed(one)
+    assert {(sample.value, sample.note) for sample in samples if sample.phase == "backward"} == {(0.0, "")}
+
+
 def test_there_are_none_without_a_gpu() -> None:
     samples, session = timed(kind="cpu")
     assert [(sample.value, sample.note) for sample in samples] == [(None, "of kernels only a GPU tells")]

@@ -402,6 +402,7 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
         profiled = (
             Sample("kernels", "kernel_time", "ms", 1 + more / 5, phase="forward"),
             Sample("kernels", "busy", "ratio", 0.9),
+            Sample("kernels", "profiled_step", "ms", 12.0),
         )
         return write(tmp_path / name, cell(1, *watched(1.0)), cell(2, *watched(1 + more)), cell(3, *profiled), cell(4))
 
@@ -411,6 +412,20 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
     title, _, *rows = [line.split("|")[7].strip() for line in "\n".join(lines).splitlines() if line.startswith("|")]
     assert (title, rows) == ("kernels, B / A", ["1.0000", "1.0500", "1.0100", "–"])
     assert last == "by their kernels alone, which wait for no host, 2 of 3 do"
+
+
+def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    """One attempt in trouble moves neither median nor interval, though it is the last."""
+
+    def run(name: str, *kernels_ms: float) -> Run:
+        def attempt(number: int, ms: float) -> Outcome:
+            own = queued(make_outcome(number=number), 10.0, 0.1)
+            return replace(own, samples=(*own.samples, Sample("kernel_time", "kernel_time", "ms", ms, "", "step", 0)))
+
+        return write(tmp_path / name, *(attempt(number, ms) for number, ms in enumerate(kernels_ms, 1)))
+
+    *_, last = describe_comparison(compare(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
+    assert last == "by their kernels alone, which wait for no host, 1 of 1 do"
 
 
 def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make_outcome: MakeOutcome) -> None:

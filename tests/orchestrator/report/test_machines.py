@@ -134,6 +134,8 @@ def test_kernels_are_held_against_each_other_whoever_decides() -> None:
         Kind(Decides.GPU): pytest.approx(2.0),
         OF_KERNELS: pytest.approx(1.01),
     }
+    nobody_knows = {"waits_for_host": None, "may_wait_for_host": None, "host_slack": None}
+    assert factors(pairs(told.assign(**nobody_knows))) == {OF_KERNELS: pytest.approx(1.01)}
     header, (whole, *_) = Machines().lay_out(Results(told, (RUN,), {}))
     of_all = dict(zip(header, whole, strict=True))
     assert (of_all["× or ÷ of the kernels alone"], of_all["runs of the kernels alone"]) == ("1.010", "2")

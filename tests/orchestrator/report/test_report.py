@@ -133,10 +133,12 @@ def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Re
 
 
 def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[..., Results]) -> None:
-    """Without what ran outside of its phases. On the CPU, whose operators hold each other, there is none."""
+    """Without what ran outside of its phases. On the CPU, whose operators hold each other, there is none, nor of a trace of
+    nobody knows how many steps."""
     ms = {"forward": 3.0, "backward": 5.0, "outside": 7.0}
     timed, busy = outcome([10.0] * 6), Sample("kernels", "busy", "ratio", 0.9)
-    profiled = [Sample("kernels", "kernel_time", "ms", value, phase=phase) for phase, value in ms.items()]
+    trace = [Sample("kernels", "kernel_time", "ms", value, phase=phase) for phase, value in ms.items()]
+    profiled = [*trace, Sample("kernels", "profiled_step", "ms", 12.0)]
     on_gpu = replace(timed, samples=(*timed.samples, *profiled, busy))
     row = results_of(on_gpu).cells.iloc[0]
     assert (row["step_kernel_time_ms_median"], row["busy_timed"]) == (8.0, 0.8)
@@ -144,7 +146,9 @@ def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[...,
     assert table(results_of(on_gpu), "kernel-time")["its kernels"].item() == "8.000"
     both = results_of(replace(on_gpu, samples=(*on_gpu.samples, *watched([4.0] * 6))))
     assert table(both, "kernel-time")["its kernels"].item() == "4.000 [4.000, 4.000]"
-    assert "step_kernel_time_ms_median" not in results_of(replace(timed, samples=(*timed.samples, *profiled))).cells
+    for seed, samples in enumerate((profiled, [*trace, busy]), 1):
+        found = results_of(replace(outcome(seed=seed), samples=tuple(samples))).cells
+        assert found.loc[found["seed"] == seed, "step_kernel_time_ms_median"].isna().item()
 
 
 def test_that_a_cell_was_measured_more_than_once_is_said(results_of: Callable[..., Results]) -> None:
