@@ -24,7 +24,7 @@ from orchestrator.report.derive import step_additions, step_attempts, step_kerne
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
-from orchestrator.report.machines import IN_ADDITIONS, Factors, Kind, factors, within, without_machines_of
+from orchestrator.report.machines import IN_ADDITIONS, OF_KERNELS, Factors, Kind, factors, within, without_machines_of
 from orchestrator.report.machines import pairs as pairs_of
 from orchestrator.report.statistics import summarise
 from orchestrator.together import together
@@ -79,7 +79,7 @@ class Side:
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
     thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
     what a step is in them, where the host's pace was read beside it. kernels_ms: what the kernels of a step take, where they were
-    watched.
+    watched. is_of_kernels: whether its times themselves are of these, since no step was timed.
     """
 
     medians_ms: tuple[float, ...]
@@ -92,6 +92,7 @@ class Side:
     paces: tuple[float, float] | None = None
     additions: Interval | None = None
     kernels_ms: Interval | None = None
+    is_of_kernels: bool = False
 
     @property
     def ms(self) -> float:
@@ -180,7 +181,7 @@ class Comparison:
         """The kind of time by which it is judged: in additions, if it can be; None where nothing is known of machines by that."""
         if self.in_additions and IN_ADDITIONS in machines:
             return IN_ADDITIONS
-        kind = Kind(self.before.decides)
+        kind = OF_KERNELS if self.before.is_of_kernels else Kind(self.before.decides)
         return kind if kind in machines else None
 
     def is_within(self, machines: Factors) -> bool | None:
@@ -222,13 +223,17 @@ def compare(
     by_host: bool = True,
     others: Sequence[Run] = (),
 ) -> Report:
-    """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids.
+    """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids; where one of
+    the runs timed none, and in both kernels were watched, what these took.
 
     only: none but these, by their ids. by_host: whether what the host did explains a difference. others: runs that tell, with
     `before`, what machines of one kind differ by. Raises RunError where there is nothing to compare.
     """
     first, second = load_results(before.require(), every_version=True), load_results(after.require(), every_version=True)
     sides = sides_of(before, first), sides_of(after, second)
+    if not all(sides):
+        of_kernels = kernel_sides_of(before, first), kernel_sides_of(after, second)
+        sides = of_kernels if all(of_kernels) else sides
     for run, own in zip((before, after), sides, strict=True):
         if not own:
             raise RunError(f"{run}: has no cell that was timed and ended well", "`sweep status` says what it has")
@@ -328,8 +333,7 @@ def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
 
 def sides_of(run: Run, results: Results) -> dict[str, Side]:
     """By cell, of every success that counts."""
-    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
-    samples = run.read("samples").merge(well, on=["cell", "attempt"])
+    samples = _samples_that_count(run)
     steps = step_attempts(samples)
     if steps.empty:
         return {}
@@ -355,6 +359,22 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
         )
         for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
     }
+
+
+def kernel_sides_of(run: Run, results: Results) -> dict[str, Side]:
+    """The same, of what the kernels of its steps take."""
+    watched, clocks = step_kernel_times(_samples_that_count(run)), _known(results.cells, "sm_clock_after")
+    return {
+        str(cell): Side(
+            tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median(), clocks.get(str(cell)), is_of_kernels=True
+        )
+        for cell, own in summarise(watched, ["cell", "attempt"]).groupby(level="cell")
+    }
+
+
+def _samples_that_count(run: Run) -> pd.DataFrame:
+    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
+    return run.read("samples").merge(well, on=["cell", "attempt"])
 
 
 def _intervals(steps: pd.DataFrame) -> dict[str, Interval]:

@@ -22,6 +22,7 @@ from orchestrator.redaction import called
 from orchestrator.report.frames import Results
 from orchestrator.report.host import Decides, decides
 from orchestrator.report.layouts import Header, Rows
+from orchestrator.report.selections import having
 from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK
 from orchestrator.together import MARK
 
@@ -32,6 +33,7 @@ _SAME = ["own", "gpu", "torch", "cuda"]  # what both have: the cell, and what it
 _EVERY = "all"
 _MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}
 _TIMES = {"ms": "step_ms_median", "additions": "step_additions_median", "kernels": "step_kernel_time_ms_median"}
+_timed = having(*_TIMES.values())
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,11 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
 
     Both have the same kind of GPU, torch and CUDA. Runs that share a GPU, and with it a machine, say nothing of others.
     """
-    if not {RUN, "step_ms_median", "gpu"} <= set(cells):
+    if not {RUN, "gpu"} <= set(cells):
         return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "decides", *_TIMES)})
-    timed = cells.assign(own=_own(cells), decides=decides(cells))
-    timed = timed[timed["step_ms_median"].notna() & timed["gpu"].notna()].reindex(
-        columns=[*_SAME, RUN, "decides", *_TIMES.values()]
-    )
+    known = _timed(cells)
+    timed = known.assign(own=_own(known), decides=decides(known)).reindex(columns=[*_SAME, RUN, "decides", *_TIMES.values()])
+    timed = timed[timed["gpu"].notna()]
     both = timed.merge(timed, on=_SAME, suffixes=("", "_other"))
     both = both[(both["decides"].notna() | both[_TIMES["kernels"]].notna()) & _on_other_machines(cells, both)]
     return pd.DataFrame(
@@ -152,9 +153,9 @@ def _texts(kind: Kind, known: Factors, others: pd.DataFrame, mine: pd.DataFrame)
 
 def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:
     """The cells that were timed in more than one run."""
-    if RUN not in cells or "step_ms_median" not in cells:
+    if RUN not in cells:
         return cells.iloc[:0]
-    timed = cells[cells["step_ms_median"].notna()]
+    timed = _timed(cells)
     return timed[_own(timed).duplicated(keep=False)]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from orchestrator.errors import RunError
 from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of, sides_of
 from orchestrator.report.frames import load_results
 from orchestrator.report.host import Decides
@@ -426,6 +427,28 @@ def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOut
 
     *_, last = describe_comparison(compare(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
     assert last == "by their kernels alone, which wait for no host, 1 of 1 do"
+
+
+def only_kernels(outcome: Outcome, ms: float) -> Outcome:
+    watched = (Sample("kernel_time", "kernel_time", "ms", ms + 0.01 * step, "", "step", step) for step in range(6))
+    return replace(outcome, samples=tuple(watched))
+
+
+def test_where_no_step_was_timed_the_kernels_are_held_against_each_other(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    """Also where one side has times of steps, which are other numbers."""
+    timed, other = make_outcome(batch_size=1), make_outcome(batch_size=2)
+    kernels = write(tmp_path / "a", only_kernels(timed, 4.0), only_kernels(other, 4.0))
+    both = write(
+        tmp_path / "b",
+        *(replace(one, samples=(*one.samples, *only_kernels(one, ms).samples)) for one, ms in ((timed, 4.0), (other, 5.0))),
+    )
+    for before, after in ((kernels, both), (both, kernels)):
+        *lines, last = describe_comparison(compare(before, after))
+        assert "not both were timed: held against each other by what their kernels take" in lines
+        assert last == "1 of 2 agree within their intervals or 2%"
+    assert [one.ratio for one in compare(kernels, both).comparisons] == [1.0, pytest.approx(5.025 / 4.025)]
+    with pytest.raises(RunError, match="has no cell that was timed"):
+        compare(kernels, write(tmp_path / "c", timed))
 
 
 def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make_outcome: MakeOutcome) -> None:

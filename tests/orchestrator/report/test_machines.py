@@ -23,6 +23,7 @@ from orchestrator.report.machines import (
     Kind,
     Machines,
     factors,
+    of_several_runs,
     pairs,
     within,
     without_machines_of,
@@ -136,6 +137,11 @@ def test_kernels_are_held_against_each_other_whoever_decides() -> None:
     }
     nobody_knows = {"waits_for_host": None, "may_wait_for_host": None, "host_slack": None}
     assert factors(pairs(told.assign(**nobody_knows))) == {OF_KERNELS: pytest.approx(1.01)}
+    known = factors(pairs(told.drop(columns="step_ms_median")))
+    assert known == {OF_KERNELS: pytest.approx(1.01)}
+    sides = [Side((ms,), ms, ms, is_of_kernels=True) for ms in (5.0, 5.04, 5.06)]
+    assert [judge("", sides[0], side, Noise(0.001, 20)).is_within(known) for side in sides] == [True, True, False]
+    assert len(of_several_runs(told.drop(columns="step_ms_median"))) == 2 * LEAST
     header, (whole, *_) = Machines().lay_out(Results(told, (RUN,), {}))
     of_all = dict(zip(header, whole, strict=True))
     assert (of_all["× or ÷ of the kernels alone"], of_all["runs of the kernels alone"]) == ("1.010", "2")
