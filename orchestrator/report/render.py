@@ -154,9 +154,9 @@ def describe_comparison(report: Report) -> Iterator[str]:
         yield f"from process to process: {spread}, with {report.noise.freedom} degrees of freedom"
     else:
         yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
-    yield ""
     if any(one.before.is_of_kernels for one in report.comparisons):
         yield "not both were timed: held against each other by what their kernels take"
+    yield ""
     of_kernels = any(one.of_kernels for one in report.comparisons)
     header = ["cell", "A ms", "B ms", "B / A", "interval", "noise", *(["kernels, B / A"] if of_kernels else []), "verdict"]
     rows = [_comparison_row(one, of_kernels) for one in report.comparisons]
