@@ -177,18 +177,16 @@ class Comparison:
             return None
         return self.after.kernels_ms.over(self.before.kernels_ms)
 
-    def kind_among(self, machines: Factors) -> Kind | None:
-        """The kind of time by which it is judged: in additions, if it can be; None where nothing is known of machines by that."""
+    def judged_by(self, machines: Factors) -> tuple[Kind, float]:
+        """The kind of time that is held against what machines differ by, and B's over A's in it: in additions, if it can be."""
         if self.in_additions and IN_ADDITIONS in machines:
-            return IN_ADDITIONS
-        kind = OF_KERNELS if self.before.is_of_kernels else Kind(self.before.decides)
-        return kind if kind in machines else None
+            return IN_ADDITIONS, self.in_additions.middle
+        return OF_KERNELS if self.before.is_of_kernels else Kind(self.before.decides), self.ratio
 
     def is_within(self, machines: Factors) -> bool | None:
         """Whether it may be the same on another machine of this kind; None where they do not tell."""
-        kind = self.kind_among(machines)
-        in_additions = self.in_additions if kind == IN_ADDITIONS else None
-        return within(in_additions.middle if in_additions else self.ratio, kind, machines) if kind else None
+        kind, ratio = self.judged_by(machines)
+        return within(ratio, kind, machines)
 
     @property
     def is_of_gpu(self) -> bool:
@@ -337,7 +335,6 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     steps = step_attempts(samples)
     if steps.empty:
         return {}
-    summary = summarise(steps, ["cell", "attempt"])
     cells = results.cells
     clocks, deciding = _known(cells, "sm_clock_after"), dict(zip(cells["cell"], decides(cells), strict=True))
     needing = cells[needs_host(cells)]
@@ -346,9 +343,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     told, kernels = _intervals(step_additions(samples)), _kernels(cells, samples)
     return {
         cell: Side(
-            tuple(own["median"]),
-            own["ci_low"].median(),
-            own["ci_high"].median(),
+            *times,
             clocks.get(cell),
             deciding.get(cell),
             cell in needs,
@@ -357,19 +352,14 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             told.get(cell),
             kernels.get(cell),
         )
-        for cell, own in ((str(cell), own) for cell, own in summary.groupby(level="cell"))
+        for cell, times in _times(steps).items()
     }
 
 
 def kernel_sides_of(run: Run, results: Results) -> dict[str, Side]:
     """The same, of what the kernels of its steps take."""
     watched, clocks = step_kernel_times(_samples_that_count(run)), _known(results.cells, "sm_clock_after")
-    return {
-        str(cell): Side(
-            tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median(), clocks.get(str(cell)), is_of_kernels=True
-        )
-        for cell, own in summarise(watched, ["cell", "attempt"]).groupby(level="cell")
-    }
+    return {cell: Side(*times, clocks.get(cell), is_of_kernels=True) for cell, times in _times(watched).items()}
 
 
 def _samples_that_count(run: Run) -> pd.DataFrame:
@@ -377,10 +367,17 @@ def _samples_that_count(run: Run) -> pd.DataFrame:
     return run.read("samples").merge(well, on=["cell", "attempt"])
 
 
+def _times(steps: pd.DataFrame) -> dict[str, tuple[tuple[float, ...], float, float]]:
+    """By cell, of steps of every attempt: the median of each, and the medians of the ends of their intervals."""
+    summary = summarise(steps, ["cell", "attempt"])
+    return {
+        str(cell): (tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median())
+        for cell, own in summary.groupby(level="cell")
+    }
+
+
 def _intervals(steps: pd.DataFrame) -> dict[str, Interval]:
-    """By cell, of steps of every attempt."""
-    summary = summarise(steps, ["cell", "attempt"]).groupby(level="cell")[["ci_low", "median", "ci_high"]].median()
-    return {str(cell): Interval(*own) for cell, *own in summary.itertuples()}
+    return {cell: Interval(low, statistics.median(medians), high) for cell, (medians, low, high) in _times(steps).items()}
 
 
 def _kernels(cells: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Interval]:

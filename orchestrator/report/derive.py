@@ -131,7 +131,7 @@ def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
 
 def step_kernel_times(samples: pd.DataFrame) -> pd.DataFrame:
     """What the kernels of the steps took that the instrument `kernel_time` watched, of every attempt."""
-    watched = samples[(samples["instrument"] == "kernel_time") & (samples["phase"] == "step")]
+    watched = _whole_steps(samples, "kernel_time", "kernel_time")
     return watched[watched["value"].notna()]
 
 
@@ -149,8 +149,8 @@ def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([pipelined, synced[~keys.isin(pd.MultiIndex.from_frame(pipelined[_KEY]))]])
 
 
-def _whole_steps(samples: pd.DataFrame, metric: str) -> pd.DataFrame:
-    return samples[(samples["instrument"] == "timing") & (samples["metric"] == metric) & (samples["phase"] == "step")]
+def _whole_steps(samples: pd.DataFrame, metric: str, instrument: str = "timing") -> pd.DataFrame:
+    return samples[(samples["instrument"] == instrument) & (samples["metric"] == metric) & (samples["phase"] == "step")]
 
 
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:

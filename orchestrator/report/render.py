@@ -181,7 +181,7 @@ def describe_comparison(report: Report) -> Iterator[str]:
     if kernels := [ratio for one in report.comparisons if (ratio := one.of_kernels)]:
         yield f"by their kernels alone, which wait for no host, {sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} do"
     if nearness := [near for one in report.comparisons if (near := one.is_within(report.machines)) is not None]:
-        kinds = {one.kind_among(report.machines) for one in report.comparisons}
+        kinds = {one.judged_by(report.machines)[0] for one in report.comparisons}
         by = ", ".join(f"{factor:.3f} {kind}" for kind, factor in report.machines.items() if kind in kinds)
         yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
 

@@ -241,9 +241,8 @@ def test_what_waits_for_its_host_is_as_near_as_in_additions(
     a, b, c, d = (write(*own) for own in (("a", 10.0, 2000.0), ("b", 20.0, 2200.0), ("c", 15.0, 2100.0), ("d", 15.0, 3000.0)))
     *_, alike, near = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()
     assert alike == f"told in additions, 0 of the {CELLS} that wait for their host do"  # one step each: no interval
-    assert near.endswith(
-        f"{CELLS} are as near as 95% of the other runs are to each other: × or ÷ 1.100 where the host does, in additions"
-    )
+    factors_said = "× or ÷ 1.100 where the host does, in additions"
+    assert near == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: {factors_said}"
     assert sweep_here("compare", a, d, "--machines", b).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
 
 
