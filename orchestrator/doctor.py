@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator import nsys
 from orchestrator.errors import EnvironmentError, SweepError
-from orchestrator.probe import paces_here, probe_here
+from orchestrator.probe import paces_here, probe_here, why_no_kernels_are_seen
 from orchestrator.program import git_commit, named, program_source
 from orchestrator.remote.address import Where, is_address
 from orchestrator.remote.claim import claimed
@@ -53,6 +53,8 @@ def examine(out: Where) -> Iterator[Finding]:
     if probe:
         for check in (_torch, _cuda, _gpus, _nvml, _cpu):
             yield check(probe)
+        if probe["gpus"]:
+            yield _profiler(why_no_kernels_are_seen())
         yield _host(paces_here(_WATCHED_S))
     yield _ray()
     yield _nsys()
@@ -106,6 +108,17 @@ def _host(paces: Sequence[float]) -> Finding:
         f"A step that waits for its host (†) takes up to {best / median(slow):.1f} times as long now and then: docs/measuring.md"
     )
     return Finding("host", None, f"{said}, {others}", remedy)
+
+
+def _profiler(refused: str | None) -> Finding:
+    if refused is None:
+        return Finding("CUPTI", True, "the profiler sees the kernels of a GPU")
+    remedy = (
+        "The instruments `kernels` and `kernel_time` see nothing so: end what else profiles (nsys, ncu; DCGM: "
+        "dcgmi profiling --pause), run a container with --cap-add SYS_ADMIN, or load the driver with "
+        "NVreg_RestrictProfilingToAdminUsers=0"
+    )
+    return Finding("CUPTI", None, refused, remedy)
 
 
 def _ray() -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +15,18 @@ from orchestrator.errors import EnvironmentError
 from orchestrator.program import PROGRAM, import_path, lifeline
 
 TIMEOUT_S = 120
+_REFUSED = re.compile(r"failed with error (CUPTI_ERROR_\w+)")  # so says Kineto in the log, which no program is told
 
 
 def why_it_does_not_compute(gpu: str) -> str | None:
     """What a fresh process has to say that cannot compute on this GPU, by its name in CUDA_VISIBLE_DEVICES; None where it can."""
     return _why_not(["--compute", "cuda"], {"CUDA_VISIBLE_DEVICES": gpu})
+
+
+def why_no_kernels_are_seen() -> str | None:
+    """What a fresh process has to say in which the profiler sees nothing of what the GPU does: CUPTI's own error, where it named
+    one. None where it sees its kernels."""
+    return _why_not(["--compute", "cuda", "--watched"], {})
 
 
 def why_nothing_is_measured_here(folder: Path) -> str | None:
@@ -35,7 +43,10 @@ def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
         done = _ask(words, variables)
     except subprocess.TimeoutExpired:
         return f"nothing is computed on it in {TIMEOUT_S} s"
-    return None if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if done.returncode == 0:
+        return None
+    refused = _REFUSED.search(done.stderr)
+    return refused[1] if refused else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def probe_here() -> Mapping[str, Any]:

@@ -43,6 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from tasks.harness.parent import compute, write_into
 
         compute(options.compute)
+        if options.watched:
+            from tasks.instruments.kernel_time import require_kernels
+
+            require_kernels(partial(compute, options.compute))
         if options.into is not None:
             write_into(options.into)
     elif options.serve is not None:
@@ -82,6 +86,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--paces", type=float, metavar="SECONDS", help="print how fast this host is again and again, as JSON")
     parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
     parser.add_argument("--into", metavar="FOLDER", help="with --compute: and whether a file can be written there")
+    parser.add_argument("--watched", action="store_true", help="with --compute: and whether the profiler sees its kernels")
     options = parser.parse_args(arguments)
     given = (options.serve, options.beget, options.attempt)  # a file descriptor may be 0
     if not (options.probe or options.paces or options.compute) and given == (None, None, None):

@@ -22,7 +22,7 @@ from orchestrator import nvml, schedulers
 from orchestrator.attempt import begin_grandparent, execute
 from orchestrator.child import STARTER
 from orchestrator.parents import GRANDPARENT
-from orchestrator.probe import why_it_does_not_compute
+from orchestrator.probe import why_it_does_not_compute, why_no_kernels_are_seen
 from orchestrator.store import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.progress import Progress
@@ -452,6 +452,12 @@ def test_where_the_time_goes(make_attempt: MakeAttempt, size: str, length: int, 
                 timed_ms = statistics.median(measured(outcome, "duration", "pipelined", phase))
                 assert kernel_number(outcome, "kernel_time", phase) == pytest.approx(timed_ms, rel=0.03)
     assert gemm_share(training) < gemm_share(inference)
+
+
+def test_the_doctor_sees_whether_the_profiler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_no_kernels_are_seen() is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert why_no_kernels_are_seen()
 
 
 @pytest.mark.parametrize(

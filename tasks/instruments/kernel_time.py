@@ -7,7 +7,7 @@ since a process is slower once it has profiled, and before the instrument `kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is where torch's own profiler takes it from
 from torch.profiler import ProfilerActivity, profile
@@ -21,7 +21,7 @@ from tasks.harness.stage import Session, Stage
 _STEPS = FEWEST  # of which the median has an interval
 _ENOUGH_MS = 1000.0  # of kernels, after which no further step is watched: those of a long step are alike from one to the next
 _NS_PER_MS = 1e6
-_UNSEEN = "the profiler saw no kernels: CUPTI is refused here, see the log"
+_UNSEEN = "the profiler saw no kernels: CUPTI is refused here, see the log and `sweep doctor`"
 
 
 class KernelTimer:
@@ -47,6 +47,14 @@ def kernel_ms(profiled: profile) -> float:
     results = profiled.profiler.kineto_results if profiled.profiler else None
     on_device = [event for event in results.events() if event.device_type() == DeviceType.CUDA] if results else []
     return sum(event.duration_ns() for event in on_device) / _NS_PER_MS
+
+
+def require_kernels(work: Callable[[], object]) -> None:
+    """Raises RuntimeError where the profiler sees nothing of this on the device."""
+    with profile(activities=[ProfilerActivity.CUDA]) as watched:
+        work()
+    if not kernel_ms(watched):
+        raise RuntimeError("the profiler saw no kernels")
 
 
 def time_kernels(session: Session) -> Iterator[Sample]:

@@ -86,7 +86,13 @@ def _read(session: Session, trace: Path) -> Iterator[Sample]:
         )
         timeline = read_chrome(trace)
         if session.workload.device.kind == "cuda" and not timeline.on_device:  # else operators would pass for kernels
-            yield Sample("kernels", "busy", "ratio", None, note="the trace has no kernels: CUPTI is refused here, see the log")
+            yield Sample(
+                "kernels",
+                "busy",
+                "ratio",
+                None,
+                note="the trace has no kernels: CUPTI is refused here, see the log and `sweep doctor`",
+            )
             return
         works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)

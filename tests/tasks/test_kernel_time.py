@@ -110,3 +110,9 @@ def test_there_are_none_without_a_gpu() -> None:
     samples, session = timed(kind="cpu")
     assert [(sample.value, sample.note) for sample in samples] == [(None, "of kernels only a GPU tells")]
     assert session.steps == 0
+
+
+def test_what_is_seen_is_not_refused() -> None:
+    kernel_time.require_kernels(lambda: SMALL.mm(SMALL))
+    with pytest.raises(RuntimeError, match="the profiler saw no kernels"):
+        kernel_time.require_kernels(lambda: None)
