@@ -25,6 +25,7 @@ from tasks.harness.records import Outcome, Status
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()
+H200 = ROOT / "results" / "published" / "h200"
 PUBLISHED: dict[str, str] = YAML(typ="safe").load(ROOT / "examples" / "publication.yaml")
 
 
@@ -213,6 +214,11 @@ def test_every_study_of_the_publication_names_cells(name: str, sweep_here: Calla
     planned = sweep_here("plan", ROOT / config, *options, "--out", "out", "--gpu", "H200")
     assert planned.exit_code == 0, planned.output
     assert "pending" in planned.stdout
+
+
+@pytest.mark.skipif(not H200.is_dir(), reason="a checkout without the published results")
+def test_the_published_runs_are_those_studies() -> None:
+    assert {manifest.parent.name for manifest in H200.glob("*/run.json")} == {*PUBLISHED, "anew"}
 
 
 STAND_INS = {
