@@ -37,7 +37,7 @@ from orchestrator.program import HERE, PACKAGES, import_path
 from orchestrator.progress import format_seconds, say
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
-from orchestrator.several import gpus_of, require_gpus
+from orchestrator.several import gpus_of, names_in, require_gpus
 from orchestrator.supervisor import Event, Fallen, Started, begin_early, cores_here, measure, only_on, prepare_place, supervise
 from tasks.harness.records import PREPARATION_S, Attempt, Outcome
 
@@ -58,6 +58,7 @@ _IS_IT_RUNNING = "Is `ray start --head` running there?"
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
 _NODE = "ray.io/node-id"  # a label that Ray gives each node
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 # Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
 # kills innocent neighbours, metrics and usage reports) or opens a port to the network.
@@ -150,7 +151,7 @@ class RayScheduler:
         self._cpu_cells = cpu_cells
         self._types: set[str] = set()  # of GPU, of all nodes that there have been
         self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
-        self._fallen: dict[Any, tuple[str, Fallen]] = {}  # with its host, by the task that holds it so that no other cell has it
+        self._fallen: dict[Any, tuple[Started, Fallen]] = {}  # by the task that holds it so that no other cell has it
         self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
         self._crashes: Counter[str] = Counter()  # of Ray's workers, by node, since one brought a cell to its end there
         self._session: str | None = None
@@ -259,6 +260,7 @@ class RayScheduler:
                         yield lost(attempt, why, 0.0)
                         continue
                     self._require_gpu(attempt)
+                    attempt = self._off_what_fell(attempt)
                     running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
                 if not running:
                     return
@@ -283,7 +285,7 @@ class RayScheduler:
     def _without(self, fallen: Fallen, stream: Any, started: Started) -> Outcome:
         """Has no other cell come to what fell, and gives how this one ended. A single host has no other in its place."""
         if fallen.name:
-            self._fallen[stream] = started.host, fallen
+            self._fallen[stream] = started, fallen
             return fallen.outcome
         if self._has_several_hosts():
             self._leave_out(started.node, fallen.place)
@@ -319,7 +321,7 @@ class RayScheduler:
 
     def _submit(self, attempt: Attempt) -> Any:
         mark = None if self._local else _marked(attempt)
-        return self._on_a_place(_saying_the_node(supervise), attempt, mark, num_returns="streaming")
+        return self._on_a_place(_saying_what_it_has(supervise), attempt, mark, num_returns="streaming")
 
     def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any) -> Any:
         gpus = attempt.cell.params.gpu_count
@@ -341,9 +343,17 @@ class RayScheduler:
         if not nodes:
             return {}
         node = max(nodes, key=lambda node: float(node["Resources"].get("GPU", 0)))
-        gpus = max(0, node["Resources"].get("GPU", 0) - self._held())
-        here = {_NODE: node["NodeID"]}
-        return {"num_cpus": node["Resources"].get("CPU", 0), "num_gpus": gpus, "label_selector": here}
+        kept = sum(started.cpus for started, _ in self._fallen.values() if started.host == host)
+        cpus, gpus = node["Resources"].get("CPU", 0) - kept, node["Resources"].get("GPU", 0) - self._held(host)
+        return {"num_cpus": max(0, cpus), "num_gpus": max(0, gpus), "label_selector": {_NODE: node["NodeID"]}}
+
+    def _off_what_fell(self, attempt: Attempt) -> Attempt:
+        """To be anywhere, where it was to be on a GPU that has fallen off since."""
+        settings, wanted = attempt.settings, names_in(attempt.settings.env.get(_VISIBLE, ""))
+        if not any(started.host == settings.alone_on and event.name in wanted for started, event in self._fallen.values()):
+            return attempt
+        env = {name: value for name, value in settings.env.items() if name != _VISIBLE}
+        return replace(attempt, settings=replace(settings, env=env, alone_on=None))
 
     def _of_kind(self, kind: str | None) -> dict[str, str]:
         """What holds a cell to nodes with such GPUs, those included that will join."""
@@ -367,7 +377,7 @@ class RayScheduler:
 
     def _held(self, host: str | None = None) -> int:
         """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
-        return gpus_of(event.outcome.attempt for own, event in self._fallen.values() if host in (None, own))
+        return gpus_of(started.attempt for started, _ in self._fallen.values() if host in (None, started.host))
 
     def _all_gpus(self) -> int:
         return int(sum(node["GPU"] for node in self._nodes()))
@@ -437,15 +447,19 @@ def _nothing() -> None: ...
 
 
 @cache
-def _saying_the_node(measure_there: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
-    """The same, with the name of the node in what says that it has begun: where it runs, and nobody else knows."""
+def _saying_what_it_has(measure_there: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
+    """The same, which in what says that it has begun names the node and its cores: who runs there knows, and nobody else."""
 
     @wraps(measure_there)  # Ray calls the process by it
     def saying(*words: Any) -> Iterator[Event]:
         import ray
 
         for event in measure_there(*words):
-            yield replace(event, node=ray.get_runtime_context().get_node_id()) if isinstance(event, Started) else event
+            if isinstance(event, Started):
+                here = ray.get_runtime_context()
+                has = here.get_assigned_resources()  # type: ignore[no-untyped-call]
+                event = replace(event, node=here.get_node_id(), cpus=has.get("CPU", 0.0))
+            yield event
 
     return saying
 

@@ -33,7 +33,7 @@ Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
 class Started:
     """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own.
 
-    node: as a cluster calls it, where there is one.
+    node: as a cluster calls it, where there is one; cpus: how many of its cores are kept for this there.
     """
 
     attempt: Attempt
@@ -41,6 +41,7 @@ class Started:
     gpu: str
     at_s: float
     node: str = ""
+    cpus: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
     python -m tests.fallen FALLEN run CONFIG
 
 Where there is a file FALLEN/N, GPU N falls off under the first cell that comes to it; where that says `silently`, NVML goes on
-answering, and no process computes there. Cells that are not struck give one sample, and the GPU that they came to as a fact.
+answering, and no process computes there; where it says `late`, it falls off under the first whose seed is 4 or more. Cells that
+are not struck give one sample, and where they came to as facts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tasks.harness.records import Attempt, Outcome, Sample, Status
 
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"
-SILENTLY, _FALLEN = "silently", "it has fallen"
+SILENTLY, LATE, _FALLEN = "silently", "late", "it has fallen"
 real_supervise = supervisor.supervise
 
 
@@ -61,12 +62,15 @@ def supervise(attempt: Attempt, *told: Any) -> Iterator[supervisor.Event]:
 def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
     gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     time.sleep(0.2)
-    facts, began = {"visible_devices": gpu}, time.time()
-    if mark(gpu).exists():
+    facts = {"visible_devices": gpu, "host": socket.gethostname(), "gpu_uuid": GPUS.get(gpu), "gpu": "Test GPU"}
+    began = time.time() - 0.2
+    if mark(gpu).exists() and (has_fallen(gpu) or LATE not in mark(gpu).read_text() or attempt.cell.params.seed >= 4):
         mark(gpu).write_text(f"{mark(gpu).read_text()} {_FALLEN}")
         evidence = {"message": "CUDA error: unknown error"}
         return Outcome(attempt, Status.FAILED, "build", "", evidence, facts, (), began, 0.2)
-    return Outcome(attempt, Status.OK, "", "", {}, facts, (Sample("timing", "duration", "ms", 1.0),), began, 0.2)
+    return Outcome(
+        attempt, Status.OK, "", "", {}, facts, (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),), began, 0.2
+    )
 
 
 def handle_of(uuid: str) -> str:
