@@ -7,9 +7,9 @@ Order Statistics, 3rd edition, section 7.1). Both what measures and what reports
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import count, islice, takewhile
 from statistics import median
 
 CONFIDENCE = 0.95
@@ -23,17 +23,24 @@ def median_rank(n: int) -> int:
     Fewer than six samples cannot reach 95 %; their interval is from the least to the greatest, and `coverage` says
     how much that is.
     """
-    best = 1
-    for k in range(2, n // 2 + 1):
-        if coverage(n, k) >= CONFIDENCE:
-            best = k
-    return best
+    covered = (1 - 2 * ways / 2**n for ways in _ways_below(n))
+    reached = takewhile(lambda share: share >= CONFIDENCE, islice(covered, n // 2))  # it falls with k
+    return max(1, sum(1 for _ in reached))
 
 
 @cache
 def coverage(n: int, k: int) -> float:
     """The probability that the median lies in [x(k), x(n+1-k)] of n independent samples."""
-    return float(1 - 2 * sum(math.comb(n, i) for i in range(k)) / 2**n)
+    return float(1 - 2 * next(islice(_ways_below(n), k - 1, None)) / 2**n)
+
+
+def _ways_below(n: int) -> Iterator[int]:
+    """In how many of the 2ⁿ ways in which n samples lie about the median fewer than k are below it, for k = 1, 2, …"""
+    ways, term = 0, 1
+    for k in count(1):
+        ways += term
+        yield ways
+        term = term * (n - k + 1) // k
 
 
 def half_width(samples: Sequence[float]) -> float:

@@ -6,7 +6,7 @@ import pytest
 from tasks.harness.order_statistics import CONFIDENCE, FEWEST, coverage, half_width, median_rank
 
 
-@pytest.mark.parametrize(("n", "rank"), [(1, 1), (5, 1), (6, 1), (10, 2), (20, 6), (50, 18)])
+@pytest.mark.parametrize(("n", "rank"), [(1, 1), (5, 1), (6, 1), (10, 2), (20, 6), (50, 18), (10_000, 4902)])
 def test_ranks(n: int, rank: int) -> None:
     assert median_rank(n) == rank
 
