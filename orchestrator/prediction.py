@@ -182,7 +182,10 @@ class _Child:
         """Whatever goes wrong is the reason why there is no prediction."""
         try:
             answer = self._answer(request)
-            return Prediction.from_json(answer) if answer else unknown(f"the predictor died: {self._last_words()}")
+            if answer:
+                return Prediction.from_json(answer)
+            self._stop()  # else the next one asks what nobody knows to be dead yet
+            return unknown(f"the predictor died: {self._last_words()}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             return unknown(f"the predictor failed: {error}")
 
@@ -194,15 +197,20 @@ class _Child:
         try:
             print(request.to_json(), file=self._process.stdin, flush=True)
             return next(iter(self._process.stdout or ()), "")
+        except BrokenPipeError:
+            return ""
         finally:
             timer.cancel()
 
     def end(self) -> None:
+        self._stop()
+        self._said.close()
+
+    def _stop(self) -> None:
         if self._process is not None:
             self._process.kill()
             with suppress(OSError, ValueError):  # it had not read all that it was asked, or is asked at this moment
                 self._process.communicate()
-        self._said.close()
 
     def _start(self) -> subprocess.Popen[str]:
         environment = {

@@ -116,15 +116,15 @@ class LiveDisplay:
         self._live.stop()
 
     def _render(self) -> Text:
-        done = sum(self._ended.values())
-        counts = "  ".join(f"{status} {count}" for status, count in self._ended.items())
+        ended, running = dict(self._ended), list(self._running.values())  # the display has a thread of its own
+        done, counts = sum(ended.values()), "  ".join(f"{status} {count}" for status, count in ended.items())
         left = self._remaining()
         to_go = f", about {format_seconds(left)} to go" if left is not None else ""
         lines = [
-            f"{done}/{self._total} done  {counts}  left {self._total - done - len(self._running)}"
+            f"{done}/{self._total} done  {counts}  left {self._total - done - len(running)}"
             f"  after {format_seconds(time.monotonic() - self._began)}{to_go}"
         ]
-        for started in list(self._running.values()):  # the display has a thread of its own
+        for started in running:
             label = self._label(started.attempt.cell)
             lines.append(f"  {format_seconds(time.monotonic() - started.at_s)} {label}{_place(started)}")
         return Text("\n".join(lines))

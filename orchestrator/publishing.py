@@ -16,7 +16,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,7 +61,10 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
     against: whose numbers stand beside theirs in the report. Raises RunError where a folder holds no run, where `out` holds
     something else than what was published before, and where it would be too large; RunUnwritable.
     """
-    runs = {name.replace("/", "-"): run for name, run in named_runs(folders).items()}
+    named = named_runs(folders)
+    runs = {name.replace("/", "-"): run for name, run in named.items()}
+    if len(runs) < len(named):
+        raise RunError(f"{', '.join(named)}: two of them would have one name", "Rename a folder: what is `/` here is `-` there")
     check_place(out, runs)
     redaction = Redaction(pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()]))
     with _aside(out) as folder:
@@ -109,11 +112,11 @@ def _published_before(out: Path) -> list[str]:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """A folder that takes the place of `out` if all goes well, and else is gone."""
+    """A folder that takes the place of `out` if all goes well, and else is gone. What was there before is back there then."""
     new, old = (out.with_name(f".{out.name}.{which}") for which in ("new", "old"))
     try:
         with writing(out):
-            _remove(new, old)  # left by a kill
+            _settle(out, new, old)  # after a kill
             new.mkdir(parents=True)
         yield new
         with writing(out):
@@ -121,11 +124,15 @@ def _aside(out: Path) -> Iterator[Path]:
                 out.rename(old)
             new.rename(out)
     finally:
-        _remove(new, old)
+        with suppress(OSError):  # the next time will do
+            _settle(out, new, old)
 
 
-def _remove(*folders: Path) -> None:
-    for folder in folders:
+def _settle(out: Path, new: Path, old: Path) -> None:
+    """Puts back what was moved away for something that did not come, and leaves nothing else beside it."""
+    if old.exists() and not out.exists():
+        old.rename(out)
+    for folder in (new, old):
         shutil.rmtree(folder, ignore_errors=True)
 
 

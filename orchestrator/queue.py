@@ -157,7 +157,7 @@ class Queue:
         self._owed[cell.id] -= 1
         if outcome.status is Status.OOM:
             self._witnesses.add(cell)
-        if cell.id in self._verifying:
+        if cell.id in self._verifying and outcome.status is not Status.LOST:
             self.verified += 1
             self._inferred = [one for one in self._inferred if one.id != cell.id]
             self.refuted += [cell] if outcome.status is Status.OK else []

@@ -265,7 +265,8 @@ def findings(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
-    """The GPU's state after the timing, and the energy spent between: `sm_clock_after`, `power_after`, `energy_j`.
+    """The GPU's state after the timing, and the energy spent until then, warm-up included: `sm_clock_after`, `power_after`,
+    `energy_j`.
 
     `waited_for_core`: of the timing, what the thread that waited longest for a core of the host did.
     """

@@ -28,7 +28,7 @@ from orchestrator.together import MARK
 
 RUN = "run"  # the axis that several runs read together have
 LIKELY = 0.95
-LEAST = 20  # ratios: 95 % of fewer are all of them
+LEAST = 40  # ratios, each of two times and its inverse: 95 % of fewer are all of them
 _SAME = ["own", "gpu", "torch", "cuda"]  # what both have: the cell, and what its time may be expected to depend on
 _EVERY = "all"
 _MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}

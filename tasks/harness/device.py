@@ -25,10 +25,9 @@ class Skip(Exception):
 
 
 class Device(Protocol):
-    """asynchronous: whether work is queued and the host runs ahead, so that there is something to pipeline."""
+    """What a cell computes on. Sizes are in bytes, null where the device does not tell them."""
 
     kind: str
-    asynchronous: bool
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -50,7 +49,6 @@ class Device(Protocol):
 
 class CudaDevice:
     kind = "cuda"
-    asynchronous = True
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
@@ -102,7 +100,6 @@ class CpuDevice:
     """
 
     kind = "cpu"
-    asynchronous = False
     torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
@@ -140,7 +137,6 @@ class MpsDevice:
     """Apple's GPU. It keeps no peak: what is in use at the end of a phase stands in for one."""
 
     kind = "mps"
-    asynchronous = True
     torch_device = torch.device("mps")
 
     def synchronize(self) -> None:

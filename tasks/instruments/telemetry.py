@@ -1,4 +1,4 @@
-"""What the machine says of itself before and after the timing.
+"""What the machine says of itself before the first step and after the timing.
 
 Of the GPU clocks, power, temperature, throttling and energy, through NVML. Of the host how long it let a thread of this process
 wait for a core that something else had: Linux counts how long each thread waits, and how long each core is at work, for whomever,

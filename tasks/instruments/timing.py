@@ -173,7 +173,7 @@ def time_synced(session: Session) -> Iterator[Sample]:
 
 
 def time_pipelined(session: Session) -> list[Sample]:
-    """On a device that queues work. Elsewhere it would be `synced` under another name, and is left out.
+    """On CUDA, by its events. On the CPU it would be `synced` under another name, and of MPS no events are read: it is left out.
 
     With adaptive timing only where the step that ran on in the warm-up did not take as long as the synced ones do, by the
     precision that was asked for: else there is nothing to be gained by running on. Leaves the fact `timing_pipelined`.

@@ -15,6 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.inspection import describe_memory
 from orchestrator.plan import Choice
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
+from orchestrator.program import lifeline
 from orchestrator.report.frames import load_results
 from orchestrator.report.gpus import Card, find_card, is_kind, seen_card
 from orchestrator.report.render import lay_out
@@ -102,11 +103,23 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [predict_memory([cell_of()], None, ())[cell_of().id].how for _ in range(3)] == ["", "tracked", "tracked"]
 
 
+def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The next one is asked of another process, however soon: that it is dead is known later than that it says no more."""
+    slow = "import sys, time; print('asked', file=sys.stderr, flush=True); sys.stdin.readline(); time.sleep(60)"
+    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", slow))
+    monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.15)
+    with lifeline() as end:
+        child = prediction._Child(end)
+        reasons = {child.ask(Request(cell_of())).reason for _ in range(15)}
+        child.end()
+    assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
+
+
 def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", "import sys; sys.exit('no torch here')"))
     found = predict_memory([cell_of(), cell_of(context_length=32)], None, ())
     assert {one.how for one in found.values()} == {""}
-    assert all("the predictor" in one.reason for one in found.values())
+    assert all("the predictor died: " in one.reason for one in found.values())
 
 
 def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

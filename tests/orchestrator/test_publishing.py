@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -20,6 +21,7 @@ import orchestrator as sweep
 from orchestrator.cli import main
 from orchestrator.errors import RunUnwritable
 from orchestrator.parts import tables
+from orchestrator.publishing import _aside
 from orchestrator.report.frames import load_results
 from orchestrator.report.plots import Drawing
 from orchestrator.store import PUBLICATION_FILE, Run
@@ -295,6 +297,51 @@ def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[P
     assert f"Name one of them: {published / 'capped'}, {published / 'full'}" in refused.stderr
     assert command("publish", tmp_path / "nothing", "--out", tmp_path / "out").exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+def beside(folder: Path) -> set[str]:
+    return {path.name for path in folder.parent.iterdir()}
+
+
+def test_what_was_published_before_is_back_where_the_new_one_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, move = tmp_path / "gpu", Path.rename
+    out.mkdir()
+    (out / "it").write_text("old")
+
+    def refuse_the_new(own: Path, to: Path) -> Path:
+        if own.name == ".gpu.new":
+            raise OSError(errno.EIO, "Input/output error")
+        return move(own, to)
+
+    def publish(end: Exception | None = None) -> None:
+        with _aside(out) as folder:
+            (folder / "it").write_text("new")
+            if end is not None:
+                raise end
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", refuse_the_new)
+        with pytest.raises(RunUnwritable, match="Input/output error"):
+            publish()
+    assert ((out / "it").read_text(), beside(out)) == ("old", {"gpu"})
+
+    out.rename(tmp_path / ".gpu.old")  # as one killed between the two leaves it
+    with pytest.raises(RuntimeError, match="too large"):
+        publish(RuntimeError("too large"))
+    assert ((out / "it").read_text(), beside(out)) == ("old", {"gpu"})
+
+    publish()
+    assert ((out / "it").read_text(), beside(out)) == ("new", {"gpu"})
+
+
+def test_runs_that_would_have_one_name_are_refused(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> None:
+    folders = [tmp_path / name for name in ("x-y/z", "x/y-z", "w/z")]
+    _measure(folders, make_outcome)
+    refused = command("publish", *folders, "--out", tmp_path / "out")
+    assert refused.exit_code == 2, refused.output
+    assert "two of them would have one name. Rename a folder" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,14 @@ def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked
     assert lengths_of(scheduler) == [16, 32, 64, 128]
 
 
+def test_a_verification_that_is_lost_is_none(request_of: Callable[..., Request]) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        return outcome_of(attempt, Status.LOST) if lengths_of_one(attempt) > 32 else out_of_memory_from(32)(attempt)
+
+    summary = go(request_of(), FakeScheduler(measure), Choice(infer_oom=True, verify=1))
+    assert (summary.verified, summary.refuted, summary.inferred) == (0, (), 2)
+
+
 def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(request_of: Callable[..., Request]) -> None:
     def measure(attempt: Attempt) -> Outcome:
         return outcome_of(attempt, Status.FAILED) if lengths_of_one(attempt) > 32 else out_of_memory_from(32)(attempt)

@@ -15,7 +15,6 @@ from orchestrator.report.published.schema import ABSENT, LABELS, OUT_OF_MEMORY, 
 
 Params = Mapping[str, tuple[Any, ...]]  # by axis, the values that it may have: one where the write-up says it
 
-BASE_UNITS = {"s": "ms", "us": "ms", "ns": "ms", "MiB": "B", "GiB": "B", "GB": "B", "%": "1"}
 _FACTORS = {
     "s": Decimal(1000), "us": Decimal("0.001"), "ns": Decimal("0.000001"),
     "MiB": Decimal(1024**2), "GiB": Decimal(1024**3), "GB": Decimal(1024**3), "%": Decimal("0.01"),
@@ -65,10 +64,6 @@ class Number:
             return None
         passes = self.over if unit == self.unit else 1
         return float(self.value * _FACTORS.get(unit, Decimal(1)) / passes)
-
-    @property
-    def base_unit(self) -> str:
-        return BASE_UNITS.get(self.unit, self.unit)
 
     def one(self, axis: str) -> Any:
         """The value of an axis, if only one is possible."""
