@@ -10,6 +10,7 @@ import ctypes
 import errno
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +24,9 @@ from orchestrator.errors import RunError, RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; what comes in pieces is written as it comes
 _MERGED = "merged-"
+_NAMES = re.compile(
+    r"[\w-]+"
+)  # a copy that a file manager or a synchroniser made beside a part has more: " (copy)", ".sync-conflict"
 _REPLACES = b"replaces"
 _READ_TRIES = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -189,7 +193,11 @@ def require_parts(folder: Path, schema: pa.Schema) -> None:
 def _that_count(folder: Path) -> list[Path]:
     """All parts that no merged one replaces."""
     replaced = replaced_parts(folder)
-    return [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+    parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+    for path in parts:
+        if not _NAMES.fullmatch(path.stem):
+            raise RunError(f"{path}: has not the name of a part", "Move it away: a copy of one would count twice")
+    return parts
 
 
 def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
@@ -310,6 +318,7 @@ def writing(folder: Path, elsewhere: str = "Name a writable folder with --out") 
             errno.EROFS: elsewhere,
             errno.EACCES: elsewhere,
             errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
+            errno.ENAMETOOLONG: "Give a shorter name, in the config or with --out",
         }
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")) from error

@@ -161,4 +161,4 @@ def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _own(cells: pd.DataFrame) -> pd.Series[str]:
     """The ids without the names of the runs before them."""
-    return cells["cell"].str.rpartition(MARK)[2]
+    return cells["cell"].str.rsplit(MARK, n=1).str[-1]  # also where there is none

@@ -17,6 +17,7 @@ class Journal:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._began = time.monotonic()
+        self._writer = os.getpid()
 
     def stage(self, name: str) -> None:
         self._write({"stage": name})
@@ -44,6 +45,8 @@ class Journal:
         os.fsync(self._stream.fileno())
 
     def _write(self, entry: dict[str, Any]) -> None:
+        if os.getpid() != self._writer:  # what is measured forked, and its copy of us came back from there
+            os._exit(1)
         times = {"time": time.time(), "after_s": time.monotonic() - self._began}
         line = json.dumps({**times, **entry}, default=str, ensure_ascii=False)
         self._stream.write(line.encode(errors="replace").decode() + "\n")  # a lone surrogate fits in no Parquet

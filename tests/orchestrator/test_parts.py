@@ -90,6 +90,20 @@ def test_a_part_of_another_program_is_named(
     assert len(run.read(table))
 
 
+@pytest.mark.parametrize("copy", ["{} (copy)", "{} 2", "{}.sync-conflict-20261123-101010-ABCDEFG", "{}~"])
+@pytest.mark.parametrize("table", ["attempts", "samples"])
+def test_a_copy_beside_a_part_is_named(run: Run, make_outcome: MakeOutcome, table: str, copy: str) -> None:
+    with run.opened_for_writing() as writer:
+        writer.append(make_outcome(), None)
+    (part,) = (run.folder / table).glob("*.parquet")
+    shutil.copy(part, part.with_name(f"{copy.format(part.stem)}.parquet"))
+    for read in (lambda: run.read(table), lambda: list(run.rows(table, ["cell"])), lambda: run.read(table, categories=True)):
+        with pytest.raises(RunError, match="has not the name of a part. Move it away: a copy of one would count twice"):
+            read()
+    with run.opened_for_writing() as writer, pytest.raises(RunError, match="has not the name of a part"):
+        writer.require_parts()
+
+
 @pytest.mark.parametrize(
     ("table", "foreign", "said"),
     [

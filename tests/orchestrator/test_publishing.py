@@ -213,6 +213,19 @@ def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> Non
 
 
 @pytest.mark.usefixtures("no_charts")
+def test_runs_in_which_nothing_was_timed(tmp_path: Path, make_outcome: Callable[..., Outcome], no_charts: None) -> None:
+    """As those that look for what runs out of memory, or those of which all cells failed."""
+    for name, status in (("limits", Status.OOM), ("broken", Status.FAILED)):
+        with Run(tmp_path / name).opened_for_writing() as writer:
+            writer.write_manifest(_manifest(name))
+            writer.append(make_outcome(status), "abc")
+            writer.write_cells(load_results(writer).cells)
+    done = command("publish", tmp_path / "limits", tmp_path / "broken", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "published 2 cells" in done.stdout
+    assert command("report", tmp_path / "out", "--table", "failures").exit_code == 0
+
+
 def test_one_run_alone(runs: list[Path], tmp_path: Path) -> None:
     assert command("publish", runs[0], "--out", tmp_path / "one").exit_code == 0
     assert len(sweep.load(tmp_path / "one").cells) == 4

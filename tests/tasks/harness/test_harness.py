@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,22 @@ def test_a_thread_that_cannot_begin_is_the_doing_of_a_cap_on_the_host(
     assert ending.status is status
     assert ending.evidence["message"] == str(error)
     assert not thread_refused(ValueError("Resource temporarily unavailable"))
+
+
+def test_a_copy_of_the_process_writes_nothing(tmp_path: Path) -> None:
+    """A model that forks and comes back has two of us: what both wrote would be there twice, and nobody could read the run."""
+    path = tmp_path / "journal.jsonl"
+    with path.open("a", encoding="utf-8") as stream:
+        journal = Journal(stream)
+        journal.stage("build")
+        copy = os.fork()
+        if copy == 0:
+            journal.stage("of the copy")
+            os._exit(0)
+        _, status = os.waitpid(copy, 0)
+        journal.end(Ending(Status.OK))
+    assert os.waitstatus_to_exitcode(status) == 1
+    assert [json.loads(line).get("stage") for line in path.read_text().splitlines()] == ["build", None]
 
 
 def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
