@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.errors import RunError
 from orchestrator.report.columns import describe_columns
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.published.devices import find_device
@@ -94,6 +95,8 @@ class LoadedRun:
 def load(*folders: str | Path) -> LoadedRun:
     """One run, or several side by side, of which `run` among the columns of `cells` says which: folders, or addresses such as
     s3://bucket/folder. Raises RunError for no run."""
+    if not folders:
+        raise RunError("no run is named", "Name a folder that `sweep run` wrote, such as results/demo")
     return LoadedRun(open_runs(folders))
 
 

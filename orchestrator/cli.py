@@ -410,6 +410,8 @@ def _conclude(summary: Any, request: Any) -> None:
     if summary.stopped or summary.late:
         shortest = f", the shortest of which is expected to take {format_seconds(summary.late_s)}" if summary.late_s else ""
         say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
+        if not times:
+            say("nothing was measured within that time: where it takes as long to begin again, only a longer one goes on")
         sys.exit(EXIT_TIME_LIMIT)
     for flaw, what in FLAWS.items():
         if count := summary.flaws[flaw]:

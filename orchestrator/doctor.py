@@ -157,4 +157,5 @@ def _disk(folder: Path) -> Finding:
     free = shutil.disk_usage(place).free / _GIB
     writable = place.is_dir() and os.access(place, os.W_OK)
     remedy = "" if writable and free > _LITTLE_DISK_GIB else "Name a writable folder with --out, or free some space"
-    return Finding("disk", writable and free > _LITTLE_DISK_GIB, f"{free:.0f} GiB free at {place}", remedy)
+    said = f"{free:.0f} GiB free at {place}" + ("" if writable else ", which cannot be written")
+    return Finding("disk", writable and free > _LITTLE_DISK_GIB, said, remedy)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -99,8 +100,8 @@ class Run:
     def require(self) -> Run:
         """Raises RunError where there is no run."""
         if (self.folder / PUBLICATION_FILE).exists() and not self.exists:
-            within = ", ".join(sorted(str(path.parent) for path in self.folder.glob("*/run.json")))
-            raise RunError(f"{self.folder}: holds several runs that were published", f"Name one of them: {within}")
+            within = ", ".join(sorted(shlex.quote(str(path.parent)) for path in self.folder.glob("*/run.json")))
+            raise RunError(f"{self.folder}: holds runs that were published", f"Name one of them: {within}")
         if not self.exists:
             raise RunError(f"{self}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
         return self

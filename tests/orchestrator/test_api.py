@@ -74,6 +74,8 @@ def test_a_column_of_thousands_is_a_column_of_numbers(tmp_path: Path, make_outco
 def test_what_is_not_there(run: LoadedRun, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no table 'precisions'"):
         run.table("precisions")
+    with pytest.raises(RunError, match="no run is named"):
+        sweep.load()
     with pytest.raises(RunError, match="holds no run"):
         sweep.load(tmp_path)
 

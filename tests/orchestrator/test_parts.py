@@ -98,7 +98,7 @@ def test_a_copy_beside_a_part_is_named(run: Run, make_outcome: MakeOutcome, tabl
     (part,) = (run.folder / table).glob("*.parquet")
     shutil.copy(part, part.with_name(f"{copy.format(part.stem)}.parquet"))
     for read in (lambda: run.read(table), lambda: list(run.rows(table, ["cell"])), lambda: run.read(table, categories=True)):
-        with pytest.raises(RunError, match="has not the name of a part. Move it away: a copy of one would count twice"):
+        with pytest.raises(RunError, match=r"has not the name of a part\. Move it away: a copy of one would count twice"):
             read()
     with run.opened_for_writing() as writer, pytest.raises(RunError, match="has not the name of a part"):
         writer.require_parts()

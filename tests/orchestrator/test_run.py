@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -293,6 +294,17 @@ def test_a_refuted_inference_is_said_however_the_run_ends(
     with pytest.raises(SystemExit, match="130"):
         _conclude(Summary(stopped="SIGINT", refuted=request.expansion.cells[:1]), request)
     assert "inferred to run out of memory, and yet they fit: train_step context_length=16" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("measured", [0, 2])
+def test_a_time_limit_within_which_nothing_is_measured_is_said(
+    measured: int, request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Called again and again until its exit code is another, it might go on for ever."""
+    summary = Summary(stopped="time limit", statuses=Counter({Status.OK: measured}), left=3)
+    with pytest.raises(SystemExit, match="75"):
+        _conclude(summary, request_of())
+    assert ("only a longer one goes on" in capsys.readouterr().out) == (measured == 0)
 
 
 def test_what_there_is_no_time_to_verify_is_left_for_the_next_run(
