@@ -112,6 +112,7 @@ def report(
     Example: sweep report results/demo --table timings
     """
     from orchestrator.grid import parse_selection
+    from orchestrator.progress import so_many
     from orchestrator.report.formats import FORMATS, files_of
     from orchestrator.report.frames import choose_cells, choose_where, load_results
     from orchestrator.report.published.tables import nothing_in_common, published_tables
@@ -145,6 +146,11 @@ def report(
         )
     if missing := 0 if some else run.missing():
         click.echo(f"{missing} cells that were asked for are still to be measured: sweep status says which", err=True)
+    if results.bare:
+        click.echo(
+            f"of {so_many(results.bare)} that ended well no sample is here: copy the run again, or measure them with --retry ok",
+            err=True,
+        )
     if some:
         return
     run.write_report(whole.files() if whole else files_of(pages))

@@ -25,7 +25,7 @@ class Results:
     """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the tasks.
 
     read_kernels, read_allocations, read_live: give the rows of the whole run, which may be millions: read where a table asks
-    for them.
+    for them. bare: how many cells ended well of which no sample is there.
     """
 
     cells: pd.DataFrame
@@ -34,6 +34,7 @@ class Results:
     read_kernels: Callable[[], pd.DataFrame] = pd.DataFrame
     read_allocations: Callable[[], pd.DataFrame] = pd.DataFrame
     read_live: Callable[[], pd.DataFrame] = pd.DataFrame
+    bare: int = 0
 
     def kernels(self) -> pd.DataFrame:
         """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
@@ -70,11 +71,13 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     names = dict.fromkeys(name for params in rows for name in params)
     if not every_version and attempts.groupby("task")["task_version"].nunique().gt(1).any():
         attempts = _of_latest_version(attempts, [json.dumps(params, sort_keys=True) for params in rows])
-    cells = derive_cells(attempts, run.read("samples", categories=True), run.read("predictions"))
-    del attempts, rows
+    samples = run.read("samples", categories=True)
+    bare = len(set(attempts.loc[attempts["status"] == "ok", "cell"]).difference(samples["cell"].cat.categories))
+    cells = derive_cells(attempts, samples, run.read("predictions"))
+    del attempts, rows, samples
     give_back_memory()
     read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
-    return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read)
+    return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read, bare=bare)
 
 
 def _of_latest_version(attempts: pd.DataFrame, params: Sequence[str]) -> pd.DataFrame:

@@ -67,6 +67,17 @@ def test_in_the_files_are_all_sentences(run: Run, make_outcome: Callable[..., Ou
     assert "more:" not in written.read_text()
 
 
+def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
+    """As after half a copy: their rows would be missing from every table without a word."""
+    parts = sorted((run.folder / "samples").glob("*.parquet"))
+    assert "no sample is here" not in report(run.folder).stderr
+    for gone in parts[:2]:
+        gone.unlink()
+    done = report(run.folder, "--table", "timings")
+    assert "of 2 cells that ended well no sample is here: copy the run again, or measure them" in done.stderr
+    assert done.exit_code == 0
+
+
 @pytest.mark.parametrize(("asked", "missing"), [(None, 0), (10, 0), (MOST_ROWS + MORE, 0), (MOST_ROWS + MORE + 7, 7)])
 def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
     """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
