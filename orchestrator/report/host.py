@@ -11,6 +11,7 @@ import pandas as pd
 
 from model.config import SIZES
 from orchestrator.report.neighbours import SOME
+from tasks.harness.params import CUDA_GRAPH_MODES, OF_TIMING
 
 _HARDLY_AHEAD = 0.1  # of a step
 _AHEAD_MS = 15.0  # enough, however long the step: full queues of small kernels let the host be no further ahead of a long one
@@ -19,11 +20,10 @@ _SLACK = 3.0  # hosts of one kind of GPU were seen to differ by 2.7
 _SAME_LAUNCHES = frozenset(
     (
         "context_length", "batch_size", "vocab_size", "d_head", "precision", "seed", "memory_limit_gib", "compile_cache",
-        "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds",
+        "timing", *OF_TIMING,
     )
 )  # fmt: skip
 _OF_LAYERS = frozenset(("size", "year", "d_model", "d_ff", "num_layers", "num_heads"))
-_GRAPHS = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
 MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
 
 
@@ -101,7 +101,7 @@ def _layers(cells: pd.DataFrame) -> pd.Series[float]:
         layers = pd.Series([sizes.get(size) for size in zip(cells["year"], cells["size"], strict=True)], cells.index, dtype=float)
     if "num_layers" in cells:
         layers = layers.fillna(cells["num_layers"].astype(float))
-    return layers.where(~cells["compile_mode"].isin(_GRAPHS)) if "compile_mode" in cells else layers
+    return layers.where(~cells["compile_mode"].isin(CUDA_GRAPH_MODES)) if "compile_mode" in cells else layers
 
 
 def flagged(cells: pd.DataFrame, column: str) -> set[str]:

@@ -12,13 +12,13 @@ import pandas as pd
 
 from orchestrator.report.frames import Results
 from orchestrator.report.values import NOTHING, Row, Value, absent, is_null, known
+from tasks.harness.params import OF_TIMING
 
 Header = list[str]
 Rows = list[list[str]]
 
 PHASE = "phase"  # the title of the column
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
-OF_TIMING = ("warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds")  # null with the other `timing`
 ORDERED: dict[str, list[Any]] = {
     "size": ["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"],
     "precision": ["fp32", "tf32", "bf16", "fp16", "bf16_pure"],

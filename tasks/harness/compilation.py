@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 
-from tasks.harness.params import CompiledParams, Params
+from tasks.harness.params import CUDA_GRAPH_MODES, CompiledParams, Params
 
 _BASIC_PROVENANCE = 2  # of the three levels the one that adds least to compiling
 _KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 
 
 def load_compiler() -> None:

@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any
 
 from tasks.harness.cell import Cell
+from tasks.harness.params import OF_TIMING
 
 # What is read when a cell is measured and never traced. An axis that is not named here counts as part of the graph: cells
 # that share one then pass for different ones, which costs time and nothing else.
-_STEPS = frozenset({"warmup_steps", "measured_steps", "timing", "half_width", "most_steps", "most_seconds"})
-_NEVER_TRACED = _STEPS | {"seed", "memory_limit_gib", "optimizer", "cold_l2", "compile_cache"}
+_NEVER_TRACED = frozenset({"timing", *OF_TIMING, "seed", "memory_limit_gib", "optimizer", "cold_l2", "compile_cache"})
 _NAMES_OF_DIMENSIONS = frozenset({"size", "year", "d_model", "d_ff", "num_layers", "num_heads"})
 _AROUND_THE_BLOCKS = frozenset({"num_layers", "vocab_size"})
 # The optimizer is not compiled, and a forward pass with gradients is compiled together with its backward pass.

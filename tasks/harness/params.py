@@ -112,6 +112,7 @@ def _on_a_gpu_alone(values: Any, axis: str, of: type) -> Any:
 Timing = Literal["fixed", "adaptive"]
 _OF_FIXED = ("warmup_steps", "measured_steps")
 _OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 5.0}
+OF_TIMING = (*_OF_FIXED, *_OF_ADAPTIVE)  # the axes that are null with the other `timing`
 
 
 class TimedParams(Params):
@@ -159,6 +160,7 @@ class TimedParams(Params):
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
 CompileCache = Literal["shared", "cold"]
 _OF_COMPILED = {"compile_mode": get_args(CompileMode), "compile_cache": get_args(CompileCache)}
 

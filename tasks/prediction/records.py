@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from tasks.harness.cell import Cell
+from tasks.harness.params import OF_TIMING
 from tasks.harness.records import Sample
 from tasks.harness.registry import make_cell
 
@@ -22,8 +23,7 @@ Verdict = Literal["fits", "borderline", "oom"]
 
 # What is compiled is predicted as eager; a cap changes no size, but whether it fits.
 WITHOUT_EFFECT = (
-    "gpu_kind", "seed", "timing", "warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds",
-    "memory_limit_gib", "compile", "compile_mode", "compile_cache",
+    "gpu_kind", "seed", "timing", *OF_TIMING, "memory_limit_gib", "compile", "compile_mode", "compile_cache",
 )  # fmt: skip
 
 
