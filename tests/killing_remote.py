@@ -26,7 +26,7 @@ from typing import Any
 from orchestrator import store
 from orchestrator.remote.run import open_run
 from tasks.harness.records import Attempt, Outcome
-from tests.orchestrator.test_remote import ADDRESS, go, measured
+from tests.orchestrator.remote.test_remote import ADDRESS, go, measured
 from tests.s3 import Bucket, serve
 
 _CELLS_A_KILL = 30  # more than a driver comes to

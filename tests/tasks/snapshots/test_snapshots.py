@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +13,9 @@ from tasks.snapshots.attribution import AT_BEGIN, AT_END, Book, Holding, How, Ro
 from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import BEFORE, Record, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
+from tests.conftest import ROOT
 
-H200 = json.loads(gzip.decompress((Path(__file__).parent.parent / "data" / "h200_snapshots.json.gz").read_bytes()))
+H200 = json.loads(gzip.decompress((ROOT / "tests" / "data" / "h200_snapshots.json.gz").read_bytes()))
 
 
 class Recorder:

@@ -31,6 +31,7 @@ from orchestrator.remote.place import Place, reaching
 from orchestrator.remote.run import open_run
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Attempt, Outcome, Status
+from tests.conftest import ROOT
 from tests.orchestrator.test_run import FakeScheduler, Silent, journalled, lengths_of, outcome_of
 from tests.s3 import Bucket, serve
 
@@ -107,7 +108,7 @@ def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_pa
     assert "3 cells: 3 ok" in call("plan", tmp_path / "test.yaml", "--out", ADDRESS).output
     shown = call("show", ADDRESS, cell).output
     assert "all is well" in shown
-    assert f"by hand: env PYTHONPATH={Path(__file__).parents[2]}" in shown
+    assert f"by hand: env PYTHONPATH={ROOT}" in shown
     assert "1 SAME" in call("compare", f"{ADDRESS}:{cell}", f"{ADDRESS}:{cell}").output
     assert call("report", ADDRESS, "--table", "timings").exit_code == 0
     assert "timings.md" in bucket.names("runs/x/report/")

@@ -36,7 +36,7 @@ from tests.conftest import ROOT
 
 GIB = 1024**3
 HOPPER = cublas_workspace_bytes(9.0)
-H200 = json.loads((Path(__file__).parent.parent / "data" / "h200_train_step.json").read_text())
+H200 = json.loads((ROOT / "tests" / "data" / "h200_train_step.json").read_text())
 SMALL: dict[str, Any] = {
     "device": "cpu", "d_model": 96, "d_ff": 256, "num_layers": 3, "num_heads": 3, "context_length": 64, "batch_size": 2,
     "vocab_size": 500,
@@ -406,7 +406,7 @@ def test_autocast_copies_a_weight_once_a_region() -> None:
     assert labelled == ["autocast weight copies"] * 2
 
 
-ATTENTION = json.loads((Path(__file__).parent.parent / "data" / "h200_attention.json").read_text())
+ATTENTION = json.loads((ROOT / "tests" / "data" / "h200_attention.json").read_text())
 
 
 @pytest.mark.parametrize("cell", ATTENTION["cells"], ids=lambda cell: f"{cell['attention']} {cell['precision']}")
