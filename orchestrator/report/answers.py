@@ -15,7 +15,7 @@ import pandas as pd
 from orchestrator.report.frames import Results
 from orchestrator.report.host import Decides, decides, needs_host
 from orchestrator.report.layouts import ORDERED, ordered_values
-from tasks.harness.params import OF_TIMING
+from orchestrator.report.values import OF_TIMING
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
 _MOST_SENTENCES = 24  # of an answer on a terminal

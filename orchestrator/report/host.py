@@ -11,7 +11,7 @@ import pandas as pd
 
 from model.config import SIZES
 from orchestrator.report.neighbours import SOME
-from tasks.harness.params import CUDA_GRAPH_MODES, OF_TIMING
+from orchestrator.report.values import OF_TIMING
 
 _HARDLY_AHEAD = 0.1  # of a step
 _AHEAD_MS = 15.0  # enough, however long the step: full queues of small kernels let the host be no further ahead of a long one
@@ -23,6 +23,7 @@ _SAME_LAUNCHES = frozenset(
         "timing", *OF_TIMING,
     )
 )  # fmt: skip
+_GRAPHS = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
 _OF_LAYERS = frozenset(("size", "year", "d_model", "d_ff", "num_layers", "num_heads"))
 MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
 
@@ -101,7 +102,7 @@ def _layers(cells: pd.DataFrame) -> pd.Series[float]:
         layers = pd.Series([sizes.get(size) for size in zip(cells["year"], cells["size"], strict=True)], cells.index, dtype=float)
     if "num_layers" in cells:
         layers = layers.fillna(cells["num_layers"].astype(float))
-    return layers.where(~cells["compile_mode"].isin(CUDA_GRAPH_MODES)) if "compile_mode" in cells else layers
+    return layers.where(~cells["compile_mode"].isin(_GRAPHS)) if "compile_mode" in cells else layers
 
 
 def flagged(cells: pd.DataFrame, column: str) -> set[str]:

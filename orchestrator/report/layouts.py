@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from orchestrator.report.frames import Results
-from orchestrator.report.values import NOTHING, Row, Value, absent, is_null, known
-from tasks.harness.params import OF_TIMING
+from orchestrator.report.values import NOTHING, OF_TIMING, Row, Value, absent, is_null, known
 
 Header = list[str]
 Rows = list[list[str]]

@@ -14,6 +14,7 @@ Row = Any  # a row of `cells`: its values by the names of their columns, as `lay
 Value = Callable[[Row], str]
 
 GIB, MIB = 1024**3, 1024**2
+OF_TIMING = ("warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds")  # null with the other `timing`
 SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
