@@ -6,20 +6,14 @@ of this machine or of a cluster. Both go through `attempt.execute`. The only fil
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import shutil
-import socket
-import subprocess
-import sys
 import tarfile
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
@@ -33,8 +27,8 @@ from orchestrator.nvml import gpu_names
 from orchestrator.parcel import Parcel, leave_mark, unpack
 from orchestrator.parents import Grandparent
 from orchestrator.probe import TIMEOUT_S, probe_here
-from orchestrator.program import HERE, PACKAGES, import_path
 from orchestrator.progress import format_seconds, say
+from orchestrator.ray_session import IS_IT_RUNNING, RAY_ENVIRONMENT, require_listener, session_folder, shipped, start_reaper
 from orchestrator.reaper import MARK
 from orchestrator.report.gpus import is_kind
 from orchestrator.several import gpus_of, names_in, require_gpus
@@ -48,32 +42,11 @@ _BEGIN_S = 60.0  # for one that has it to begin anything
 _CRASHES = 3  # of workers in a row, after which a node gets no other cell
 _LATE_S = 20.0  # after which it is said who has not answered
 _POLL_S = 0.5
-_IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
 _OBJECT_STORE_BYTES = 100 * 1024**2
-_LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
-_CONNECT_S = 5.0
 _WORKERS_CRASH = "Ray's workers crash there"
 _SEE_STATUS = "See `ray status`"
-_IS_IT_RUNNING = "Is `ray start --head` running there?"
-_SESSION_PREFIX = "sweep-ray-"
-_LOCK = "lock"
 _NODE = "ray.io/node-id"  # a label that Ray gives each node
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-
-# Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
-# kills innocent neighbours, metrics and usage reports) or opens a port to the network.
-RAY_ENVIRONMENT = {
-    "RAY_worker_niceness": "0",
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_events_report_interval_ms": "0",
-    "RAY_enable_metrics_collection": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_kill_worker_timeout_milliseconds": "2000",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
 
 Answer = TypeVar("Answer")
 OnStart = Callable[[Started], None]
@@ -157,8 +130,8 @@ class RayScheduler:
         self._session: str | None = None
         self._lock: int | None = None  # on the session's folder
         if not address:
-            self._session, self._lock = _session_folder()
-        self._reaper = _start_reaper(self._session) if self._session else None
+            self._session, self._lock = session_folder()
+        self._reaper = start_reaper(self._session) if self._session else None
         self._preparing: list[Any] = []
         self._local: Mapping[str, Any] | None = None
         self._grandparent: Grandparent | None = None
@@ -538,7 +511,7 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, Mappin
 
 def _connect(address: str | None, session: str | None = None, gpus: int = 0, variables: Mapping[str, str] | None = None) -> Any:
     """Ray, started with these variables, or joined. Raises EnvironmentError."""
-    _require_listener(address)
+    require_listener(address)
     os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
     import ray
     import ray.exceptions
@@ -554,66 +527,12 @@ def _connect(address: str | None, session: str | None = None, gpus: int = 0, var
     variables = variables or {}
     os.environ.update(variables)
     try:
-        with _shipped() if address else nullcontext(local) as how:
+        with shipped() if address else nullcontext(local) as how:
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except Exception as error:  # Ray raises that itself where its processes do not come up in time
-        remedy = _IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
+        remedy = IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
         raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
     finally:
         for name in variables:
             os.environ.pop(name, None)
     return ray
-
-
-@contextmanager
-def _shipped() -> Iterator[dict[str, Any]]:
-    """This program for the nodes of a cluster, which then measure with the same one, whatever they have themselves.
-
-    A driver that is itself a job of Ray's leaves that to the job's own working folder: Ray takes one of them.
-    """
-    if _IS_A_JOB in os.environ:
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:
-        for package in PACKAGES:
-            shutil.copytree(HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__"))
-        yield {"runtime_env": {"working_dir": folder}}
-
-
-def _start_reaper(session: str) -> subprocess.Popen[bytes]:
-    """With its standard input for a lifeline."""
-    command = [sys.executable, "-P", "-m", "orchestrator.reaper", session]
-    return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": import_path()}, stdin=subprocess.PIPE, start_new_session=True
-    )
-
-
-def _require_listener(address: str | None) -> None:
-    """Ray itself would look for minutes for a cluster that is not there."""
-    host, colon, port = (address or "").rpartition(":")
-    if not colon or "/" in host:
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
-    except (OSError, ValueError) as error:
-        raise EnvironmentError(f"nothing answers at {address}: {error}", _IS_IT_RUNNING) from error
-
-
-def _session_folder() -> tuple[str, int]:
-    """A short path of our own for Ray's files, that nobody else can enter, and the lock on it, held as long as it is ours.
-
-    Those of drivers that died are cleared away: by their locks, since a container numbers its processes by itself.
-    """
-    usual = tempfile.gettempdir()
-    base = Path(usual if len(usual) <= _LONGEST_BASE else "/tmp")
-    for left in base.glob(f"{_SESSION_PREFIX}*/{_LOCK}"):
-        with suppress(OSError), left.open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left.parent, ignore_errors=True)
-    while True:
-        session = tempfile.mkdtemp(prefix=_SESSION_PREFIX, dir=base)
-        lock_file = os.open(Path(session) / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock_file, fcntl.LOCK_EX)
-        if (Path(session) / _LOCK).exists():
-            return session, lock_file
-        os.close(lock_file)  # another driver that begins was faster than the lock, and has taken it for dead

@@ -9,12 +9,9 @@ import random
 import re
 import signal
 import socket
-import stat
 import subprocess
-import sys
 import tarfile
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,7 +25,6 @@ import psutil
 import pytest
 from click.testing import Result
 
-from orchestrator import schedulers
 from orchestrator.errors import EnvironmentError
 from orchestrator.parcel import Parcel
 from orchestrator.probe import TIMEOUT_S
@@ -495,69 +491,3 @@ def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(EnvironmentError, match=r"^Ray does not start: The current node timed out during startup\. `sweep run"):
         RayScheduler()
-
-
-DRIVER = """
-import sys
-from orchestrator.schedulers import _session_folder
-folder, lock = _session_folder()
-print(folder, flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def driver(base: Path) -> Iterator[subprocess.Popen[str]]:
-    """Ended as by a kill."""
-    command = [sys.executable, "-c", DRIVER]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "TMPDIR": str(base)}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.fixture
-def base() -> Iterator[Path]:
-    """A short one: sockets have short names."""
-    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
-        yield Path(folder)
-
-
-def folder_of(process: subprocess.Popen[str]) -> Path:
-    assert process.stdout is not None
-    return Path(process.stdout.readline().strip())
-
-
-def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cleared_away(base: Path) -> None:
-    with ExitStack() as ended:
-        begun = [ended.enter_context(driver(base)) for _ in range(6)]
-        folders = {folder_of(process) for process in begun}
-        assert folders == set(base.iterdir())
-        assert len(folders) == 6
-        assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
-    with driver(base) as alone:
-        assert [folder_of(alone)] == list(base.iterdir())
-
-
-def test_who_is_taken_for_dead_before_the_lock_takes_another(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(base))
-    flock, cleared = schedulers.fcntl.flock, threading.Event()
-
-    def flock_late(file: int, how: int) -> None:
-        if not cleared.is_set():
-            cleared.set()
-            with driver(base) as other:
-                folder_of(other)
-        flock(file, how)
-
-    monkeypatch.setattr(schedulers.fcntl, "flock", flock_late)
-    folder, lock = schedulers._session_folder()
-    try:
-        assert Path(folder) in base.iterdir()
-        assert cleared.is_set()
-    finally:
-        os.close(lock)
