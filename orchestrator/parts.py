@@ -24,9 +24,8 @@ from orchestrator.errors import RunError, RunUnwritable
 
 Content = str | bytes | Iterable[str]  # of a file; what comes in pieces is written as it comes
 _MERGED = "merged-"
-_NAMES = re.compile(
-    r"[\w-]+"
-)  # a copy that a file manager or a synchroniser made beside a part has more: " (copy)", ".sync-conflict"
+# A copy that a file manager or a synchroniser made beside a part has more in its name: " (copy)", ".sync-conflict".
+_NAMES = re.compile(r"[\w-]+")
 _REPLACES = b"replaces"
 _READ_TRIES = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
