@@ -23,7 +23,7 @@ BESIDE = "beside"
 # differ so much that the interval of their median is wide.
 FLAWS = ("disturbed", BESIDE, "wide")
 RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
-_NOT_ITS_FAULT = frozenset({Status.LOST})
+NOT_ITS_FAULT = frozenset({Status.LOST})
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Past:
         """The state that counts: the latest success, else the latest end that says something."""
         if Status.OK in self.statuses:
             return Status.OK
-        telling = [status for status in self.statuses if status not in _NOT_ITS_FAULT]
+        telling = [status for status in self.statuses if status not in NOT_ITS_FAULT]
         return [PENDING, *self.statuses, *telling][-1]
 
     @property
@@ -63,11 +63,11 @@ class Past:
         if Status.OOM_INFERRED not in self.statuses:
             return False
         since = self.statuses[self.statuses.index(Status.OOM_INFERRED) :]
-        return not {Status.OOM_INFERRED, *_NOT_ITS_FAULT}.issuperset(since)
+        return not {Status.OOM_INFERRED, *NOT_ITS_FAULT}.issuperset(since)
 
     @property
     def failures(self) -> int:
-        return sum(status in RETRIED - _NOT_ITS_FAULT for status in self.statuses)
+        return sum(status in RETRIED - NOT_ITS_FAULT for status in self.statuses)
 
 
 @dataclass(frozen=True)

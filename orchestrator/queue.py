@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 from orchestrator.cost import Conditions, Estimator, makespan_s
 from orchestrator.inference import Witnesses
-from orchestrator.plan import Past, Plan, spread
+from orchestrator.plan import NOT_ITS_FAULT, Past, Plan, spread
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
 from tasks.harness.graphs import shared_graph
@@ -157,7 +157,7 @@ class Queue:
         self._owed[cell.id] -= 1
         if outcome.status is Status.OOM:
             self._witnesses.add(cell)
-        if cell.id in self._verifying and outcome.status is not Status.LOST:
+        if cell.id in self._verifying and outcome.status not in NOT_ITS_FAULT:
             self.verified += 1
             self._inferred = [one for one in self._inferred if one.id != cell.id]
             self.refuted += [cell] if outcome.status is Status.OK else []

@@ -21,7 +21,8 @@ from tasks.harness.stage import Session, Stage
 _STEPS = FEWEST  # of which the median has an interval
 _ENOUGH_MS = 1000.0  # of kernels, after which no further step is watched: those of a long step are alike from one to the next
 _NS_PER_MS = 1e6
-_UNSEEN = "the profiler saw no kernels: CUPTI is refused here, see the log and `sweep doctor`"
+REFUSED = "CUPTI is refused here, see the log and `sweep doctor`"
+_UNSEEN = "the profiler saw no kernels"
 
 
 class KernelTimer:
@@ -54,7 +55,7 @@ def require_kernels(work: Callable[[], object]) -> None:
     with profile(activities=[ProfilerActivity.CUDA]) as watched:
         work()
     if not kernel_ms(watched):
-        raise RuntimeError("the profiler saw no kernels")
+        raise RuntimeError(_UNSEEN)
 
 
 def time_kernels(session: Session) -> Iterator[Sample]:
@@ -79,7 +80,9 @@ def _step(session: Session, number: int) -> list[Sample]:
     session.step(timer)
     whole = sum(ms for _, ms in timer.phases)
     return [
-        Sample("kernel_time", "kernel_time", "ms", ms if whole else None, "", phase, number, "" if whole else _UNSEEN)
+        Sample(
+            "kernel_time", "kernel_time", "ms", ms if whole else None, "", phase, number, "" if whole else f"{_UNSEEN}: {REFUSED}"
+        )
         for phase, ms in [*timer.phases, ("step", whole)]
     ]
 

@@ -23,6 +23,7 @@ from tasks.harness.compilation import keep_provenance, kept_provenance
 from tasks.harness.parts import part_functions, parts_named
 from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
+from tasks.instruments.kernel_time import REFUSED
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import read_chrome
 from tasks.traces.provenance import Graph, read_graph
@@ -86,13 +87,7 @@ def _read(session: Session, trace: Path) -> Iterator[Sample]:
         )
         timeline = read_chrome(trace)
         if session.workload.device.kind == "cuda" and not timeline.on_device:  # else operators would pass for kernels
-            yield Sample(
-                "kernels",
-                "busy",
-                "ratio",
-                None,
-                note="the trace has no kernels: CUPTI is refused here, see the log and `sweep doctor`",
-            )
+            yield Sample("kernels", "busy", "ratio", None, note=f"the trace has no kernels: {REFUSED}")
             return
         works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)

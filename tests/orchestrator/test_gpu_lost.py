@@ -140,18 +140,24 @@ def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
     return [(status, json.loads(facts)["visible_devices"], json.loads(evidence)) for status, facts, evidence in columns]
 
 
-@pytest.mark.slow
-def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
-    path, run, fallen = write_config(CONFIG), tmp_path / "results" / "fallen", tmp_path / "gpus"
+def run_while_one_falls(tmp_path: Path, path: Path, how: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A sweep on two GPUs, of which the second one falls off as `tests.fallen` says. Nothing of it is left."""
+    fallen = tmp_path / "gpus"
     fallen.mkdir()
-    (fallen / "1").touch()
+    (fallen / "1").write_text(how)
     with own_temporary_folder(tmp_path) as environment:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.fallen", fallen, "run", path],
+            [sys.executable, "-m", "tests.fallen", fallen, "run", path, *options],
             cwd=tmp_path, env={**os.environ, **environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
         assert not left_after(tmp_path, 20)
         assert not list((tmp_path / "ray").glob("sweep-ray-*"))
+    return done
+
+
+@pytest.mark.slow
+def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
+    run, done = tmp_path / "results" / "fallen", run_while_one_falls(tmp_path, write_config(CONFIG), "")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "measured 8 cells: " in done.stdout
     assert sorted(row[:2] for row in rows(run)) == [("lost", "1"), *[("ok", "0")] * 7]
@@ -162,14 +168,7 @@ def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path:
 @pytest.mark.slow
 def test_contention_is_checked_on_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
     """What had the GPU that fell off has its cores still: to wait for all that its host had would be to wait for ever."""
-    path, run, fallen = write_config(CONFIG), tmp_path / "results" / "fallen", tmp_path / "gpus"
-    fallen.mkdir()
-    (fallen / "1").write_text(LATE)
-    with own_temporary_folder(tmp_path) as environment:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.fallen", fallen, "run", path, "--check-contention"],
-            cwd=tmp_path, env={**os.environ, **environment, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+    run, done = tmp_path / "results" / "fallen", run_while_one_falls(tmp_path, write_config(CONFIG), LATE, "--check-contention")
     assert done.returncode == 1, done.stdout + done.stderr
     assert Counter(status for status, _, _ in rows(run)) == {"ok": 7, "lost": 1}
     beside = [gpu for status, gpu, _ in rows(run) if status == "ok"]
