@@ -43,6 +43,7 @@ from tasks.prediction.records import Prediction, why_not
 if TYPE_CHECKING:
     import pandas as pd
 
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 _SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
 
 
@@ -172,7 +173,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     limit = means.time_limit_s
     deadline = None if limit is None else time.monotonic() + limit - _SAVING_S
     summary, commit = Summary(), git_commit()
-    with request.run.opened_for_writing() as writer:
+    with _handlers_kept(), request.run.opened_for_writing() as writer:
         writer.require_parts()
         summary.recovered = _recover(writer, commit)
         invocation = new_invocation(request, choice, commit, means.more_follows, means.skip_predicted_oom)
@@ -469,33 +470,46 @@ def _flawed(cells: pd.DataFrame) -> dict[str, set[str]]:
 
 
 @contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """What stops a run is handled after the body as it was before it."""
+    before = {number: signal.getsignal(number) for number in _STOPS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _handle(handler: Any) -> None:
+    for number in _STOPS:
+        signal.signal(number, handler)
+
+
+@contextmanager
 def _stoppable(deadline: float | None, summary: Summary) -> Iterator[Callable[[], None]]:
-    """Ctrl-C, a polite kill and the time limit end the body, once: what is still to be done then is not interrupted.
+    """Ctrl-C, a polite kill and the time limit end the body, once: what is still to be done then is not interrupted, nor is what
+    follows on the body until its handlers are put back.
 
     They may strike anywhere in it: the store withstands that as it withstands a kill. Gives the function that installs
     the handlers, for after something else has taken them.
     """
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def install(handler: Any) -> None:
-        for number in numbers:
-            signal.signal(number, handler)
+    import pandas  # noqa: F401  an import that is interrupted cannot be done again, and pyarrow's first table has this one
 
     def stop(number: int, frame: FrameType | None) -> None:
-        install(signal.SIG_IGN)
+        _handle(signal.SIG_IGN)
         summary.stopped = "time limit" if number == signal.SIGALRM else signal.Signals(number).name
         raise KeyboardInterrupt  # the one exception that Ray lets pass while it waits
 
-    install(stop)
-    if deadline is not None:
-        signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.monotonic()))
-    try:
-        yield lambda: install(stop)
-    except KeyboardInterrupt:
-        if not summary.stopped:
-            raise
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with _handlers_kept():
+        _handle(stop)
+        if deadline is not None:
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.monotonic()))
+        try:
+            yield lambda: _handle(stop)
+        except KeyboardInterrupt:
+            if not summary.stopped:
+                raise
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    if summary.stopped:
+        _handle(signal.SIG_IGN)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice, read_history
 from orchestrator.program import program_source
 from orchestrator.run import Means, Request, Summary, plan_request, resolve, resolve_again, run_sweep
-from orchestrator.store import Run
+from orchestrator.store import Run, RunWriter
 from orchestrator.supervisor import Started
 from tasks.harness.journal import Journal
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Ending, Outcome, Sample, Status
@@ -362,6 +363,58 @@ def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], num
     assert signal.getsignal(number) == before
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
     assert go(request_of(), FakeScheduler(outcome_of)).statuses == {Status.OK: 2}
+
+
+def test_what_comes_after_a_signal_interrupts_nothing_of_what_is_still_written(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        if attempt.number == 1 and attempt.cell.params.values()["context_length"] == 64:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        return outcome_of(attempt)
+
+    real = RunWriter.write_cells
+
+    def write_cells(writer: RunWriter, cells: pd.DataFrame) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):  # in impatience
+            os.kill(os.getpid(), number)
+        real(writer, cells)
+
+    monkeypatch.setattr(RunWriter, "write_cells", write_cells)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    summary = go(request_of(), FakeScheduler(measure))
+    assert (summary.stopped, summary.left) == ("SIGTERM", 2)
+    assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+_STRUCK_WHILE_PANDAS_IS_IMPORTED = """
+import os, signal, sys
+from orchestrator.run import Summary, _stoppable
+
+def strike(event, arguments):
+    if event == "import" and arguments[0] == "pandas._libs.interval" and armed:
+        armed.clear()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+armed = []
+sys.addaudithook(strike)
+assert "pandas" not in sys.modules
+summary = Summary()
+with _stoppable(None, summary):
+    armed.append(True)
+    import pandas
+    os.kill(os.getpid(), signal.SIGTERM)
+import pandas
+print(summary.stopped, pandas.DataFrame({"a": [1]}).a[0])
+"""
+
+
+def test_a_signal_at_the_first_use_of_pandas_leaves_it_usable() -> None:
+    """Its compiled modules cannot be imported a second time once the first has been broken off."""
+    done = subprocess.run([sys.executable, "-c", _STRUCK_WHILE_PANDAS_IS_IMPORTED], capture_output=True, text=True, check=False)
+    assert done.stdout == "SIGTERM 1\n", done.stderr
 
 
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
