@@ -18,7 +18,7 @@ from tasks.harness.workload import PhaseMarker, Workload
 from tasks.instruments import kernel_time
 from tasks.matmul import MatmulParams
 
-LARGE, SMALL = torch.ones(600, 600), torch.ones(300, 300)
+LARGE, SMALL = torch.ones(600, 600), torch.ones(30, 30)  # the small one waits for no other thread
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ def test_each_phase_is_told_and_the_step_is_their_sum() -> None:
     for number in range(6):
         ms = {sample.phase: sample.value or 0.0 for sample in samples if sample.step == number}
         assert ms["step"] == pytest.approx(ms["forward"] + ms["backward"])
-    assert 0 < least(samples, "forward") < least(samples, "backward")  # 8 times the work
+    assert 0 < least(samples, "forward") < least(samples, "backward")  # 8000 times the work
 
 
 def test_what_is_done_before_a_phase_is_not_of_it() -> None:
