@@ -24,7 +24,17 @@ from orchestrator.report.derive import step_additions, step_attempts, step_kerne
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
-from orchestrator.report.machines import IN_ADDITIONS, OF_KERNELS, Factors, Kind, factors, within, without_machines_of
+from orchestrator.report.machines import (
+    IN_ADDITIONS,
+    KINDS,
+    MADE_WITH,
+    OF_KERNELS,
+    Factors,
+    Kind,
+    factors,
+    within,
+    without_machines_of,
+)
 from orchestrator.report.machines import pairs as pairs_of
 from orchestrator.report.statistics import summarise
 from orchestrator.together import together
@@ -79,7 +89,8 @@ class Side:
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
     thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
     what a step is in them, where the host's pace was read beside it. kernels_ms: what the kernels of a step take, where they were
-    watched. is_of_kernels: whether its times themselves are of these, since no step was timed.
+    watched. is_of_kernels: whether its times themselves are of these, since no step was timed. made_with: what a time may be
+    expected to depend on, wherever it is measured: the kind of GPU, torch and CUDA.
     """
 
     medians_ms: tuple[float, ...]
@@ -93,6 +104,7 @@ class Side:
     additions: Interval | None = None
     kernels_ms: Interval | None = None
     is_of_kernels: bool = False
+    made_with: tuple[str, ...] = ()
 
     @property
     def ms(self) -> float:
@@ -186,7 +198,16 @@ class Comparison:
     def is_within(self, machines: Factors) -> bool | None:
         """Whether it may be the same on another machine of this kind; None where they do not tell."""
         kind, ratio = self.judged_by(machines)
-        return within(ratio, kind, machines)
+        return None if self.untold(machines) else within(ratio, kind, machines)
+
+    def untold(self, machines: Factors) -> str:
+        """Why they do not tell that; empty where they do."""
+        kind, _ = self.judged_by(machines)
+        if self.before.made_with != self.after.made_with:
+            return "their GPU, torch or CUDA differ"
+        if kind not in KINDS:
+            return "A does not tell whether its host decides"
+        return "" if kind in machines else f"the other runs have too few times {kind}"
 
     @property
     def is_of_gpu(self) -> bool:
@@ -256,9 +277,10 @@ def compare(
 
 
 def _machines(runs: Sequence[Run], judged: pd.DataFrame) -> Factors:
-    """By how much these runs differ, without those on the machines that are judged by it."""
+    """By how much these runs differ on GPUs of the same kind, without those on the machines that are judged by it."""
     cells = load_results(together(runs), every_version=True).cells
-    return factors(pairs_of(without_machines_of(cells, judged)))
+    found = pairs_of(without_machines_of(cells, judged))
+    return factors(found[found["gpu"].isin(judged["gpu"])] if "gpu" in judged else found)
 
 
 def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = True) -> Comparison:
@@ -341,6 +363,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
     told, kernels = _intervals(step_additions(samples)), _kernels(cells, samples)
+    made_with = _made_with(cells)
     return {
         cell: Side(
             *times,
@@ -351,6 +374,7 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
             paces.get(cell),
             told.get(cell),
             kernels.get(cell),
+            made_with=made_with[cell],
         )
         for cell, times in _times(steps).items()
     }
@@ -359,7 +383,11 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
 def kernel_sides_of(run: Run, results: Results) -> dict[str, Side]:
     """The same, of what the kernels of its steps take."""
     watched, clocks = step_kernel_times(_samples_that_count(run)), _known(results.cells, "sm_clock_after")
-    return {cell: Side(*times, clocks.get(cell), is_of_kernels=True) for cell, times in _times(watched).items()}
+    made_with = _made_with(results.cells)
+    return {
+        cell: Side(*times, clocks.get(cell), is_of_kernels=True, made_with=made_with[cell])
+        for cell, times in _times(watched).items()
+    }
 
 
 def _samples_that_count(run: Run) -> pd.DataFrame:
@@ -390,6 +418,13 @@ def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
     """The number in it by cell, where there is one."""
     known = cells[cells[column].notna()] if column in cells else cells.iloc[:0]
     return {str(cell): float(value) for cell, value in zip(known["cell"], known.get(column, ()), strict=True)}
+
+
+def _made_with(cells: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+    """By cell, the kind of GPU, torch and CUDA, as far as they are known."""
+    known = cells.reindex(columns=list(MADE_WITH)).astype(object)
+    rows = known.where(known.notna(), "").astype(str).itertuples(index=False, name=None)
+    return dict(zip(map(str, cells["cell"]), rows, strict=True))
 
 
 def _paces(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -29,7 +29,8 @@ from orchestrator.together import MARK
 RUN = "run"  # the axis that several runs read together have
 LIKELY = 0.95
 LEAST = 40  # ratios, each of two times and its inverse: 95 % of fewer are all of them
-_SAME = ["own", "gpu", "torch", "cuda"]  # what both have: the cell, and what its time may be expected to depend on
+MADE_WITH = ("gpu", "torch", "cuda")  # what a time may be expected to depend on, wherever it is measured
+_SAME = ["own", *MADE_WITH]  # what both have
 _EVERY = "all"
 _MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}
 _TIMES = {"ms": "step_ms_median", "additions": "step_additions_median", "kernels": "step_kernel_time_ms_median"}
@@ -61,12 +62,13 @@ Factors = Mapping[Kind, float]
 
 def pairs(cells: pd.DataFrame) -> pd.DataFrame:
     """Of cells of several runs, each time with that of the same cell in every other: `known` and `other`, the names of the runs,
-    `decides`, what the known one is of, and `ms`, `additions` and `kernels`, the logarithm of the other over the known in these.
+    `gpu`, `decides`, what the known one is of, and `ms`, `additions` and `kernels`, the logarithm of the other over the known in
+    these.
 
     Both have the same kind of GPU, torch and CUDA. Runs that share a GPU, and with it a machine, say nothing of others.
     """
     if not {RUN, "gpu"} <= set(cells):
-        return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "decides", *_TIMES)})
+        return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "gpu", "decides", *_TIMES)})
     known = _timed(cells)
     timed = known.assign(own=_own(known), decides=decides(known)).reindex(columns=[*_SAME, RUN, "decides", *_TIMES.values()])
     timed = timed[timed["gpu"].notna()]
@@ -76,6 +78,7 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
         {
             "known": both[RUN],
             "other": both[f"{RUN}_other"],
+            "gpu": both["gpu"],
             "decides": both["decides"],
             **{name: np.log((both[f"{column}_other"] / both[column]).astype(float)) for name, column in _TIMES.items()},
         }

@@ -17,7 +17,7 @@ from orchestrator.report.answers import Answer
 from orchestrator.report.compare import AGREEMENT, ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Header, Rows
-from orchestrator.report.machines import LIKELY
+from orchestrator.report.machines import LIKELY, Factors
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
 from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
@@ -180,10 +180,19 @@ def describe_comparison(report: Report) -> Iterator[str]:
         yield f"told in additions, {sum(ratio.holds_one for ratio in told)} of the {len(told)} that wait for their host do"
     if kernels := [ratio for one in report.comparisons if (ratio := one.of_kernels)]:
         yield f"by their kernels alone, which wait for no host, {sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} do"
-    if nearness := [near for one in report.comparisons if (near := one.is_within(report.machines)) is not None]:
-        kinds = {one.judged_by(report.machines)[0] for one in report.comparisons}
-        by = ", ".join(f"{factor:.3f} {kind}" for kind, factor in report.machines.items() if kind in kinds)
+    yield from _of_machines(report.comparisons, report.machines)
+
+
+def _of_machines(comparisons: Sequence[Comparison], machines: Factors) -> Iterator[str]:
+    """How many are as near as other machines are, by what that was judged, and why it could not be of the others."""
+    if not machines:
+        return
+    if nearness := [near for one in comparisons if (near := one.is_within(machines)) is not None]:
+        kinds = {one.judged_by(machines)[0] for one in comparisons if not one.untold(machines)}
+        by = ", ".join(f"{factor:.3f} {kind}" for kind, factor in machines.items() if kind in kinds)
         yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
+    for why, count in Counter(why for one in comparisons if (why := one.untold(machines))).items():
+        yield f"--machines tells nothing of {count}: {why}"
 
 
 def _comparison_row(one: Comparison, of_kernels: bool) -> list[str]:

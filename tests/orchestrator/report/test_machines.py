@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -33,6 +34,7 @@ from orchestrator.together import open_runs
 from tasks.harness.records import Outcome, Sample
 
 MakeOutcome = Callable[..., Outcome]
+Write = Callable[..., Path]
 CELLS = LEAST // 2 + 2
 
 
@@ -86,6 +88,25 @@ def test_a_run_and_what_was_published_of_it_are_of_one_machine() -> None:
         ("b", "published"),
     }
     assert set(without_machines_of(mine, mine[mine["run"] == "a"])["run"]) == {"b"}
+
+
+def test_each_comparison_is_judged_by_the_machines_or_says_why_it_cannot_be() -> None:
+    known, noise = {Kind(Decides.HOST): 1.5, OF_KERNELS: 1.01}, Noise(0.001, 20)
+
+    def told(before: Side, after: Side) -> tuple[bool | None, str]:
+        one = judge("", before, after, noise)
+        return one.is_within(known), one.untold(known)
+
+    waits = Side((10.0,), 10.0, 10.0, decides=Decides.HOST, made_with=("NVIDIA H200", "2.11.0", "13.0"))
+    assert told(waits, waits) == (True, "")
+    assert told(waits, replace(waits, made_with=("NVIDIA A100", "2.11.0", "13.0"))) == (
+        None,
+        "their GPU, torch or CUDA differ",
+    )
+    of_gpu = replace(waits, decides=Decides.GPU)
+    assert told(of_gpu, waits) == (None, "the other runs have too few times where the GPU decides")
+    assert told(replace(waits, decides=None), waits) == (None, "A does not tell whether its host decides")
+    assert told(replace(waits, decides=None, is_of_kernels=True), waits) == (True, "")
 
 
 def test_one_run_alone_tells_nothing_of_machines() -> None:
@@ -160,25 +181,31 @@ def test_what_decides_a_time() -> None:
     assert decides(pd.DataFrame({"cell": ["a"]})).tolist() == [None]
 
 
-def waiting(outcome: Outcome, ms: float) -> Outcome:
-    timing = {"duration": ms, "lead": 0.1}
-    added = [Sample("timing", metric, "ms", value, "pipelined", "step", 0) for metric, value in timing.items()]
-    facts = {**outcome.facts, "gpu": "NVIDIA H200", "torch": "2.11.0", "cuda": "13.0"}
+def waiting(outcome: Outcome, ms: float, lead: float | None = 0.1, gpu: str = "NVIDIA H200") -> Outcome:
+    timing = {"duration": ms, "lead": lead}
+    added = [Sample("timing", name, "ms", value, "pipelined", "step", 0) for name, value in timing.items() if value is not None]
+    facts = {**outcome.facts, "gpu": gpu, "torch": "2.11.0", "cuda": "13.0"}
     return replace(outcome, samples=(*outcome.samples, *added), facts=facts)
 
 
 @pytest.fixture
-def runs(tmp_path: Path, make_outcome: MakeOutcome) -> list[Path]:
-    """Of a, b and c one takes up to 1.3 times as long as another; d is the half of a, or less."""
-
-    def write(name: str, scale: float) -> Path:
+def write(tmp_path: Path, make_outcome: MakeOutcome) -> Write:
+    def written(name: str, times: list[float], **of: Any) -> Path:
         with Run(tmp_path / name).opened_for_writing() as writer:
             writer.write_manifest({"name": name})
-            for number in range(CELLS):
-                writer.append(waiting(make_outcome(batch_size=number + 1), 10.0 * scale * (1 + 0.01 * number)), None)
+            for number, ms in enumerate(times):
+                writer.append(waiting(make_outcome(batch_size=number + 1), ms, **of), None)
         return tmp_path / name
 
-    return [write(name, scale) for name, scale in (("a", 1.0), ("b", 1.3), ("c", 1.1), ("d", 0.5))]
+    return written
+
+
+@pytest.fixture
+def runs(write: Write) -> list[Path]:
+    """Of a, b and c one takes up to 1.3 times as long as another; d is the half of a, or less."""
+    times = [10.0 * (1 + 0.01 * number) for number in range(CELLS)]
+    scales = {"a": 1.0, "b": 1.3, "c": 1.1, "d": 0.5}
+    return [write(name, [ms * scale for ms in times]) for name, scale in scales.items()]
 
 
 def test_a_run_is_held_against_what_the_others_differ_by(runs: list[Path]) -> None:
@@ -253,6 +280,34 @@ def test_runs_that_tell_nothing_of_machines_are_said_so(runs: list[Path], sweep_
         .stdout.splitlines()[-1]
         .startswith("--machines: those runs and A have too few")
     )
+
+
+def test_a_comparison_says_of_how_many_cells_the_machines_tell_nothing_and_why(
+    runs: list[Path], write: Write, sweep_here: Callable[..., Result]
+) -> None:
+    """Nobody knows what decides in one run, another is of another GPU."""
+    a, b, c, _ = runs
+
+    def said(*words: object) -> list[str]:
+        lines = sweep_here("compare", *words, "--machines", b, "--machines", c).stdout.splitlines()
+        return [line for line in lines if "as near as" in line or "--machines" in line]
+
+    unknown = write("unknown", [10.0] * CELLS, lead=None)
+    assert said(unknown, a) == [f"--machines tells nothing of {CELLS}: A does not tell whether its host decides"]
+    other = write("other", [10.0] * CELLS, gpu="NVIDIA A100")
+    assert said(other, a) == [f"--machines tells nothing of {CELLS}: their GPU, torch or CUDA differ"]
+    alike = write("alike", [10.0] * CELLS)
+    (alone,) = said(alike, a)
+    assert alone.startswith(f"{CELLS} of {CELLS} are as near")
+
+
+def test_what_those_of_one_gpu_differ_by_is_not_said_of_another(
+    runs: list[Path], write: Write, sweep_here: Callable[..., Result]
+) -> None:
+    of_h200 = [word for run in runs for word in ("--machines", run)]
+    one, other = (write(name, [10.0] * CELLS, gpu="NVIDIA A100") for name in ("one", "other"))
+    last = sweep_here("compare", one, other, *of_h200).stdout.splitlines()[-1]
+    assert last.startswith("--machines: those runs and A have too few")
 
 
 def test_what_is_compared_does_not_say_what_others_differ_by(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
