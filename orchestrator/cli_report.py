@@ -277,9 +277,12 @@ def _command_for(
 
 
 def _run_and_cell(text: str) -> tuple[Where, str]:
-    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`."""
+    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`. Names of folders may have colons."""
     if is_address(text):
         return split_cell(text)
-    folder, _, cell = (text, "", "") if Path(text).exists() else text.partition(":")
-    there = [path for path in (Path(named(folder, "RUN")), Path("results") / folder) if path.exists()]
-    return (there or [Path(folder)])[0], cell
+    folder, cell = text.rsplit(":", 1) if ":" in text else (text, "")
+    for run, of_it in ((text, ""), (folder, cell)):
+        for path in (Path(named(run, "RUN")), Path("results") / run):
+            if path.exists():
+                return path, of_it
+    return Path(folder), cell

@@ -213,12 +213,17 @@ def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.T
 def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     """Raises RunError for what no Parquet reader takes, and for what has no column that each part of this table has."""
     with _reading(path):
-        names = pq.read_schema(path).names
+        names = pq.read_schema(_as_a_file(path)).names
         if missing := _NEVER_NULL.intersection(schema.names).difference(names):
             raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
         categories = [field.name for field in schema if pa.types.is_dictionary(field.type) and field.name in names]
-        with pq.ParquetFile(path, read_dictionary=categories) as part:
+        with pq.ParquetFile(_as_a_file(path), read_dictionary=categories) as part:
             yield part
+
+
+def _as_a_file(path: Path) -> Path:
+    """Absolute: of a relative one, pyarrow takes `a:b/…` for an address and `~/…` for what is in a home."""
+    return path.absolute()
 
 
 def _require_rows(read: pa.Table) -> None:
@@ -235,7 +240,7 @@ def replaced_parts(folder: Path) -> set[str]:
     replaced: set[str] = set()
     for path in folder.glob(f"{_MERGED}*.parquet"):
         with _reading(path):
-            replaced |= set(json.loads((pq.read_schema(path).metadata or {}).get(_REPLACES, b"[]")))
+            replaced |= set(json.loads((pq.read_schema(_as_a_file(path)).metadata or {}).get(_REPLACES, b"[]")))
     return replaced
 
 

@@ -120,6 +120,13 @@ def test_a_run_to_compare_may_be_named_without_results(sweep_here: Callable[...,
     assert sweep_here("compare", "demo", "demo").stderr.startswith("sweep: results/demo: holds no run")
 
 
+def test_a_run_to_compare_may_have_a_colon_in_its_name(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    for folder in ("s3:x", "results/a:b"):
+        (tmp_path / folder).mkdir(parents=True)
+    for name, folder in (("s3:x", "s3:x"), ("s3:x:3f2a", "s3:x"), ("a:b", "results/a:b"), ("a:b:3f2a", "results/a:b")):
+        assert sweep_here("compare", name, name).stderr.startswith(f"sweep: {folder}: holds no run")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a file that is always full")
 def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
     with open("/dev/full", "w") as full:

@@ -35,6 +35,22 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["~", "~root", "a:b", "s3:x", "file:x", "with space", "é", "a%20b", "a#b", "a?b", "[x]", "*"])
+def test_a_folder_may_be_called_as_one_likes(
+    name: str, tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where it is named by a relative path, which could be an address, or in a home."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(store, "MERGE_BATCH", 2)
+    with Run(Path(name)).opened_for_writing() as writer:
+        for length in (16, 32, 64):
+            writer.append(make_outcome(context_length=length), None)
+        writer.require_parts()
+    run = Run(Path(name))
+    assert run.read("attempts")["cell"].nunique() == len(list(run.rows("attempts", ["cell"]))) == 3
+    assert run.read("samples", categories=True)["cell"].nunique() == 3
+
+
 def test_a_run_of_an_older_program_has_no_kernels(run: Run, make_outcome: MakeOutcome) -> None:
     with run.opened_for_writing() as writer:
         writer.append(make_outcome(), None)
