@@ -178,13 +178,21 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
 
 
 def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) -> Ending:
-    from tasks.harness.device import Skip, asked_bytes, backend_refused, device_refused, host_refused, thread_refused
+    from tasks.harness.device import (
+        Skip,
+        asked_bytes,
+        backend_refused,
+        device_refused,
+        host_refused,
+        message_of,
+        thread_refused,
+    )
 
     if isinstance(error, Skip) or backend_refused(error):
-        return Ending(Status.SKIPPED, {"reason": str(error)})
+        return Ending(Status.SKIPPED, {"reason": message_of(error)})
     evidence: dict[str, Any] = {
         "exception": type(error).__qualname__,
-        "message": str(error),
+        "message": message_of(error),
         "traceback": "".join(traceback.format_exception(error)),
         **known,
     }

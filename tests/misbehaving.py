@@ -28,6 +28,15 @@ class Unspeakable(Exception):
         return "unspeakable \ud800 \x00 text"
 
 
+class Speechless(RuntimeError):
+    """Fails where it is asked what it says."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+
 def refuse() -> nn.Module:
     raise ValueError(f"the compiler is {'there' if 'torch._inductor.compile_fx' in sys.modules else 'not there'}")
 
@@ -153,6 +162,9 @@ class Model(nn.Module):
 
     def unspeakable(self) -> None:
         raise Unspeakable(1, 2)
+
+    def speechless(self) -> None:
+        raise Speechless
 
     def flood(self) -> None:
         print("the first line", flush=True)

@@ -194,33 +194,41 @@ _THREAD_REFUSED = r"Resource temporarily unavailable|can't start new thread"
 _BACKEND_REFUSED = r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
 
 
+def message_of(error: BaseException) -> str:
+    """What it says, whatever its own way of saying that does."""
+    try:
+        return str(error)
+    except BaseException as broken:
+        return f"its message cannot be read: {type(broken).__name__}"
+
+
 def backend_refused(error: BaseException) -> bool:
     """Whether torch or cuDNN has no kernel for what was asked, on this hardware, in this shape and dtype."""
-    return isinstance(error, RuntimeError) and re.search(_BACKEND_REFUSED, str(error)) is not None
+    return isinstance(error, RuntimeError) and re.search(_BACKEND_REFUSED, message_of(error)) is not None
 
 
 def device_refused(error: BaseException) -> bool:
     """Whether torch or a CUDA library was refused memory of the device."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and re.search(_DEVICE_REFUSED, str(error)) is not None
+    return isinstance(error, RuntimeError) and re.search(_DEVICE_REFUSED, message_of(error)) is not None
 
 
 def host_refused(error: BaseException) -> bool:
     """Whether Python, torch's CPU allocator or the C++ runtime was refused memory of the host."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and re.search(_HOST_REFUSED, str(error)) is not None
+    return isinstance(error, RuntimeError | OSError) and re.search(_HOST_REFUSED, message_of(error)) is not None
 
 
 def thread_refused(error: BaseException) -> bool:
     """Whether no thread or process could be begun. Under a cap on memory that is its stack; else the host has other limits."""
-    return isinstance(error, RuntimeError | OSError) and re.search(_THREAD_REFUSED, str(error)) is not None
+    return isinstance(error, RuntimeError | OSError) and re.search(_THREAD_REFUSED, message_of(error)) is not None
 
 
 def asked_bytes(error: BaseException) -> int | None:
     """The size of the allocation that was refused, read from the message: torch offers it nowhere else."""
-    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", str(error))
+    found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message_of(error))
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 

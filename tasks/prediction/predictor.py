@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tasks import attention
 from tasks.attention import AttentionParams
-from tasks.harness.device import CpuDevice, Skip, backend_refused
+from tasks.harness.device import CpuDevice, Skip, backend_refused, message_of
 from tasks.harness.params import default_values
 from tasks.harness.progress import Progress
 from tasks.harness.records import Sample
@@ -67,7 +67,7 @@ class Predictor:
         except Skip as skip:
             return unknown(str(skip))
         except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
-            said = str(error).splitlines()
+            said = message_of(error).splitlines()
             reason = f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200]
             if isinstance(params, AttentionParams) or backend_refused(error):
                 return unknown(reason)

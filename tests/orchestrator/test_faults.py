@@ -74,6 +74,7 @@ FAULTS: dict[str, Sequence[Fault]] = {
         Fault("sys_exit_well", "failed", {"exception": "SystemExit", "message": "0"}),
         Fault("fail", "failed", {"exception": "ValueError", "message": "wrong on purpose"}, log="a last line on stdout"),
         Fault("unspeakable", "failed", {"exception": "Unspeakable"}),
+        Fault("speechless", "failed", {"exception": "Speechless", "message": "its message cannot be read: ValueError"}),
     ],
     "a hang": [
         Fault("sleep", "timeout", HANG, log="in sleep"),

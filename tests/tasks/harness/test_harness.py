@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasks.__main__ import _describe, _measure
 from tasks.harness.device import (
     VECTOR_MATH,
+    Skip,
     asked_bytes,
     backend_refused,
     device_refused,
@@ -101,6 +102,22 @@ def test_a_thread_that_cannot_begin_is_the_doing_of_a_cap_on_the_host(
     assert ending.status is status
     assert ending.evidence["message"] == str(error)
     assert not thread_refused(ValueError("Resource temporarily unavailable"))
+
+
+@pytest.mark.parametrize("kind", [Exception, RuntimeError, OSError, Skip])
+def test_an_error_that_fails_to_say_what_it_is_has_its_row(kind: type[Exception]) -> None:
+    class Speechless(kind):  # type: ignore[misc, valid-type]
+        def __str__(self) -> str:
+            raise ValueError
+
+        __repr__ = __str__
+
+    cell = make_cell("train_step", {"device": "cpu", "size": "tiny", "memory_limit_gib": 1.0})
+    ending = _describe(Attempt(cell, 1, "/nowhere", Settings()), Speechless(), {})
+    said = "its message cannot be read: ValueError"
+    assert ending.evidence["reason" if kind is Skip else "message"] == said
+    assert ending.status is (Status.SKIPPED if kind is Skip else Status.FAILED)
+    assert kind is Skip or "Speechless" in ending.evidence["traceback"]
 
 
 def test_a_copy_of_the_process_writes_nothing(tmp_path: Path) -> None:

@@ -262,6 +262,8 @@ def test_fused_backward_passes_take_what_an_h200_measured(backend: SDPBackend, d
 def test_what_cannot_be_predicted_says_why() -> None:
     own = {"model": "tests.misbehaving:NoSuch"}
     assert "NoSuch" in prediction_of(**own).reason
+    speechless = {"model": "tests.misbehaving:Model", "model_args": {"how": "speechless"}}
+    assert "its message cannot be read" in prediction_of(**speechless).reason
     assert "No available kernel" in prediction_of(size="tiny", attention="flash", precision="fp32").reason
     assert "process" in prediction_of(size="tiny", device="cpu").reason
     matmul = Predictor().predict(Request(make_cell("matmul", {})))
