@@ -146,6 +146,16 @@ def _make_step(
 
     scaler = torch.amp.GradScaler(params.device, enabled=params.precision == "fp16")
     precision = autocast(params)
+    run: Callable[[Tensor], Tensor] = model
+
+    def checked(tokens: Tensor) -> Tensor:
+        nonlocal run
+        logits: Tensor = model(tokens)
+        _require_logits(logits, params)
+        run = model  # from the second step on nothing stands between
+        return logits
+
+    run = checked
 
     @part("loss")
     def compare(logits: Tensor) -> Tensor:
@@ -153,12 +163,12 @@ def _make_step(
 
     def loss_of(tokens: Tensor) -> Tensor:
         with precision():
-            return compare(model(tokens))
+            return compare(run(tokens))
 
     def inference(phase: PhaseMarker) -> None:
         begin_step(params)
         with phase("forward"), torch.no_grad(), precision():
-            model(inputs)
+            run(inputs)
 
     def training(phase: PhaseMarker) -> None:
         begin_step(params)
@@ -174,6 +184,18 @@ def _make_step(
                 scaler.update()
 
     return inference if params.pass_ == "forward" else training
+
+
+def _require_logits(logits: object, params: TrainStepParams) -> None:
+    """Raises ValueError for what is no tensor of (batch, context, vocabulary or more). Its shape is all that is looked at."""
+    import torch
+
+    batch, context, vocab = params.batch_size, params.context_length, params.vocab_size
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else None
+    if shape is None or len(shape) != 3 or shape[:2] != (batch, context) or shape[2] < vocab:
+        given = f"a {type(logits).__name__}" if shape is None else f"a tensor of {shape}"
+        wanted = f"({batch}, {context}, {vocab} or more)"
+        raise ValueError(f"the model gives {given}, where logits are a tensor of {wanted}: batch, context, vocabulary")
 
 
 def _build_model(params: TrainStepParams, device: Device) -> nn.Module:

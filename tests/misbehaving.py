@@ -90,7 +90,9 @@ class Model(nn.Module):
         pass
 
     def out_of_range(self) -> None:
-        """Nothing: for a vocabulary smaller than that of the tokens."""
+        """A token beyond the rows of the table."""
+        rows = self.embedding.num_embeddings
+        self.embedding(torch.full((1,), rows, device=self.embedding.weight.device))
 
     def tell_its_cache(self) -> None:
         from torch._inductor.runtime.cache_dir_utils import cache_dir

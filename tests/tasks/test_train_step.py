@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -8,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import nn
 
 from model.accounting import forward_flops
 from model.config import SIZES
 from orchestrator.attempt import execute
+from tasks import train_step
 from tasks.harness.device import Skip
 from tasks.harness.precision import set_precision
 from tasks.harness.progress import Progress
@@ -183,6 +186,65 @@ def test_a_model_of_ones_own_has_its_own_attention() -> None:
     own = {**TINY, "size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 9, "embedding_dim": 4}}
     with pytest.raises(ValidationError, match="yours computes its own"):
         TrainStepParams.model_validate({**own, "attention": "flash"})
+
+
+class Gives(nn.Module):
+    """Logits, but for what `what` says of them; and how often it was called."""
+
+    def __init__(self, what: str = "logits") -> None:
+        super().__init__()
+        self.head, self.what, self.calls = nn.Parameter(torch.zeros(1000)), what, 0
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        self.calls += 1
+        logits = tokens[..., None] * self.head[: 150 if self.what == "narrow" else 201]
+        match self.what:
+            case "a tuple":
+                return logits, None
+            case "flat":
+                return logits.flatten(0, 1)
+            case "the last alone":
+                return logits[:, -1:]
+            case "turned":
+                return logits.transpose(0, 1)
+            case "of each alone":
+                return logits[None]
+        return logits
+
+
+def gives(what: str, **params: Any) -> TrainStepParams:
+    own = {"size": None, "model": f"{__name__}:Gives", "model_args": {"what": what}}
+    return TrainStepParams.model_validate({**TINY, **own, **params})
+
+
+@pytest.mark.parametrize("pass_", ["forward", "train_step"])
+@pytest.mark.parametrize(
+    ("what", "given"),
+    [
+        ("a tuple", "a tuple"),
+        ("flat", "a tensor of (16, 201)"),
+        ("the last alone", "a tensor of (2, 1, 201)"),
+        ("turned", "a tensor of (8, 2, 201)"),
+        ("of each alone", "a tensor of (1, 2, 8, 201)"),
+        ("narrow", "a tensor of (2, 8, 150)"),
+    ],
+)
+def test_what_is_no_logits_is_not_measured(what: str, given: str, pass_: str) -> None:
+    workload = build(gives(what, **{"pass": pass_}))
+    said = f"the model gives {given}, where logits are a tensor of (2, 8, 200 or more): batch, context, vocabulary"
+    with pytest.raises(ValueError, match=re.escape(said)):
+        workload.step(lambda name: nullcontext())
+
+
+@pytest.mark.parametrize("pass_", PHASES)
+def test_logits_are_looked_at_in_the_first_step_alone(pass_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[object] = []
+    monkeypatch.setattr(train_step, "_require_logits", lambda logits, params: looks.append(logits))
+    workload = build(gives("logits", **{"pass": pass_}))
+    for _ in range(3):
+        workload.step(lambda name: nullcontext())
+    assert workload.model is not None
+    assert (len(looks), workload.model.calls) == (1, 3)
 
 
 @pytest.mark.slow
