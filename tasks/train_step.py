@@ -72,7 +72,7 @@ class TrainStepParams(AttendingParams):
             raise ValueError("d_model, d_ff, num_layers and num_heads go together")
         if self.size is not None and self.size not in SIZES[self.year]:
             raise ValueError(f"size {self.size} is not of {self.year}, which has {', '.join(SIZES[self.year])}")
-        if self.model is not None and ":" not in self.model:
+        if self.model is not None and not all(self.model.partition(":")):
             raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
         if self.model_args and self.model is None:
             raise ValueError("model_args are of a model of your own: name it with model")

@@ -115,7 +115,7 @@ def test_same_seed_same_numbers() -> None:
         ({"d_model": 8}, "exactly one way"),
         ({"size": None, "d_model": 8}, "go together"),
         ({"size": None, "d_model": 10, "d_ff": 8, "num_layers": 1, "num_heads": 3}, "not divisible"),
-        ({"size": None, "model": "no_colon"}, "package.module:Factory"),
+        *(({"size": None, "model": own}, "package.module:Factory") for own in ("no_colon", "package:", ":Factory", ":", "")),
         ({"model_args": {"a": 1}}, "name it with model"),
         ({"size": "10B"}, "not of 2025"),
         ({"size": "2.7B", "year": 2026}, "not of 2026"),
