@@ -108,8 +108,10 @@ def _latex_notes(page: Page) -> list[str]:
 
 
 def to_typst(page: Page) -> str:
-    """A `figure` with a caption, to be included. Cells are strings: nothing in them is markup."""
+    """A `figure` with a caption, to be included: a long one goes on over pages. Cells are strings: nothing in them is markup."""
     lines = [
+        "#[",
+        "#show figure: set block(breakable: true)",
         "#figure(",
         f"  caption: {_typst(f'{page.table.title}. {page.table.read} {page.provenance}')},",
         "  table(",
@@ -119,6 +121,7 @@ def to_typst(page: Page) -> str:
         "    table.hline(),",
         "  ),",
         f") <tab-{page.table.name}>",
+        "]",
         *([f"#enum({', '.join(map(_typst, page.notes))})"] if page.notes else []),
     ]
     return "\n".join(lines) + "\n"

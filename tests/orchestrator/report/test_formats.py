@@ -140,6 +140,15 @@ def test_typst_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
         assert typst.compile(str(tmp_path / "table.typ")).startswith(b"%PDF")
 
 
+def test_a_long_table_goes_on_over_pages_in_typst_and_can_be_referred_to(ugly: Page, tmp_path: Path) -> None:
+    typst = pytest.importorskip("typst")
+    page = long(ugly)
+    (tmp_path / "table.typ").write_text(f"{to_typst(page)}\n@tab-{page.table.name}")
+    pages = typst.compile(str(tmp_path / "table.typ"), format="svg")
+    assert isinstance(pages, list)
+    assert len(pages) > 1
+
+
 def test_latex_has_ascii_alone_whatever_it_shows() -> None:
     """What a table prints, what a host or a model may be called, and what no font of LaTeX's has."""
     assert to_ascii_latex("≈ 2.0× ± 0.1 – …") == (
