@@ -16,7 +16,7 @@ from orchestrator.artifacts import read_artifacts
 from orchestrator.parts import Content
 from orchestrator.report.answers import Answer, answers, first_sentences
 from orchestrator.report.details import read_details
-from orchestrator.report.formats import FORMATS, files_of
+from orchestrator.report.formats import FORMATS, files_of, without_tags
 from orchestrator.report.frames import Results
 from orchestrator.report.html import to_html
 from orchestrator.report.plots import PICTURES, Drawing, begin_drawing, figure_files
@@ -61,7 +61,7 @@ class Report:
         """By path within the report's folder, each made when it is asked for: the page comes last."""
         yield from files_of(self.pages, formats)
         if self.words:
-            yield WORDS, self.words
+            yield WORDS, without_tags(self.words)
         yield from figure_files(self.drawing.figures(), pictures).items()
         self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
         self.run.bring_artifacts()

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from functools import partial
 
 from orchestrator.report.latex import to_ascii_latex
 from orchestrator.report.render import MOST_ROWS, Page, to_markdown, written_out
@@ -127,8 +126,17 @@ def to_typst(page: Page) -> str:
     return "\n".join(lines) + "\n"
 
 
+def to_markdown_file(page: Page) -> str:
+    return without_tags(to_markdown(page, aligned=False))
+
+
+def without_tags(text: str) -> str:
+    """Markdown as who renders it is to see it: `Functor<float>` is no tag, which would be left out."""
+    return text.replace("<", r"\<")
+
+
 FORMATS: Mapping[str, Callable[[Page], str]] = {
-    "md": partial(to_markdown, aligned=False),
+    "md": to_markdown_file,
     "csv": to_csv,
     "tex": to_latex,
     "typ": to_typst,

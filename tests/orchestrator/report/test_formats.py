@@ -62,9 +62,11 @@ def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
     assert {name for name, _ in files_of(pages)} == {f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS}
 
 
-def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it(pages: list[Page], ugly: Page) -> None:
+def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it_and_what_would_be_tags(
+    pages: list[Page], ugly: Page
+) -> None:
     for page in (*pages, ugly):
-        printed, written = to_markdown(page).splitlines(), FORMATS["md"](page).splitlines()
+        printed, written = to_markdown(page).replace("<", r"\<").splitlines(), FORMATS["md"](page).splitlines()
         for aligned, compact in zip(printed, written, strict=True):
             rule = re.fullmatch(r"[|:-]+", compact)
             assert rule or re.sub(" +", " ", aligned) == re.sub(" +", " ", compact)
@@ -130,6 +132,8 @@ def test_nothing_of_a_name_is_markup(ugly: Page) -> None:
     assert r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script" in to_latex(ugly)
     assert r"<script>alert(\"1\")</script>" in to_typst(ugly)  # inside a string
     assert "\\|" in to_markdown(ugly)
+    assert r"\<script>" in FORMATS["md"](ugly)
+    assert not re.search(r"(?<!\\)<", FORMATS["md"](ugly))
     assert "\x1b" not in to_typst(ugly)
 
 
