@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from model.parts import part
 
+FLEX_BLOCK = 128  # queries, and keys, of a block of its mask
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # with everything settled but query, key and value
 
 
@@ -105,7 +106,7 @@ def make_attention(name: str, length: int, causal: bool, device: torch.device) -
 
 def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
     """FlexAttention, which is a kernel only once it is compiled. Its mask is by blocks, made once."""
-    mask = create_block_mask(_not_ahead, None, None, length, length, device) if causal else None
+    mask = causal_blocks(length, device) if causal else None
     compiled: Any = part("fused attention")(torch.compile(flex_attention, fullgraph=True, dynamic=False))
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -116,6 +117,23 @@ def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
         return result if heads else result.squeeze(-3)
 
     return attend
+
+
+def causal_blocks(length: int, device: torch.device) -> BlockMask:
+    """What `create_block_mask` gives for it, told by blocks alone: that one looks at the whole square, which is then the peak."""
+    blocks = torch.arange(math.ceil(length / FLEX_BLOCK), device=device)
+    query, key = blocks[:, None], blocks[None, :]
+    full = (key < query) & ((query + 1) * FLEX_BLOCK <= length)  # of rows that the sequence does not fill none is
+    partial = (key <= query) & ~full
+    return BlockMask.from_kv_blocks(
+        *_ordered(partial), *_ordered(full), BLOCK_SIZE=FLEX_BLOCK, mask_mod=_not_ahead, seq_lengths=(length, length)
+    )
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row of blocks how many are in it, and the numbers of those, then of the others. For one batch and one head."""
+    columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
 
 def _not_ahead(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:

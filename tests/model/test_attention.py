@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.attention import IMPLEMENTATIONS, Attention, make_attention, naive, softmax
+from model.attention import IMPLEMENTATIONS, Attention, causal_blocks, make_attention, naive, softmax
 
 HERE = torch.device("cpu")
 SHAPES = [(3, 33, 16), (2, 2, 64, 32)]
@@ -74,6 +78,40 @@ def test_flex_agrees_with_float64(causal: bool, monkeypatch: pytest.MonkeyPatch)
         found = attend(query.float(), key.float(), value.float())
     assert found.dtype == torch.bfloat16
     assert float((found.double() - exact).abs().max() / exact.abs().max()) <= BOUND[torch.bfloat16] * 2**-7
+
+
+@pytest.mark.parametrize("length", [1, 64, 127, 128, 129, 200, 256, 640, 1000])
+def test_the_causal_mask_by_blocks_is_that_of_torch(length: int) -> None:
+    def not_ahead(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    told, looked_at = causal_blocks(length, HERE), create_block_mask(not_ahead, None, None, length, length, "cpu")
+    assert told.mask_mod(*torch.tensor([0, 0, 1, 1]))
+    assert not told.mask_mod(*torch.tensor([0, 0, 1, 2]))
+    for field, expected in vars(looked_at).items():
+        found = getattr(told, field)
+        if isinstance(expected, Tensor):
+            assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride()), field
+            assert torch.equal(found, expected), field
+        elif field != "mask_mod":
+            assert found == expected, field
+
+
+def test_the_causal_mask_of_a_long_sequence_takes_little() -> None:
+    """Of the square of 65,536 tokens there are 4 GiB, of that of its blocks a quarter of a million."""
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            given = result if isinstance(result, tuple) else (result,)
+            largest = max([largest, *(one.nbytes for one in given if isinstance(one, Tensor))])
+            return result
+
+    with Watch():
+        make_attention("flex", 65_536, True, HERE)
+    assert 0 < largest <= 8 * 513**2
 
 
 @pytest.mark.parametrize(
