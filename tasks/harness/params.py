@@ -181,10 +181,14 @@ class CompiledParams(TimedParams):
     @model_validator(mode="before")
     @classmethod
     def _eager_is_not_compiled_in_any_mode(cls, values: Any) -> Any:
-        """So that a grid of modes gives one eager cell and not one a mode. A word that is no mode stays, to be refused."""
-        if isinstance(values, dict) and values.get("compile", "eager") == "eager" and values.get("attention") != "flex":
-            return {name: value for name, value in values.items() if value not in _OF_COMPILED.get(name, ())}
-        return values
+        """So that a grid of modes gives one eager cell and not one a mode. A word that is no mode stays, to be refused.
+
+        Eager flex is compiled, in no mode but torch's own; of the cache it has its choice.
+        """
+        if not isinstance(values, dict) or values.get("compile", "eager") != "eager":
+            return values
+        kept = ("compile_cache",) if values.get("attention") == "flex" else ()
+        return {name: value for name, value in values.items() if name in kept or value not in _OF_COMPILED.get(name, ())}
 
 
 class AttendingParams(CompiledParams):

@@ -176,3 +176,15 @@ def test_eager_knows_no_mode_and_no_cache() -> None:
     assert plain.id == other.id
     compiled = [make_cell("attention", {**SMALL, "compile": "model", "compile_mode": m}) for m in ("default", "max-autotune")]
     assert compiled[0].id != compiled[1].id
+
+
+def test_eager_flex_knows_a_cache_and_no_mode() -> None:
+    """It is compiled by itself, in torch's own mode: to say another would be the same cell twice."""
+    flex = {**SMALL, "attention": "flex"}
+    plain, other = make_cell("attention", flex), make_cell("attention", {**flex, "compile_mode": "max-autotune"})
+    assert (plain.id, other.params.values()["compile_mode"]) == (other.id, "default")
+    assert make_cell("attention", {**flex, "compile_cache": "cold"}).id != plain.id
+    whole = {**flex, "compile": "model", "compile_mode": "max-autotune"}
+    assert make_cell("attention", whole).params.values()["compile_mode"] == "max-autotune"
+    with pytest.raises(ValidationError, match="max-autotune"):
+        AttentionParams.model_validate({**flex, "compile_mode": "max_autotune"})
