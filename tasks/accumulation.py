@@ -37,12 +37,12 @@ def build(params: AccumulationParams) -> Finding:
     """The sum, and its error against value times count."""
     import torch
 
-    from tasks.harness.device import open_device
     from tasks.harness.records import Sample
+    from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
 
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-    device = open_device(params.device)
+    device = open_capped(params)
     wide, narrow = dtypes[params.accumulator], dtypes[params.addend]
     if params.at_once:
         total = torch.full((params.count,), params.value, dtype=narrow, device=device.torch_device).sum().to(wide)

@@ -30,12 +30,12 @@ def build(params: AutocastDtypesParams) -> Finding:
     from torch import nn
     from torch.nn import functional
 
-    from tasks.harness.device import open_device
     from tasks.harness.precision import dtype_name
     from tasks.harness.records import Sample
+    from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
 
-    device = open_device(params.device)
+    device = open_capped(params)
     torch.manual_seed(params.seed)
     with torch.device(device.torch_device):
         norm = nn.LayerNorm(10) if params.norm == "layer_norm" else nn.RMSNorm(10)

@@ -37,10 +37,10 @@ def build(params: NormSensitivityParams) -> Finding:
     out finite; `KIND_nonfinite`: the share of elements that did not."""
     import torch
 
-    from tasks.harness.device import open_device
+    from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
 
-    device = open_device(params.device)
+    device = open_capped(params)
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[params.dtype]
     generator = torch.Generator().manual_seed(params.seed)
     rows = torch.randn(_ROWS, params.width, generator=generator, dtype=torch.float64)

@@ -10,7 +10,9 @@ from pydantic import ValidationError
 
 from orchestrator.attempt import execute
 from tasks import accumulation, autocast_dtypes, norm_sensitivity
+from tasks.harness.device import CpuDevice
 from tasks.harness.records import Attempt, Status
+from tasks.harness.registry import all_tasks, make_cell
 from tasks.harness.workload import Finding
 
 
@@ -93,3 +95,19 @@ def test_a_finding_is_a_row_like_any_other(make_attempt: Callable[..., Attempt])
     assert outcome.status is Status.OK, outcome.evidence
     assert [(sample.instrument, sample.metric) for sample in outcome.samples] == [("finding", "sum"), ("finding", "error")]
     assert outcome.facts["fingerprint"]["torch"] == outcome.facts["torch"]
+
+
+@pytest.mark.parametrize("task", ["accumulation", "autocast_dtypes", "norm_sensitivity"])
+def test_a_cap_on_memory_is_of_findings_too(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    caps: list[float] = []
+    monkeypatch.setattr(CpuDevice, "limit_memory", lambda device, gib: caps.append(gib))
+    for cap in (None, 1.5):
+        cell = make_cell(task, {"device": "cpu", "memory_limit_gib": cap})
+        all_tasks()[task].build(cell.params)
+    assert caps == [1.5]
+
+
+def test_a_sum_that_the_cap_refuses_is_out_of_memory(make_attempt: Callable[..., Attempt]) -> None:
+    outcome = execute(make_attempt(task="accumulation", at_once=True, count=100_000_000, memory_limit_gib=0.1))
+    assert outcome.status is Status.OOM, outcome.evidence
+    assert outcome.evidence["asked_bytes"] == 400_000_000
