@@ -5,11 +5,27 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from orchestrator.api import LoadedRun
+
+
+def _import_what_lies_beside() -> None:
+    """Before anything else does: a folder `tasks` or `model` where one is, or on PYTHONPATH, is somebody else's."""
+    here = str(Path(__file__).resolve().parent.parent)
+    sys.path.insert(0, here)
+    try:
+        for package in ("model", "tasks"):
+            import_module(package)
+    finally:
+        sys.path.remove(here)
+
+
+_import_what_lies_beside()
 
 
 def load(*folders: str | Path) -> LoadedRun:

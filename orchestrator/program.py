@@ -47,9 +47,9 @@ def named(source: str | None, commit: str | None) -> str:
     return " of ".join(filter(None, (source, commit and f"commit {commit}")))
 
 
-def import_path() -> str:
-    """PYTHONPATH for a process of ours: our packages first, wherever it is started."""
-    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+def import_path(beyond: str | None = None) -> str:
+    """PYTHONPATH for a process of ours: our packages first, wherever it is started. beyond: what follows, else this process's."""
+    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH") if beyond is None else beyond]))
 
 
 @contextmanager

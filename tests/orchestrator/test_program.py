@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from orchestrator.program import HERE, PACKAGES, named, program_source
+from orchestrator.attempt import child_environment
+from orchestrator.program import HERE, PACKAGES, PROGRAM, named, program_source
+from tasks.harness.records import Attempt
 
 TOLD = "from orchestrator.program import git_commit, program_source; print(program_source(), git_commit())"
 
@@ -59,3 +63,32 @@ def test_what_an_editor_keeps_beside_it_is_not_of_it(copy: Path) -> None:
 def test_what_is_not_known_of_it_is_left_out() -> None:
     assert named("a1", "b2+") == "a1 of commit b2+"
     assert (named("a1", None), named(None, "b2"), named(None, None)) == ("a1", "commit b2", "")
+
+
+@pytest.fixture
+def strangers(tmp_path: Path) -> Path:
+    """A folder with packages of somebody else that are called like ours."""
+    for package in ("model", "tasks"):
+        (tmp_path / "others" / package).mkdir(parents=True)
+        (tmp_path / "others" / package / "__init__.py").write_text("raise SystemExit(f'{__name__} is of a stranger')")
+    return tmp_path / "others"
+
+
+@pytest.mark.parametrize(
+    "words", [("-m", "orchestrator", "plan", str(HERE / "configs/demo.yaml")), ("-c", "import orchestrator.supervisor")]
+)
+@pytest.mark.parametrize("in_it", [True, False])
+def test_packages_of_the_same_name_are_not_taken_for_ours(strangers: Path, words: tuple[str, ...], in_it: bool) -> None:
+    """Where a driver begins, or a worker of Ray's, which looks first where its driver was started."""
+    folder, paths = (strangers, [HERE]) if in_it else (strangers.parent, [strangers, HERE])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_config_leads_no_process_to_another_program(make_attempt: Callable[..., Attempt], strangers: Path) -> None:
+    attempt = make_attempt(settings={"env": {"PYTHONPATH": str(strangers)}})
+    environment = {**os.environ, **child_environment(attempt)}
+    assert environment["PYTHONPATH"].split(os.pathsep) == [str(HERE), str(strangers)]
+    done = subprocess.run([*PROGRAM, "--help"], cwd=strangers, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
