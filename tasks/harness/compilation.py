@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
 import torch
@@ -15,8 +16,9 @@ _KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 def load_compiler() -> None:
-    """So that the time of the first step is of compiling, in a fresh process as in a forked one."""
+    """So that the time of the first step is of compiling, in a fresh process as in a forked one. It then counts all it does."""
     importlib.import_module("torch._inductor.compile_fx")
+    importlib.import_module("torch._dynamo.utils").set_compilation_metrics_limit(sys.maxsize)  # of itself it keeps the last 64
 
 
 def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
