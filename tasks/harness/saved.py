@@ -98,7 +98,8 @@ class SavedTensors:
 
     def _keep(self, tensor: Tensor) -> _Kept:
         storage = tensor.untyped_storage()
-        known = storage._cdata in self._resident or storage._cdata in self._saved
+        again = torch._C._current_autograd_node() is not None  # in the backward pass: of a checkpoint that is re-entered
+        known = again or storage._cdata in self._resident or storage._cdata in self._saved
         entry = None if known else Saved(storage.nbytes(), self._is_square(tensor), self._inside > 0, self._place())
         if entry is not None:
             self._saved[storage._cdata] = entry

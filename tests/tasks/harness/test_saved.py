@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -93,22 +92,40 @@ def test_what_does_not_learn_saves_nothing() -> None:
 class OneLayer(nn.Module):
     """Without a list of blocks: all of it counts as one."""
 
-    def __init__(self, checkpointed: bool = False) -> None:
+    def __init__(self, checkpointed: bool = False, use_reentrant: bool = False) -> None:
         super().__init__()
         self.table = nn.Embedding(500, 16)
-        self.checkpointed = checkpointed
+        self.checkpointed, self.use_reentrant = checkpointed, use_reentrant
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden: Any = checkpoint(torch.exp, self.table(tokens), use_reentrant=False) if self.checkpointed else None
-        return functional.linear(torch.exp(self.table(tokens)) if hidden is None else hidden, self.table.weight)
+        hidden: Any = self.table(tokens)
+        if self.checkpointed:
+            return functional.linear(checkpoint(_exp, hidden, use_reentrant=self.use_reentrant), self.table.weight)
+        return functional.linear(_exp(hidden), self.table.weight)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_model_without_blocks_is_one(checkpointed: bool) -> None:
-    found = measured(model=f"{__name__}:OneLayer", model_args={"checkpointed": checkpointed})
+def _exp(hidden: Tensor) -> Tensor:
+    """Saves three tensors of the size of its input."""
+    return hidden.exp().exp().exp()
+
+
+@pytest.mark.parametrize("how", [{}, {"checkpointed": True}, {"checkpointed": True, "use_reentrant": True}], ids=str)
+def test_a_model_without_blocks_is_one(how: dict[str, Any]) -> None:
+    found = measured(model=f"{__name__}:OneLayer", model_args=how)
+    assert track(params_of(model=f"{__name__}:OneLayer", model_args=how)).saved == found
     assert sizes(found)["saved_block_bytes"] == sizes(found)["saved_bytes"]
     assert "residual_stream_bytes" not in sizes(found)
     assert "loss: LogSoftmaxBackward0" in sizes(found)
+
+
+def test_what_the_backward_pass_computes_again_was_not_saved() -> None:
+    """Either way of checkpointing keeps the input of what it computes again, and its result is saved by what comes next."""
+    plain, *checkpointed = (
+        sizes(measured(model=f"{__name__}:OneLayer", model_args=how))["saved_bytes"] or 0.0
+        for how in ({}, *({"checkpointed": True, "use_reentrant": reentrant} for reentrant in (False, True)))
+    )
+    hidden = 4 * 2 * 64 * 16
+    assert checkpointed == [plain - hidden] * 2
 
 
 def test_nothing_that_was_saved_stays() -> None:
