@@ -45,7 +45,7 @@ def build(params: AccumulationParams) -> Finding:
     device = open_capped(params)
     wide, narrow = dtypes[params.accumulator], dtypes[params.addend]
     if params.at_once:
-        total = torch.full((params.count,), params.value, dtype=narrow, device=device.torch_device).sum().to(wide)
+        total = torch.full((params.count,), params.value, dtype=narrow, device=device.torch_device).sum(dtype=wide)
     else:
         total = torch.tensor(0, dtype=wide, device=device.torch_device)
         for _ in range(params.count):

@@ -44,6 +44,8 @@ def test_accumulation_gives_the_published_values(params: dict[str, Any], printed
 def test_torchs_own_sum_accumulates_wide() -> None:
     params = {"device": "cpu", "accumulator": "bf16", "addend": "bf16", "at_once": True}
     assert values(accumulation.build(accumulation.AccumulationParams.model_validate(params)))["sum"] == 10.0
+    wide = values(accumulation.build(accumulation.AccumulationParams.model_validate({**params, "accumulator": "fp32"})))
+    assert wide["sum"] == 1000 * 0.010009765625  # what bf16 makes of a hundredth: the sum is never in it
     with pytest.raises(ValidationError, match="cannot go with at_once"):
         accumulation.AccumulationParams.model_validate({**params, "upcast": True})
 
