@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import resource
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +16,7 @@ VECTOR_MATH = (
     "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "log", "log10", "log1p",
     "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
@@ -25,9 +25,13 @@ class Skip(Exception):
 
 
 class Device(Protocol):
-    """What a cell computes on. Sizes are in bytes, null where the device does not tell them."""
+    """What a cell computes on. Sizes are in bytes, null where the device does not tell them.
+
+    untold: why peaks are null, where something can be said of it.
+    """
 
     kind: str
+    untold: str
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -49,6 +53,7 @@ class Device(Protocol):
 
 class CudaDevice:
     kind = "cuda"
+    untold = ""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
@@ -100,6 +105,7 @@ class CpuDevice:
     """
 
     kind = "cpu"
+    untold = ""
     torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
@@ -117,11 +123,15 @@ class CpuDevice:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def reset_peaks(self) -> None:
-        with suppress(OSError):  # refused in some containers: the peak is then that of the whole process so far
-            Path("/proc/self/clear_refs").write_text("5")  # the documented way to restart VmHWM at the present size
+        try:
+            _CLEAR_REFS.write_text("5")  # the documented way to restart VmHWM at the present size
+        except OSError as error:  # refused in some containers: the peak is then that of the whole process so far
+            self.untold = f"the peak cannot be restarted: {_CLEAR_REFS}: {error.strerror}"
+        else:
+            self.untold = ""
 
     def peaks(self) -> Mapping[str, int | None]:
-        return {"peak_rss_bytes": _status_bytes("VmHWM")}
+        return {"peak_rss_bytes": None if self.untold else _status_bytes("VmHWM")}
 
     def held(self) -> Mapping[str, int | None]:
         return {"held_rss_bytes": _status_bytes("VmRSS")}
@@ -137,6 +147,7 @@ class MpsDevice:
     """Apple's GPU. It keeps no peak: what is in use at the end of a phase stands in for one."""
 
     kind = "mps"
+    untold = ""
     torch_device = torch.device("mps")
 
     def synchronize(self) -> None:

@@ -2,8 +2,8 @@
 
 The first step has no optimizer state yet. What is held after the build is the model and its inputs; after the forward
 pass, what it saved comes on top, and `saved` counts that tensor by tensor. On CUDA these are the allocator's own numbers
-(allocated, reserved, requested); on the CPU the resident set of the process, named so. Statistics move when the host
-allocates, so that nothing needs to be synchronised.
+(allocated, reserved, requested); on the CPU the resident set of the process, named so, whose peak is null where the kernel
+refuses to restart it. Statistics move when the host allocates, so that nothing needs to be synchronised.
 
 All this is seen in steps of the warm-up, which take no longer for it that anybody would measure. Where there is no warm-up
 it takes a step of its own.
@@ -35,7 +35,8 @@ class PeakWatcher:
         self._device.reset_peaks()
 
     def leave(self, phase: str) -> None:
-        self.samples += _sizes({**self._device.peaks(), **self._device.held()}, self._mode, phase)
+        sizes = {**self._device.peaks(), **self._device.held()}
+        self.samples += _sizes(sizes, self._mode, phase, self._device.untold)
 
 
 class SavedWatcher:
@@ -58,8 +59,11 @@ class SavedWatcher:
         self.samples[:] = self._saved.samples("memory")  # complete after the backward pass: it tells the operations
 
 
-def _sizes(sizes: Mapping[str, int | None], mode: str, phase: str = "") -> list[Sample]:
-    return [Sample("memory", metric, "bytes", value, mode, phase) for metric, value in sizes.items()]
+def _sizes(sizes: Mapping[str, int | None], mode: str, phase: str = "", untold: str = "") -> list[Sample]:
+    return [
+        Sample("memory", metric, "bytes", value, mode, phase, note=untold if value is None else "")
+        for metric, value in sizes.items()
+    ]
 
 
 def watch_warm_up(session: Session) -> list[Sample]:

@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from model.accounting import forward_flops
 from model.config import SIZES
 from orchestrator.attempt import execute
 from tasks import train_step
+from tasks.harness import device as device_module
 from tasks.harness.device import Skip
 from tasks.harness.precision import set_precision
 from tasks.harness.progress import Progress
@@ -163,6 +165,18 @@ def test_memory_alone_measures_the_first_step_too() -> None:
         assert modes == ["first"] * 3 + ["steady"] * 3
     assert [s.mode for s in samples if s.metric == "held_rss_bytes" and not s.phase] == ["built"]
     assert {s.metric: s.value for s in samples}["saved_squares"] == 2 * 2  # two layers, two each
+
+
+def test_a_peak_that_cannot_be_restarted_is_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It would be that of the whole life of the process."""
+    monkeypatch.setattr(device_module, "_CLEAR_REFS", tmp_path)  # a folder takes no text
+    params = TrainStepParams.model_validate(TINY)
+    session = Session(build(params), params, Progress())
+    samples = [s for stage in stages_of(["memory"]) for s in stage.run(session)]
+    peaks = [s for s in samples if s.metric == "peak_rss_bytes"]
+    assert [(s.mode, s.value) for s in peaks] == [("first", None)] * 3 + [("steady", None)] * 3
+    assert {s.note for s in peaks} == {f"the peak cannot be restarted: {tmp_path}: Is a directory"}
+    assert all(s.value and not s.note for s in samples if s.metric == "held_rss_bytes")
 
 
 @pytest.mark.parametrize(("attention", "squares"), [("torch_softmax", 2), ("recompute", 0), ("flash", 0)])
