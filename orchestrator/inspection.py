@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.errors import RunError, nearest
+from orchestrator.fingerprints import known_fingerprints
 from orchestrator.invocations import as_again, last_command
 from orchestrator.nvml import gpu_names
 from orchestrator.plan import Plan
@@ -99,8 +100,7 @@ def _where(cells: Sequence[Cell], card: Card | None, here: Sequence[str], widest
 
 def _measured_on(request: Request) -> set[str]:
     """The GPUs that the run's rows are of."""
-    known = request.run.read_manifest().get("fingerprints") or {}
-    return {str(mark["gpu"]) for mark in known.get("cuda", [])}
+    return {str(mark.get("gpu")) for mark in known_fingerprints(request.run).get("cuda", [])}
 
 
 def describe_memory(request: Request, card: Card | None) -> Iterator[str]:

@@ -18,10 +18,12 @@ from orchestrator import nsys
 from orchestrator.alone import OneByOne
 from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config, with_instruments
-from orchestrator.errors import EnvironmentError, GpusLost, NodesLost, RunError, RunMismatch, SweepError
+from orchestrator.errors import EnvironmentError, GpusLost, NodesLost, SweepError
+from orchestrator.fingerprints import check_fingerprints, known_fingerprints
 from orchestrator.grid import Expansion, Selection, expand, parse_selection
 from orchestrator.invocations import INVOCATION, new_invocation
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
+from orchestrator.manifest import require_sweep
 from orchestrator.plan import BESIDE, FLAWS, Choice, Plan, make_plan, read_history
 from orchestrator.prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.program import PROGRAM_SOURCE, git_commit
@@ -130,8 +132,7 @@ def resolve(
 def resolve_again(run: Run) -> Request:
     """The request that a run folder was last written for. Raises RunError where no sweep ran in it."""
     manifest = run.require().read_manifest()
-    if "config" not in manifest:
-        raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {run}`")
+    require_sweep(manifest, run)
     source = Source(f"{run}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
     selection = Selection(**manifest["selection"])
@@ -203,6 +204,8 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, invocation, arm)
+        elif not request.run.exists:
+            writer.write_manifest(manifest_of(request, known_fingerprints(request.run), invocation))
         summary.late, summary.late_s, summary.elsewhere = queue.late, queue.late_s, queue.elsewhere
         if summary.is_at_its_end and not means.more_follows:
             note_finished(writer, invocation)
@@ -250,7 +253,8 @@ def _measure(
         environments = scheduler.environments()
         for line in niced(environments):
             means.say(line)
-        fingerprints = _check_environment(request, environments, queue, means.mixed)
+        require_devices(request, queue.devices, environments)
+        fingerprints = check_fingerprints(request.run, environments, queue, means.mixed)
         kinds = _check_kinds(queue, environments, scheduler, means)
         leave_out_wider(queue, environments, means.say)
         if queue.infers:
@@ -336,34 +340,6 @@ def require_devices(request: Request, devices: Iterable[str], environments: Sequ
         )
 
 
-def _check_environment(
-    request: Request,
-    environments: Sequence[Mapping[str, Any]],
-    queue: Queue,
-    mixed: bool,
-) -> dict[str, list[dict[str, Any]]]:
-    """By device, the fingerprints of the folder with those that this run adds. Raises EnvironmentError or RunMismatch."""
-    known: dict[str, list[dict[str, Any]]] = request.run.read_manifest().get("fingerprints", {}) if queue.has_results else {}
-    require_devices(request, queue.devices, environments)
-    for device in sorted(queue.devices):
-        current = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
-        before = known.get(device, [])
-        unknown = [mark for place, mark in enumerate(current) if mark not in before and mark not in current[:place]]
-        same_but_gpu = [_but_gpu(mark) for mark in before] if queue.names_kinds else []
-        others = [mark for mark in unknown if _but_gpu(mark) not in same_but_gpu]
-        if before and others and not mixed:
-            raise RunMismatch(
-                f"{request.run}: holds results of {_difference(before[-1], others[0])}",
-                "Name another folder with --out, or add --mixed to keep both in one",
-            )
-        known[device] = [*before, *unknown]
-    return known
-
-
-def _but_gpu(mark: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in mark.items() if name != "gpu"}
-
-
 def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], scheduler: Scheduler, means: Means) -> dict[str, int]:
     """How many cells there is room for at once, by the kind of GPU that they ask for. Those that ask for one that is not here
     are left out, for another run to measure. Raises EnvironmentError where that is all of them.
@@ -391,14 +367,9 @@ def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], schedu
 
 def _require_one_kind_of_gpu(fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: Queue) -> None:
     """What ran out of memory on one kind says nothing of another. Raises EnvironmentError."""
-    kinds = sorted({mark["gpu"] for mark in fingerprints.get("cuda", [])})
+    kinds = sorted({str(mark.get("gpu")) for mark in fingerprints.get("cuda", [])})
     if len(kinds) > 1 and not queue.names_kinds:
         raise EnvironmentError(f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out")
-
-
-def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    return ", ".join(f"{name} {before.get(name)} (here {now.get(name)})" for name in names)
 
 
 def manifest_of(request: Request, fingerprints: dict[str, list[dict[str, Any]]], invocation: Mapping[str, Any]) -> dict[str, Any]:

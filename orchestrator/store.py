@@ -37,7 +37,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
+from orchestrator.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.manifest import MANIFEST_FILE, WRITTEN_AGAIN, read_manifest
 from orchestrator.parts import (
     ATTEMPTS,
     PREDICTIONS,
@@ -66,13 +67,6 @@ PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is 
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
 
-_MANIFEST = {
-    "config": dict,
-    "invocations": list,
-    "fingerprints": dict,
-    "defaults": dict,
-    "asked": int,
-}  # what has these has them so
 _MEASURED = ("samples", "kernels", "allocations", "live")  # by the names that they have in an outcome
 
 
@@ -88,7 +82,7 @@ class Run:
 
     @property
     def exists(self) -> bool:
-        return (self.folder / "run.json").exists()
+        return (self.folder / MANIFEST_FILE).exists()
 
     def within(self, name: str) -> Run:
         """A run of its own in the folder of this one."""
@@ -102,24 +96,15 @@ class Run:
         if (self.folder / PUBLICATION_FILE).exists() and not self.exists:
             within = ", ".join(sorted(shlex.quote(str(path.parent)) for path in self.folder.glob("*/run.json")))
             raise RunError(f"{self.folder}: holds runs that were published", f"Name one of them: {within}")
+        if not self.exists and any((self.folder / "attempts").glob("*.parquet")):
+            raise RunError(f"{self}: its {MANIFEST_FILE} is gone", f"Restore it: {WRITTEN_AGAIN}")
         if not self.exists:
             raise RunError(f"{self}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
         return self
 
     def read_manifest(self) -> dict[str, Any]:
-        """run.json; empty before the first run. Raises RunMismatch for one of a newer program."""
-        if not self.exists:
-            return {}
-        try:
-            manifest = json.loads((self.folder / "run.json").read_text())
-        except ValueError as error:
-            raise RunError(f"{self}/run.json: is not JSON: {error}", "Restore it, or name another --out") from error
-        if not _is_manifest(manifest):
-            raise RunError(f"{self}/run.json: is of another program", "Restore it, or name another --out")
-        if manifest.get("schema_version", 0) > SCHEMA_VERSION:
-            version = manifest["schema_version"]
-            raise RunMismatch(f"{self}: was written with schema {version}, newer than {SCHEMA_VERSION}", "Update")
-        return dict(manifest)
+        """run.json; empty before the first run. Raises RunError for what is none, RunMismatch for one of a newer program."""
+        return read_manifest(self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}", SCHEMA_VERSION) if self.exists else {}
 
     def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
         """One of the tables as a frame, all parts with their schemas unified; missing columns are null.
@@ -264,7 +249,7 @@ class RunWriter(Run):
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
         with self._writing():
-            replace_file(self.folder / "run.json", text.encode())
+            replace_file(self.folder / MANIFEST_FILE, text.encode())
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
         """Keeps an outcome: what it measured first, its attempt last."""
@@ -321,10 +306,6 @@ class RunWriter(Run):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
                 write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
-
-
-def _is_manifest(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(found[name], kind) for name, kind in _MANIFEST.items() if name in found)
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, Any]:
