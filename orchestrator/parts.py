@@ -190,9 +190,10 @@ def require_parts(folder: Path, schema: pa.Schema) -> None:
 
 
 def _that_count(folder: Path) -> list[Path]:
-    """All parts that no merged one replaces."""
-    replaced = replaced_parts(folder)
-    parts = [path for path in sorted(folder.glob("*.parquet")) if path.name not in replaced]
+    """All parts that no merged one replaces. Raises FileNotFoundError where they are merged meanwhile."""
+    listed = _listed(folder)
+    replaced = _replaced_by(filter(is_merged, listed))
+    parts = [path for path in listed if path.name not in replaced]
     for path in parts:
         if not _NAMES.fullmatch(path.stem):
             raise RunError(f"{path}: has not the name of a part", "Move it away: a copy of one would count twice")
@@ -235,10 +236,22 @@ def _require_rows(read: pa.Table) -> None:
             raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
 
 
+def _listed(folder: Path) -> list[Path]:
+    """Its parts at one moment: a merged one that comes while they are listed may be missed, and those that go with it."""
+    listed = sorted(folder.glob("*.parquet"))
+    while set(filter(is_merged, listed)) != set(folder.glob(f"{_MERGED}*.parquet")):
+        listed = sorted(folder.glob("*.parquet"))
+    return listed
+
+
 def replaced_parts(folder: Path) -> set[str]:
     """The names of the parts whose rows are in a merged one."""
+    return _replaced_by(folder.glob(f"{_MERGED}*.parquet"))
+
+
+def _replaced_by(merged: Iterable[Path]) -> set[str]:
     replaced: set[str] = set()
-    for path in folder.glob(f"{_MERGED}*.parquet"):
+    for path in merged:
         with _reading(path):
             replaced |= set(json.loads((pq.read_schema(_as_a_file(path)).metadata or {}).get(_REPLACES, b"[]")))
     return replaced

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ import pytest
 from orchestrator import store
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.plan import read_history
-from orchestrator.store import Run
+from orchestrator.store import Run, RunWriter
 from tasks.harness.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
 from tests.orchestrator.test_parts import ROW
 
@@ -118,6 +118,39 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
     for table, frame in before.items():
         assert len(list((run.folder / table).glob("*.parquet"))) == 1
         pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
+
+
+@pytest.mark.parametrize("listing", range(4))
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
+    listing: int, moment: str, slow: bool, run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, during or after one of the listings that a reader makes. slow: what was merged is there for a while yet."""
+    with run.opened_for_writing() as writer:
+        for seed in range(5):
+            writer.append(make_outcome(seed=seed), None)
+    whole, real, listings = _sorted(run.read("attempts")), Path.glob, iter(range(9))
+
+    def merge() -> None:
+        with monkeypatch.context() as now:
+            now.setattr(Path, "glob", real)
+            now.setattr(store, "MERGE_BATCH", 4)
+            if slow:
+                now.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+            RunWriter(run.folder).merge_parts()
+
+    def glob(folder: Path, pattern: str) -> Iterator[Path]:
+        its_turn = folder.name == "attempts" and next(listings, None) == listing
+        if its_turn and moment == "before":
+            merge()
+        found = list(real(folder, pattern))
+        if its_turn and moment != "before":
+            merge()
+        return iter([path for path in found if path.exists()] if its_turn and moment == "during" else found)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    pd.testing.assert_frame_equal(_sorted(run.read("attempts")), whole)
 
 
 def test_more_parts_than_a_process_may_open(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
