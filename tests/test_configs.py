@@ -102,7 +102,7 @@ def test_a_small_version_runs(name: str, sweep_here: Callable[..., Result], tmp_
         assert not list((tmp_path / "out").rglob("fxgraph"))  # its own cache went with it
     if name == "kernels":
         assert len(list((tmp_path / "out").rglob("trace_*.json.gz"))) == len(cells)
-        assert (cells["attributed_to_module"] > 0.95).all()
+        assert cells["attributed_to_module"].median() > 0.95  # a share of time: a busy neighbour may fall on what is of no module
         assert (cells["profile_cost"] > 0).all()
     printed = sweep_here("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
     assert printed.exit_code == 0, printed.output

@@ -149,13 +149,17 @@ def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(make_attemp
     assert execute(make_attempt(2)).status is Status.OK
 
 
+def has_a_line(mark: Path) -> bool:
+    return mark.exists() and mark.read_text().endswith("\n")
+
+
 def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(make_attempt: MakeAttempt, tmp_path: Path) -> None:
     own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "sleep", "mark": str(tmp_path / "mark")}}
     attempt, outcomes = make_attempt(settings={"import_paths": (TESTS,), "start_method": "spawn"}, **own), list[Outcome]()
     supervisor = threading.Thread(target=lambda: outcomes.append(execute(attempt)))
     supervisor.start()
     deadline = time.monotonic() + 100
-    while not (tmp_path / "mark").exists():
+    while not has_a_line(tmp_path / "mark"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     fresh = psutil.Process(int((tmp_path / "mark").read_text()))
