@@ -119,6 +119,7 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
 
     evidence: where instruments say what they know of an error that ends one.
     """
+    from tasks.harness.compilation import require_compiled
     from tasks.harness.environment import fingerprint, read_environment
     from tasks.harness.precision import require_precision
     from tasks.harness.registry import all_tasks
@@ -146,6 +147,8 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
         try:
             _take(stage.run(session), journal)
             require_precision(params)
+            if built.compiled and session.steps:
+                require_compiled()
         except Exception as error:
             for ask in session.on_error:
                 ask(error)

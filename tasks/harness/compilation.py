@@ -16,9 +16,14 @@ _KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 def load_compiler() -> None:
-    """So that the time of the first step is of compiling, in a fresh process as in a forked one. It then counts all it does."""
+    """So that the time of the first step is of compiling, in a fresh process as in a forked one. It then counts all it does.
+
+    What it has compiled again and again, up to its limit, is an error in whichever step: it would run that as eager from then on.
+    """
     importlib.import_module("torch._inductor.compile_fx")
-    importlib.import_module("torch._dynamo.utils").set_compilation_metrics_limit(sys.maxsize)  # of itself it keeps the last 64
+    dynamo: Any = importlib.import_module("torch._dynamo")
+    dynamo.config.fail_on_recompile_limit_hit = True
+    dynamo.utils.set_compilation_metrics_limit(sys.maxsize)  # of itself it keeps the last 64
 
 
 def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from statistics import median
 import torch
 
 from tasks.harness.collection import uncollected
-from tasks.harness.compilation import compile_facts, require_compiled, uses_cuda_graphs
+from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.order_statistics import half_width
 from tasks.harness.pace import Additions
@@ -112,7 +112,6 @@ def compile_first(session: Session) -> Iterator[Sample]:
     if session.workload.compiled:
         graphs = uses_cuda_graphs(session.params)
         yield from _synced_steps(session, "compile", _STEPS_TO_RECORD_GRAPHS if graphs else 1)
-        require_compiled()
 
 
 def warm_up(session: Session) -> Iterator[Sample]:

@@ -77,9 +77,13 @@ def test_what_the_environment_overrules_is_not_measured(precision: str, override
     set_precision(TrainStepParams.model_validate(TINY))  # of no product on the CPU
 
 
-def test_what_was_to_be_compiled_and_was_not_is_no_result(make_attempt: Callable[..., Attempt]) -> None:
-    outcome = execute(make_attempt(compile="blocks", settings={"env": {"TORCHDYNAMO_DISABLE": "1"}}))
-    assert (outcome.status, outcome.stage) == (Status.FAILED, "compile")
+@pytest.mark.parametrize(("instruments", "stage"), [(("timing", "memory"), "compile"), (("memory",), "memory")])
+def test_what_was_to_be_compiled_and_was_not_is_no_result(
+    instruments: tuple[str, ...], stage: str, make_attempt: Callable[..., Attempt]
+) -> None:
+    settings = {"env": {"TORCHDYNAMO_DISABLE": "1"}, "instruments": instruments}
+    outcome = execute(make_attempt(compile="blocks", settings=settings))
+    assert (outcome.status, outcome.stage) == (Status.FAILED, stage)
     assert "compiled nothing: unset TORCHDYNAMO_DISABLE=1" in outcome.evidence["message"]
 
 

@@ -28,3 +28,14 @@ def test_every_recompilation_is_counted_however_many() -> None:
     for length in range(2, 9):
         double(torch.ones(length))
     assert compile_facts()["compile_recompiles"] == 6
+
+
+@pytest.mark.usefixtures("_forgetful_compiler")
+def test_what_would_be_eager_after_so_many_compilations_is_an_error() -> None:
+    load_compiler()
+    double = torch.compile(lambda x: x * 2, backend="eager", dynamic=False)
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for length in (2, 3, 4):
+            double(torch.ones(length))
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit, match="recompile_limit"):
+            double(torch.ones(5))
