@@ -44,6 +44,16 @@ def test_noise_takes_more_up_to_the_limits() -> None:
     assert measured(jumping(0.05), StopRule(0.06, 100, 2.0)).stopped_by == "half-width"
 
 
+@pytest.mark.parametrize(("most_steps", "most_seconds"), [(13, 1e9), (100, 1.3)])
+def test_what_is_known_where_the_steps_end_is_no_limit(most_steps: int, most_seconds: float) -> None:
+    """The next look would be after the fourteenth. Four in thirteen are held up or fast: outside of the interval."""
+    durations = [100.0, 104.0, 100.0, 96.0, 100.0, 100.0, 104.0, 100.0, 96.0, *repeat(100.0, 4)]
+    steps = measured(durations, StopRule(0.01, most_steps, most_seconds))
+    assert (steps.stopped_by, len(steps.durations)) == ("half-width", 13)
+    unknown = measured([*durations[:-1], 104.0], StopRule(0.01, most_steps, most_seconds))
+    assert unknown.stopped_by == ("steps" if most_steps == 13 else "seconds")
+
+
 def test_what_is_out_of_reach_is_not_striven_for() -> None:
     noisy = measured(jumping(0.05))  # 330 steps would do, were it normal noise
     assert (noisy.stopped_by, len(noisy.durations)) == ("out of reach", 6)
@@ -60,7 +70,7 @@ def test_the_interval_is_looked_at_ever_more_seldom(monkeypatch: pytest.MonkeyPa
     looks: list[int] = []
     monkeypatch.setattr(stopping, "half_width", lambda steady: looks.append(len(steady)) or half_width(steady))
     measured(jumping(0.02))
-    assert looks == [6, 9, 14, 21, 32, 48, 72]
+    assert looks == [6, 9, 14, 21, 32, 48, 72, 100]  # the last where the steps end
 
 
 @pytest.mark.parametrize(
