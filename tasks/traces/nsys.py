@@ -26,7 +26,7 @@ _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: 
 def read_nsys(path: Path) -> Timeline:
     """Raises ValueError for a file that is no such export, or that holds no CUDA activity."""
     try:
-        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "StringIds" not in tables:
                 raise ValueError(f"{path}: is no export of Nsight Systems: it has no table StringIds")

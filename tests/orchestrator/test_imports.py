@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -60,6 +61,15 @@ def test_it_joins_what_is_there_and_the_same_again_is_a_further_attempt(
     attempts = run.read("attempts")
     assert sorted(attempts.loc[attempts["task"] == "nsys", "attempt"]) == [1, 2]
     assert list(load_results(run).kernels()["cell"]).count(cell) == 3  # of the attempt that counts
+
+
+@pytest.mark.parametrize("folder", ["a?mode=rwc", "a#b", "50%25", "%3f"])
+def test_a_path_may_have_what_an_address_gives_a_meaning(folder: str, export: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / folder).mkdir()
+    named = export.rename(tmp_path / folder / "r?#%.sqlite")
+    monkeypatch.chdir(tmp_path)
+    import_nsys(named.relative_to(tmp_path), Run(tmp_path / "run"))
+    assert len(Run(tmp_path / "run").read("kernels")) == 3
 
 
 @pytest.mark.parametrize(("name", "said"), [("none.sqlite", "is not there"), ("text.sqlite", "no export of Nsight Systems")])
