@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from pathlib import Path
 
@@ -17,20 +18,22 @@ TASK = "nsys"
 
 
 class ImportedParams(Params):
-    """What is known of a cell that another program measured: the file that it came in."""
+    """What is known of a cell that another program measured: the file that it came in, and a digest of what that holds: nsys
+    calls its files report1 and report2 wherever it runs."""
 
     file: str
+    content: str
 
 
 def import_nsys(file: Path, run: Run) -> str:
     """Adds the file to the run as a cell, whose id comes back. Raises RunError or EnvironmentError.
 
-    The same file again is a further attempt at the same cell.
+    The same file again is a further attempt at the same cell; another of that name is another cell.
     """
     started_at, began = time.time(), time.monotonic()
     timeline = read_report(file)
     works = attribute(timeline)
-    cell = Cell(TASK, 1, ImportedParams(file=file.name))
+    cell = Cell(TASK, 1, ImportedParams(file=file.name, content=_digest(file)))
     with run.opened_for_writing() as writer:
         earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
         number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
@@ -50,3 +53,8 @@ def import_nsys(file: Path, run: Run) -> str:
         )
         writer.append(outcome, None)
     return cell.id
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:12]

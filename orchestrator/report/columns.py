@@ -246,6 +246,7 @@ PARAMETERS: tuple[Column, ...] = (
     Column("mean", "", "of a norm's error: mean of the elements, in those standard deviations"),
     Column("eps", "", "of a norm's error: what is added under the root"),
     Column("file", "", "of what `sweep import-nsys` brought in: the file that it came in"),
+    Column("content", "", "a digest of what that file holds: another of its name is another cell"),
 )  # fmt: skip
 
 

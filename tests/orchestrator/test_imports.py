@@ -63,6 +63,18 @@ def test_it_joins_what_is_there_and_the_same_again_is_a_further_attempt(
     assert list(load_results(run).kernels()["cell"]).count(cell) == 3  # of the attempt that counts
 
 
+def test_another_file_of_its_name_is_another_cell(export: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    first = import_nsys(export, run)
+    (tmp_path / "elsewhere").mkdir()
+    other = NsysExport(tmp_path / "elsewhere" / export.name)
+    other.kernel("void relu", 10, 20, 30)
+    second = import_nsys(other.path, run)
+    assert first != second
+    assert list(run.read("attempts")["attempt"]) == [1, 1]
+    assert set(load_results(run).kernels()["cell"]) == {first, second}
+
+
 @pytest.mark.parametrize("folder", ["a?mode=rwc", "a#b", "50%25", "%3f"])
 def test_a_path_may_have_what_an_address_gives_a_meaning(folder: str, export: Path, tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / folder).mkdir()
