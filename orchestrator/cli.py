@@ -311,6 +311,12 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
     from orchestrator.schedulers import RayScheduler, SerialScheduler
 
     console, address, cpu_cells = SweepConsole(), chosen["address"], chosen["cpu_cells"]
+    if chosen["scheduler"] == "serial":
+        for option, is_asked in (("--address", address is not None), ("--cpu-cells", cpu_cells > 1)):
+            if is_asked:
+                raise ConfigError(
+                    f"{option}: is of Ray, and --scheduler serial measures here, one by one", "Leave one of them out"
+                )
     return Means(
         open_scheduler=lambda example: (
             RayScheduler(address, cpu_cells, example) if chosen["scheduler"] == "ray" else SerialScheduler()
@@ -356,6 +362,11 @@ def _choice(chosen: dict[str, Any]) -> Any:
 
     if chosen["verify_inferred"] and not chosen["infer_oom"]:
         raise ConfigError("--verify-inferred: nothing is inferred without --infer-oom", "Add that, or leave this out")
+    within = {*chosen["only"], *(FLAWS if "ok" in chosen["only"] else ())}
+    if within and (beyond := [word for word in chosen["retry"] if word not in within]):
+        raise ConfigError(
+            f"--retry {beyond[0]}: --only leaves out all such cells", f"Add --only {_status_of(beyond[0])}, or leave one out"
+        )
     return Choice(
         infer_oom=chosen["infer_oom"],
         verify=chosen["verify_inferred"],
@@ -364,6 +375,10 @@ def _choice(chosen: dict[str, Any]) -> Any:
         only=frozenset(chosen["only"]),
         fresh=chosen["fresh"],
     )
+
+
+def _status_of(retried: str) -> str:
+    return "ok" if retried in FLAWS else retried
 
 
 def _seconds(text: str | None) -> float | None:

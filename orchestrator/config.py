@@ -123,7 +123,9 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
         document = plain(source.document)
     except TypeError as error:
         raise ConfigError(f"{name}: {error}", "Write it without a tag, or in quotes") from error
-    return validate_config(document, source), source
+    config = validate_config(document, source)
+    _check_sense(config, source)
+    return config, source
 
 
 def validate_config(document: Values, source: Source) -> SweepConfig:
@@ -139,6 +141,19 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
     _check_env(config.env, source)
     _check_results(config.results, source)
     return config
+
+
+def _check_sense(config: SweepConfig, source: Source) -> None:
+    """Of a config that is written, not of one that was run: what it says in vain."""
+    if not config.instruments:
+        raise ConfigError(
+            f"{source.where(('instruments',))}: is empty: nothing would be measured", "Leave it out, or write [timing]"
+        )
+    for number, grid in enumerate(config.grids):
+        for name in grid.fixed:
+            if name in grid.axes:
+                where = source.where(("grids", number, "fixed", name))
+                raise ConfigError(f"{where}: is among the axes of the grid too", "Leave one of them out")
 
 
 def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:

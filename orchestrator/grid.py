@@ -37,10 +37,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class Expansion:
-    """The cells of a config in its order, each once; `duplicates` were named by more than one combination."""
+    """The cells of a config in its order, each once; `duplicates` were named by more than one combination. idle: the axes that
+    `--set` names and of which no cell has a value of these, such as one of another `timing`.
+    """
 
     cells: tuple[Cell, ...]
     duplicates: int = 0
+    idle: frozenset[str] = frozenset()
 
     def label(self, cell: Cell) -> str:
         """The task and what tells the cell from the others of its task."""
@@ -81,16 +84,25 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     _check_values(config, "--where", selection.where)
     _check_size(config, source, selection)
     cells: dict[str, Cell] = {}
-    named = 0
+    named, idle = 0, set(selection.set)
     for number, grid in enumerate(config.grids):
         for cell in _expand_grid(grid, ("grids", number), config, source, selection):
             named += 1
             cells.setdefault(cell.id, cell)
+            idle -= {name for name in idle if cell.params.values().get(name) in selection.set[name]}
     if not named:
         remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
         raise ConfigError(f"{source.name}: the grid is empty", remedy)
     chosen = choose_sample(cells.values(), selection.sample) if selection.sample else tuple(cells.values())
-    return Expansion(chosen, named - len(cells))
+    return Expansion(chosen, named - len(cells), frozenset(idle))
+
+
+def require_effect(expansion: Expansion) -> None:
+    """Raises ConfigError for what `--set` names in vain: the sweep would be another than the one that was asked for."""
+    for name in sorted(expansion.idle):
+        raise ConfigError(
+            f"--set {name}: no cell of these has it", "Leave it out, or set what it goes with, such as timing, device or compile"
+        )
 
 
 def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:

@@ -72,6 +72,35 @@ def test_an_instrument_that_cannot_be(names: list[str], said: str, sweep_here: C
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--retry", "failed", "--only", "ok"), "--retry failed: --only leaves out all such cells. Add --only failed, or leave"),
+        (("--retry", "wide", "--only", "oom"), "--retry wide: --only leaves out all such cells. Add --only ok, or leave"),
+        (
+            ("--scheduler", "serial", "--address", "auto"),
+            "--address: is of Ray, and --scheduler serial measures here, one by one.",
+        ),
+        (("--scheduler", "serial", "--cpu-cells", "2"), "--cpu-cells: is of Ray, and --scheduler serial measures here,"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    words: tuple[str, ...], said: str, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    ended = sweep_here("run", "c.yaml", *words)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"sweep: {said}")
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
+@pytest.mark.parametrize("words", [("--retry", "wide", "--only", "ok"), ("--retry", "oom", "--only", "oom", "--only", "ok")])
+def test_options_that_go_together(words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    assert sweep_here("plan", "c.yaml", *words).exit_code == 0
+
+
 @pytest.mark.parametrize("option", ["--granularity", "--up-to"])
 def test_no_size_is_sought_that_no_parameter_can_have(option: str, sweep_here: Callable[..., Result]) -> None:
     ended = sweep_here("max-context", "c.yaml", "--gpu", "H200", "--up-to", 2**63 - 1, option, 2**63)

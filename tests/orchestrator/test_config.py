@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from orchestrator.config import json_schema, load_config, parse_config
+from orchestrator.config import Source, json_schema, load_config, parse_config, validate_config
 from orchestrator.errors import ConfigError
 from orchestrator.grid import Selection, expand, parse_selection
 from tests.fuzz import mutants, outcome_of
@@ -202,3 +202,24 @@ def test_schema_refuses_what_the_loader_refuses() -> None:
 
 def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     assert json.loads(sweep("schema").stdout)["title"] == "SweepConfig"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "name: a\ngrids:\n- task: matmul\n  axes: {seed: [1, 2]}\n  fixed:\n    device: cpu\n    seed: 3",
+            "c.yaml:7: grids[0].fixed.seed: is among the axes of the grid too. Leave one of them out",
+        ),
+        (
+            "name: a\ninstruments: []\ngrids: [{task: matmul}]",
+            "c.yaml:2: instruments: is empty: nothing would be measured. Leave it out, or write [timing]",
+        ),
+    ],
+)
+def test_what_is_said_in_vain_is_refused_where_it_is_written(text: str, said: str) -> None:
+    """Not where it is read of a run that an earlier program let have it."""
+    with pytest.raises(ConfigError) as refused:
+        parse_config(text, "c.yaml")
+    assert str(refused.value) == said
+    validate_config(YAML(typ="safe", pure=True).load(text), Source("run.json", None))

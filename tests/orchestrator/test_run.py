@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.cli import _conclude
 from orchestrator.cost import Estimator
-from orchestrator.errors import EnvironmentError, RunError, RunMismatch, RunUnwritable
+from orchestrator.errors import ConfigError, EnvironmentError, RunError, RunMismatch, RunUnwritable
 from orchestrator.inspection import describe_plan, describe_status
 from orchestrator.plan import Choice, read_history
 from orchestrator.program import program_source
@@ -577,6 +577,22 @@ def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(request_of: 
 def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
     with pytest.raises(EnvironmentError, match=r"asks for device cuda, and here there is only cpu.*--set device=cpu"):
         go(request_of(CONFIG.replace("device: cpu", "device: cuda")), FakeScheduler(outcome_of))
+
+
+@pytest.mark.parametrize("axis", ["half_width=0.02", "compile_mode=max-autotune", "gpu_kind=H100,A100"])
+def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., Request]) -> None:
+    """It is of adaptive timing, of what is compiled, of a GPU."""
+    with pytest.raises(ConfigError, match=f"--set {axis.partition('=')[0]}: no cell of these has it"):
+        request_of(sets=[axis])
+    assert request_of(sets=[axis, "timing=fixed,adaptive", "compile=eager,blocks", "device=cpu,cuda"]).expansion.cells
+
+
+def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(request_of: Callable[..., Request]) -> None:
+    """An earlier program let it."""
+    go(request_of(), FakeScheduler(outcome_of))
+    with request_of().run.opened_for_writing() as writer:
+        writer.write_manifest({**writer.read_manifest(), "selection": {"set": {"half_width": [0.02]}, "where": {}}})
+    assert len(resolve_again(request_of().run).expansion.cells) == 4
 
 
 def test_the_manifest_says_who_ran_what(request_of: Callable[..., Request]) -> None:
