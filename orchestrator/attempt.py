@@ -105,14 +105,14 @@ def _in_environment(attempt: Attempt, environment: Mapping[str, str]) -> Attempt
 def child_environment(attempt: Attempt) -> dict[str, str]:
     """What must be set before torch is imported. The config's own variables win, but where a cell wants a cold cache, and where
     they would have another program measure."""
-    own = attempt.settings.env
+    own = dict(attempt.settings.env)
     variables = {
+        "PYTHONPATH": import_path(own.pop("PYTHONPATH", None)),
         "KINETO_LOG_LEVEL": "99",
         "TORCHINDUCTOR_CACHE_DIR": str(attempt.path.parent.parent.parent / "cache" / "inductor"),
     }
     on_cpu = CPU_ALLOCATOR if attempt.cell.params.device == "cpu" else {}
-    cold = _cold_caches(attempt) if _is_cold(attempt) else {}
-    return {**variables, **on_cpu, **own, **cold, "PYTHONPATH": import_path(own.get("PYTHONPATH"))}
+    return {**variables, **on_cpu, **own, **(_cold_caches(attempt) if _is_cold(attempt) else {})}
 
 
 def _own_cache(attempt: Attempt) -> Path:

@@ -42,7 +42,9 @@ def test_a_grid_alone_and_together(
 
     def sweep(words: list[str], environment: dict[str, str]) -> None:
         called.append(words)
-        assert sweep_here(*words, *(["--scheduler", "serial"] if words[0] == "run" else [])).exit_code == 0
+        how = words.index("--cpu-cells") if words[0] == "run" else None  # the last two, which are of Ray
+        done = sweep_here(*words[:how], *(["--scheduler", "serial"] if words[0] == "run" else []))
+        assert done.exit_code == 0, done.output
 
     monkeypatch.setattr(scaling, "sweep", sweep)
     words = [str(write_config(CONFIG)), "--set", "seed=0,1", "--where", "seed=1", "--cpu-cells", "2"]
