@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -197,14 +197,15 @@ def _system_takes(text: str) -> bool:
         return False
 
 
-def config_error(error: ValidationError, source: Source, base: Place, allowed: Any) -> ConfigError:
+def config_error(error: ValidationError, source: Source, base: Place | Callable[[Place], Place], allowed: Any) -> ConfigError:
     """The first complaint of a validation, in one line with its place and its remedy.
 
-    allowed(place) lists the words that may stand at a place where an unknown one was found.
+    base: where what was validated stands, or what gives a place in the file for one in that. allowed(place) lists the words that
+    may stand at a place where an unknown one was found.
     """
     # A misspelt name is reported twice, as unknown and as missing: the first is what helps.
     first = min(error.errors(), key=lambda complaint: complaint["type"] != "extra_forbidden")
-    place = (*base, *first["loc"])
+    place = base(first["loc"]) if callable(base) else (*base, *first["loc"])
     where = source.where(place)
     match first["type"]:
         case "extra_forbidden":

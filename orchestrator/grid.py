@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -124,7 +124,7 @@ def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, 
         for override in grid.override:
             if matches({**defaults, **values}, override.when):
                 values |= {name: value for name, value in override.set.items() if name not in narrowed}
-        cell = _make_cell(grid, values, at, source)
+        cell = _make_cell(grid, values, partial(_written, grid, at, values, narrowed), source)
         actual = {**cell.params.values(), "task": cell.task}
         if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(actual, selection.where):
             continue
@@ -136,21 +136,31 @@ def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _make_cell(grid: Grid, values: Values, place: Place, source: Source) -> Cell:
+def _make_cell(grid: Grid, values: Values, written: Callable[[Place], Place], source: Source) -> Cell:
     try:
         return make_cell(grid.task, values)
     except ValidationError as error:
-        raise config_error(error, source, _place_of(grid, place, error), lambda _: axis_names(_params(grid))) from error
+        raise config_error(error, source, written, lambda _: axis_names(_params(grid))) from error
 
 
-def _place_of(grid: Grid, place: Place, error: ValidationError) -> Place:
-    """In which part of a grid the complained-of parameter was written."""
-    location = error.errors()[0]["loc"]
-    name = location[0] if location else None
-    for part in ("axes", "fixed"):
-        if name in getattr(grid, part):
-            return (*place, part)
-    return place
+def _written(grid: Grid, at: Place, values: Values, narrowed: Collection[str], complaint: Place) -> Place:
+    """Where that part of the parameters of a cell stands in the file. at: of the grid, or of what it includes."""
+    if not complaint or complaint[0] in narrowed or complaint[0] not in values:
+        return (*at, *complaint)
+    name, within = str(complaint[0]), complaint[1:]
+    grid_at, is_included = at[:2], len(at) > 2
+    for i, override in reversed(list(enumerate(grid.override))):
+        if name in override.set and override.set[name] is values[name]:
+            return (*grid_at, "override", i, "set", *complaint)
+    if is_included and name in grid.include[int(at[-1])]:
+        return (*at, *complaint)
+    if not is_included and name in grid.axes:
+        return (*grid_at, "axes", name, _index(grid.axes[name], values[name]), *within)
+    return (*grid_at, "fixed", *complaint) if name in grid.fixed else ("defaults", *complaint)
+
+
+def _index(values: Sequence[Any], wanted: Any) -> int:
+    return next((place for place, value in enumerate(values) if value is wanted), 0)
 
 
 def _check_axes(config: SweepConfig, source: Source, selection: Selection) -> None:
@@ -192,10 +202,17 @@ def _check_clauses(config: SweepConfig, source: Source) -> None:
 def _check_clause(grid: Grid, name: str, wanted: Any, place: Place, source: Source) -> None:
     if wanted == []:
         raise ConfigError(f"{source.where((*place, name))}: an empty list matches nothing", "Name a value, or several")
-    for value in wanted if isinstance(wanted, list) else [wanted]:
+    several = isinstance(wanted, list)
+    for number, value in enumerate(wanted if several else [wanted]):
         error = _refusal(grid, name, value)
         if error:
-            raise config_error(error, source, place, lambda _: ()) from error
+            at = (*place, name, number) if several else (*place, name)
+            raise config_error(error, source, partial(_within, at), lambda _: ()) from error
+
+
+def _within(at: Place, complaint: Place) -> Place:
+    """at: of the parameter that is complained of."""
+    return (*at, *complaint[1:])
 
 
 def _check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequence[Any]]) -> None:

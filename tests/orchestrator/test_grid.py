@@ -80,7 +80,7 @@ def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
             "size: minni, context",
             "test.yaml:8: grids[0].exclude[0].size: 'minni' is not allowed. Did you mean",
         ),
-        ("[32, 64]", '[32, "64"]', "test.yaml:8: grids[0].exclude[0].context_length: Input should be a valid integer"),
+        ("[32, 64]", '[32, "64"]', "test.yaml:8: grids[0].exclude[0].context_length[1]: Input should be a valid integer"),
         ("[32, 64]", "0", "greater than or equal to 1"),
         ("[32, 64]", "null", "valid integer"),
         ("[32, 64]", "[]", "test.yaml:8: grids[0].exclude[0].context_length: an empty list matches nothing"),
@@ -214,3 +214,50 @@ def test_a_selection_can_ask_for_a_sample_of_what_it_picks() -> None:
     everything, half = (expand(config, source, parse_selection([], ["size=tiny"], share)).cells for share in (None, 0.5))
     assert len(half) == len(everything) / 2
     assert set(half) < set(everything)
+
+
+PLACES = """
+name: test
+defaults:
+  seed: 0
+grids:
+  - task: train_step
+    axes:
+      size: [tiny, mini]
+      context_length:
+        - 16
+        - 32
+    fixed:
+      device: cpu
+      batch_size: 1
+    exclude:
+      - {size: tiny, context_length: [16, 32]}
+    include:
+      - size: mini
+        context_length: 8
+    override:
+      - when: {size: tiny}
+        set:
+          measured_steps: 4
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("seed: 0", "seed: wrong", "defaults.seed"),
+        ("[tiny, mini]", "[tiny, wrong]", "grids[0].axes.size[1]"),
+        ("- 32", "- wrong", "grids[0].axes.context_length[1]"),
+        ("batch_size: 1", "batch_size: wrong", "grids[0].fixed.batch_size"),
+        ("[16, 32]", "[16, wrong]", "grids[0].exclude[0].context_length[1]"),
+        ("context_length: 8", "context_length: wrong", "grids[0].include[0].context_length"),
+        ("measured_steps: 4", "measured_steps: wrong", "grids[0].override[0].set.measured_steps"),
+    ],
+)
+def test_a_wrong_value_is_named_where_it_stands(old: str, new: str, place: str) -> None:
+    """Not where its grid begins."""
+    text = PLACES.replace(old, new)
+    (line,) = (number for number, line in enumerate(text.splitlines(), 1) if "wrong" in line)
+    with pytest.raises(ConfigError) as refused:
+        expanded(text)
+    assert str(refused.value).startswith(f"test.yaml:{line}: {place}: ")
