@@ -22,7 +22,7 @@ from orchestrator.report.gpus import Card, driver_name
 from orchestrator.resumption import going_on
 from orchestrator.run import Request, make_settings, plan_request
 from orchestrator.store import Run
-from tasks.harness.cell import Cell
+from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
 from tasks.prediction.records import Prediction
@@ -192,7 +192,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     rows = attempts.sort_values("attempt").to_dict("records")
     params, last = json.loads(rows[-1]["params"]), rows[-1]
     yield f"cell {cell} of task {last['task']}, version {last['task_version']}"
-    yield "parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
+    yield in_a_line("parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {})))
     for row in rows:
         yield from _attempt(row)
     yield from _result(attempts, samples, predictions)
@@ -201,7 +201,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     left = read_artifacts(run, cell, int(last["attempt"]))
     if left.log:
         yield f"log: {run.attempt_folder(cell, int(last['attempt'])) / LOG_FILE}"
-        yield from (f"  {line}" for line in left.log)
+        yield from (f"  {_on_a_terminal(line)}" for line in left.log)
     if left.by_hand:
         yield f"by hand: {left.by_hand}"
 
@@ -225,7 +225,12 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
     timing = {name: value for name, value in json.loads(row["facts"]).items() if name.startswith("timing_")}
     for name, value in {**timing, **json.loads(row["evidence"])}.items():
         text = f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
-        yield f"  {name}: " + text.replace("\n", "\n    ")
+        yield f"  {name}: " + "\n    ".join(map(_on_a_terminal, text.split("\n")))
+
+
+def _on_a_terminal(line: str) -> str:
+    """What a cell said, which commands nothing there."""
+    return in_a_line(line.expandtabs())
 
 
 def _result(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame) -> Iterator[str]:

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from orchestrator.supervisor import Started
-from tasks.harness.cell import Cell
+from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import Outcome, Status
 
 _STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
@@ -150,7 +150,7 @@ def where_it_ended(stage: str, phase: str) -> str:
 
 def why_it_ended(evidence: Mapping[str, Any]) -> str:
     """The first line of what the evidence says."""
-    return str(evidence.get("reason") or evidence.get("message") or "").split("\n")[0]
+    return in_a_line(str(evidence.get("reason") or evidence.get("message") or "").split("\n")[0])
 
 
 def _place(started: Started) -> str:

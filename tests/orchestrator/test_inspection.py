@@ -11,11 +11,12 @@ from click.testing import Result
 
 from orchestrator.errors import RunError
 from orchestrator.inspection import describe_cell
+from orchestrator.progress import why_it_ended
 from orchestrator.publishing import publish
 from orchestrator.report.frames import load_results
 from orchestrator.report.values import format_ms
 from orchestrator.store import Run
-from tasks.harness.records import Outcome, Status
+from tasks.harness.records import LOG_FILE, Outcome, Status
 
 
 @pytest.fixture
@@ -48,6 +49,26 @@ def test_the_evidence_and_the_samples(run: Run) -> None:
     assert "  asked_bytes: 2,147,483,648" in lines
     assert not any("timing_" in line for line in lines)
     assert "  timing synced forward duration [ms]: 10, 11, 12" in shown(run, "ok")
+
+
+def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    run, red = Run(tmp_path / "run"), "\x1b[31m red\rand back"
+    own = {"size": None, "model": "package:Model", "model_args": {"name": red}, "context_length": 16}
+    outcome = replace(make_outcome(Status.FAILED, **own), evidence={"message": f"{red}\nsecond\tline\x07"})
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(outcome, None)
+        (run.attempt_folder(outcome.attempt.cell.id, 1)).mkdir(parents=True)
+        (run.attempt_folder(outcome.attempt.cell.id, 1) / LOG_FILE).write_text(f"{red} in its log\n")
+    lines = shown(run, "failed")
+    assert all(letter.isprintable() or letter == "\n" for line in lines for letter in line)
+    (message,) = (line for line in lines if line.startswith("  message: "))
+    assert message == "  message: \\x1b[31m red\\rand back\n    second  line\\x07"
+    assert any("in its log" in line for line in lines)
+    assert why_it_ended(outcome.evidence) == "\\x1b[31m red\\rand back"
+    assert replace(outcome.attempt.cell, task="bell\x07").describe([]) == "bell\\x07"
 
 
 def test_a_cell_that_is_not_there(run: Run) -> None:
