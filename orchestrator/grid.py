@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from orchestrator.config import Grid, Place, Source, SweepConfig, Values, config_error, plain
+from orchestrator.digests import text_digest
 from orchestrator.errors import ConfigError, nearest
 from tasks.harness.cell import Cell, varying_axes
 from tasks.harness.params import axis_names, check_value, default_values
@@ -71,7 +71,7 @@ def choose_sample(cells: Iterable[Cell], share: float, fewest: int = 1, seed: in
     """This fraction of them at random, in their order: the same ones each time, and hardly others where some have been added."""
     known = tuple(cells)
     wanted = max(fewest, math.ceil(share * len(known)))
-    drawn = sorted(known, key=lambda cell: hashlib.sha256(f"{seed} {cell.id}".encode()).digest())[:wanted]
+    drawn = sorted(known, key=lambda cell: text_digest(f"{seed} {cell.id}"))[:wanted]
     chosen = {cell.id for cell in drawn}
     return tuple(cell for cell in known if cell.id in chosen)
 

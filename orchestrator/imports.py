@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from pathlib import Path
 
+from orchestrator.digests import file_digest
 from orchestrator.nsys import read_report
 from orchestrator.store import Run
 from tasks.harness.cell import Cell
@@ -33,7 +33,7 @@ def import_nsys(file: Path, run: Run) -> str:
     started_at, began = time.time(), time.monotonic()
     timeline = read_report(file)
     works = attribute(timeline)
-    cell = Cell(TASK, 1, ImportedParams(file=file.name, content=_digest(file)))
+    cell = Cell(TASK, 1, ImportedParams(file=file.name, content=file_digest(file)[:12]))
     with run.opened_for_writing() as writer:
         earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
         number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
@@ -53,8 +53,3 @@ def import_nsys(file: Path, run: Run) -> str:
         )
         writer.append(outcome, None)
     return cell.id
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:12]

@@ -6,7 +6,6 @@ own, sends what is there, and keeps nothing but what its compilers have cached.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -17,6 +16,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from orchestrator.digests import text_digest
 from tasks.harness.records import ATTEMPT_FILE, Attempt
 
 _MARK = ".driver"
@@ -53,7 +53,7 @@ def elsewhere(attempt: Attempt) -> Attempt:
     else has made that folder: what compilers find in it they run.
     """
     run = attempt.path.parents[2]
-    folder = _own_folder(hashlib.sha256(str(run).encode()).hexdigest()[:12]) / "artifacts" / attempt.cell.id / str(attempt.number)
+    folder = _own_folder(text_digest(str(run))[:12]) / "artifacts" / attempt.cell.id / str(attempt.number)
     env = {name: value for name, value in attempt.settings.env.items() if not value.startswith(str(run.parent))}
     return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
 

@@ -5,7 +5,6 @@ This process imports no torch: it hands requests to `python -m tasks.prediction`
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -21,6 +20,7 @@ from queue import LifoQueue
 from typing import Any
 
 from orchestrator.caches import cache_folder
+from orchestrator.digests import text_digest
 from orchestrator.program import PROGRAM, import_path, lifeline
 from orchestrator.report.gpus import Card
 from tasks.harness.cell import Cell
@@ -90,7 +90,7 @@ def _caps(cells: Iterable[Cell], card: Card | None) -> tuple[int, ...]:
 def _key(cell: Cell, card: Card | None) -> str:
     workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
     identity = json.dumps([memory_identity(cell), workspace_bytes, VERSION, _torch_version()], sort_keys=True)
-    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+    return text_digest(identity)[:32]
 
 
 def _torch_version() -> str:

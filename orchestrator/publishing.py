@@ -25,6 +25,7 @@ from typing import Any
 import pandas as pd
 from ruamel.yaml import YAML
 
+from orchestrator.digests import file_digest
 from orchestrator.errors import RunError, RunUnwritable
 from orchestrator.parts import tables, writing
 from orchestrator.redaction import Redaction
@@ -33,7 +34,7 @@ from orchestrator.report.frames import load_results
 from orchestrator.report.published.tables import published_tables
 from orchestrator.reporting import make_report
 from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter
-from orchestrator.together import Publication, Together, digest, is_publication, named_runs
+from orchestrator.together import Publication, Together, is_publication, named_runs
 
 MB = 1_000_000
 CONFIG = "config.yaml"
@@ -156,7 +157,7 @@ def _write_config(config: Mapping[str, Any], path: Path) -> None:
 
 def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
     """Last of what is not derived: with the digest of every file that is there."""
-    files = {str(path.relative_to(folder).as_posix()): digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {str(path.relative_to(folder).as_posix()): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
     whole = {"schema_version": SCHEMA_VERSION, **contents, "files": files}
     (folder / PUBLICATION_FILE).write_text(json.dumps(whole, indent=1), encoding="utf-8")
 

@@ -10,7 +10,6 @@ an environment variable     its value, wherever it stands, unless torch or CUDA 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -19,6 +18,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import pandas as pd
+
+from orchestrator.digests import text_digest
 
 _PATH = re.compile(r"(?<![\w.…~/-])~?(?:/[\w.+@%=~-]+){2,}")
 _FROM_WHERE = (  # what a path is read from, if it has it
@@ -137,7 +138,7 @@ def called(uuid: str) -> str:
     """What a GPU is called where it is published; what was published before is called so already."""
     if uuid.startswith(f"{_GPU} "):
         return uuid
-    return f"{_GPU} {hashlib.sha256(uuid.removeprefix('GPU-').encode()).hexdigest()[:8]}"
+    return f"{_GPU} {text_digest(uuid.removeprefix('GPU-'))[:8]}"
 
 
 def _is_of_torch(name: str) -> bool:

@@ -7,13 +7,13 @@ So are the runs of a publication, which `sweep publish` put into one folder.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.digests import file_digest, text_digest
 from orchestrator.errors import RunError, RunMismatch
 from orchestrator.remote.address import Where, is_address
 from orchestrator.remote.run import open_run
@@ -122,7 +122,7 @@ def _short(name: str) -> str:
     """A name that every file system takes, of as many runs as there may be."""
     if len(name) <= _LONGEST_NAME:
         return name
-    return f"{name[:_LONGEST_NAME]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"{name[:_LONGEST_NAME]}-{text_digest(name)[:8]}"
 
 
 def named_runs(folders: Sequence[Where]) -> dict[str, Run]:
@@ -139,11 +139,6 @@ def published_against(run: Run) -> str | None:
 
 def is_publication(folder: Where) -> bool:
     return not is_address(folder) and (Path(folder) / PUBLICATION_FILE).exists()
-
-
-def digest(file: Path) -> str:
-    """By which a file of a publication is known again: SHA-256."""
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _read_contents(folder: Path) -> dict[str, Any]:
@@ -165,7 +160,7 @@ def _read_contents(folder: Path) -> dict[str, Any]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise RunError(f"{folder}: {missing[0]}{more} of what was published is missing", again)
     for name, known in contents["files"].items():
-        if digest(folder / name) != known:
+        if file_digest(folder / name) != known:
             raise RunError(f"{folder / name}: is torn, or not what was published", again)
     return contents
 
