@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
-from orchestrator.errors import RunError, nearest
 from orchestrator.fingerprints import known_fingerprints
 from orchestrator.invocations import as_again, last_command
 from orchestrator.nvml import gpu_names
@@ -21,7 +20,7 @@ from orchestrator.progress import format_seconds, so_many, where_it_ended, why_i
 from orchestrator.report.gpus import Card, driver_name
 from orchestrator.resumption import going_on
 from orchestrator.run import Request, make_settings, plan_request
-from orchestrator.store import Run
+from orchestrator.store import Run, find_cell
 from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
@@ -185,7 +184,7 @@ def describe_status(request: Request) -> Iterator[str]:
 def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     """One cell: parameters, attempts with their evidence, samples, log, and how to measure it by hand."""
     attempts = run.require().read("attempts")
-    cell = _find(attempts["cell"].unique(), prefix, run)
+    cell = find_cell(prefix, attempts["cell"].unique(), run)
     attempts, samples, predictions = (
         table[table["cell"] == cell] for table in (attempts, run.read("samples"), run.read("predictions"))
     )
@@ -266,12 +265,3 @@ def _value(value: float, unit: str) -> str:
     if value != value:
         return "null"
     return f"{value:,.0f}" if unit == "bytes" else f"{value:g}"
-
-
-def _find(cells: Any, prefix: str, run: Run) -> str:
-    found = [str(cell) for cell in cells if str(cell).startswith(prefix)]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise RunError(f"{run}: {prefix!r} begins {len(found)} cells", f"Say which: {', '.join(found[:5])}")
-    raise RunError(f"{run}: has no cell {prefix!r}", nearest(prefix, list(cells)[:_SHOWN]))

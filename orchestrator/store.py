@@ -37,7 +37,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.errors import RunError, RunLocked, RunUnwritable, nearest
 from orchestrator.manifest import MANIFEST_FILE, WRITTEN_AGAIN, read_manifest
 from orchestrator.parts import (
     ATTEMPTS,
@@ -66,6 +66,7 @@ MERGE_BATCH = 128
 PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is in it
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
+_SUGGESTED, _NAMED = 20, 5  # of the cells of a run, where one is looked for in vain, or several are found
 
 _MEASURED = ("samples", "kernels", "allocations", "live")  # by the names that they have in an outcome
 
@@ -306,6 +307,17 @@ class RunWriter(Run):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
                 write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+
+
+def find_cell(prefix: str, cells: Iterable[str], run: Run, what: str = "cell") -> str:
+    """The one of these cells of a run whose id begins so. what: as which they are named. Raises RunError for none, or several."""
+    known = list(map(str, cells))
+    found = [cell for cell in known if cell.startswith(prefix)]
+    if not found:
+        raise RunError(f"{run}: has no {what} {prefix!r}", nearest(prefix, known[:_SUGGESTED]))
+    if len(found) > 1:
+        raise RunError(f"{run}: {prefix!r} begins {len(found)} {what}s", f"Say which: {', '.join(found[:_NAMED])}")
+    return found[0]
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, Any]:

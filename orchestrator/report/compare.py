@@ -14,11 +14,11 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
-from orchestrator.errors import RunError, nearest
+from orchestrator.errors import RunError
 from orchestrator.program import PROGRAM_SOURCE
 from orchestrator.report.derive import step_additions, step_attempts, step_kernel_times, that_count
 from orchestrator.report.frames import Results, load_results
@@ -37,10 +37,8 @@ from orchestrator.report.machines import (
 )
 from orchestrator.report.machines import pairs as pairs_of
 from orchestrator.report.statistics import summarise
+from orchestrator.store import Run, find_cell
 from orchestrator.together import together
-
-if TYPE_CHECKING:
-    from orchestrator.store import Run
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
 ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
@@ -256,7 +254,8 @@ def compare(
     for run, own in zip((before, after), sides, strict=True):
         if not own:
             raise RunError(f"{run}: has no cell that was timed and ended well", "`sweep status` says what it has")
-    named = (_find(cells[0], sides[0], before), _find(cells[1], sides[1], after)) if cells else None
+    what = "measured cell"
+    named = (find_cell(cells[0], sides[0], before, what), find_cell(cells[1], sides[1], after, what)) if cells else None
     apart = _parameters_apart(first, second, *named) if named else {}
     labels = _labels(first, apart)
     both = sides[0].keys() & sides[1].keys() & (labels.keys() if only is None else only)
@@ -511,11 +510,3 @@ def _differences(before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tupl
 def _values(cells: pd.DataFrame, column: str) -> str:
     values: list[Any] = sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
     return ", ".join(values) or "unknown"
-
-
-def _find(prefix: str, sides: Mapping[str, Side], run: Run) -> str:
-    found = [cell for cell in sides if cell.startswith(prefix)]
-    if len(found) != 1:
-        count = "no" if not found else str(len(found))
-        raise RunError(f"{run}: {count} measured cells begin with {prefix!r}", nearest(prefix, sides))
-    return found[0]

@@ -25,7 +25,7 @@ import pytest
 from orchestrator import store
 from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.plan import read_history
-from orchestrator.store import Run, RunWriter
+from orchestrator.store import Run, RunWriter, find_cell
 from tasks.harness.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
 from tests.orchestrator.test_parts import ROW
 
@@ -276,6 +276,22 @@ def test_manifests(run: Run) -> None:
         (run.folder / "run.json").write_text(foreign)
         with pytest.raises(RunError, match="of another program"):
             run.read_manifest()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "what", "said"),
+    [
+        ("ad", "cell", "run: has no cell 'ad'. Allowed: 3f2a, 3fb1, 91c0"),
+        ("91c1", "measured cell", "run: has no measured cell '91c1'. Did you mean '91c0'?"),
+        ("3f", "measured cell", "run: '3f' begins 2 measured cells. Say which: 3f2a, 3fb1"),
+    ],
+)
+def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said: str) -> None:
+    cells, run = ["3f2a", "3fb1", "91c0"], Run(Path("run"))
+    assert [find_cell(begin, cells, run) for begin in ("3f2", "9", "91c0")] == ["3f2a", "91c0", "91c0"]
+    with pytest.raises(RunError) as refused:
+        find_cell(prefix, cells, run, what)
+    assert str(refused.value) == said
 
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:

@@ -482,7 +482,7 @@ def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], 
     ("words", "said"),
     [
         (("a", "nowhere"), ": nowhere: holds no run"),
-        (("a:zzzz", "b:zzzz"), "a: no measured cells begin with 'zzzz'"),
+        (("a:zzzz", "b:zzzz"), "a: has no measured cell 'zzzz'"),
         (("a:zzzz", "b"), "one is a run and the other a cell"),
         (("a", "b", "--threshold", "much"), "is not a percentage"),
         (("a", "untimed"), "untimed: has no cell that was timed and ended well"),
