@@ -21,7 +21,7 @@ import pandas as pd
 from orchestrator.errors import RunError
 from orchestrator.program import PROGRAM_SOURCE
 from orchestrator.report.derive import step_additions, step_attempts, step_kernel_times, that_count
-from orchestrator.report.frames import Results, load_results
+from orchestrator.report.frames import Results, load_results, load_with_samples
 from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.machines import (
@@ -246,10 +246,10 @@ def compare(
     only: none but these, by their ids. by_host: whether what the host did explains a difference. others: runs that tell, with
     `before`, what machines of one kind differ by. Raises RunError where there is nothing to compare.
     """
-    first, second = load_results(before.require(), every_version=True), load_results(after.require(), every_version=True)
-    sides = sides_of(before, first), sides_of(after, second)
+    (first, in_first), (second, in_second) = load_counted(before.require()), load_counted(after.require())
+    sides = sides_of(first, in_first), sides_of(second, in_second)
     if not all(sides):
-        of_kernels = kernel_sides_of(before, first), kernel_sides_of(after, second)
+        of_kernels = kernel_sides_of(first, in_first), kernel_sides_of(second, in_second)
         sides = of_kernels if all(of_kernels) else sides
     for run, own in zip((before, after), sides, strict=True):
         if not own:
@@ -350,9 +350,15 @@ def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
     return Noise(math.sqrt(squares / freedom), freedom) if freedom else Noise(0.0, 0)
 
 
-def sides_of(run: Run, results: Results) -> dict[str, Side]:
-    """By cell, of every success that counts."""
-    samples = _samples_that_count(run)
+def load_counted(run: Run) -> tuple[Results, pd.DataFrame]:
+    """Its results, and the samples of every success that counts."""
+    results, samples = load_with_samples(run, every_version=True)
+    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
+    return results, samples.merge(well, on=["cell", "attempt"])
+
+
+def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
+    """By cell, of samples of every success that counts."""
     steps = step_attempts(samples)
     if steps.empty:
         return {}
@@ -379,19 +385,14 @@ def sides_of(run: Run, results: Results) -> dict[str, Side]:
     }
 
 
-def kernel_sides_of(run: Run, results: Results) -> dict[str, Side]:
+def kernel_sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
     """The same, of what the kernels of its steps take."""
-    watched, clocks = step_kernel_times(_samples_that_count(run)), _known(results.cells, "sm_clock_after")
+    watched, clocks = step_kernel_times(samples), _known(results.cells, "sm_clock_after")
     made_with = _made_with(results.cells)
     return {
         cell: Side(*times, clocks.get(cell), is_of_kernels=True, made_with=made_with[cell])
         for cell, times in _times(watched).items()
     }
-
-
-def _samples_that_count(run: Run) -> pd.DataFrame:
-    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
-    return run.read("samples").merge(well, on=["cell", "attempt"])
 
 
 def _times(steps: pd.DataFrame) -> dict[str, tuple[tuple[float, ...], float, float]]:

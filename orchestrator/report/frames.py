@@ -61,6 +61,14 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     A row that was written before a parameter existed has that one's default, as its cell's identity has. every_version: also of
     cells that an older version of their task measured, and a newer one too.
     """
+    results, samples = load_with_samples(run, every_version)
+    del samples
+    give_back_memory()
+    return results
+
+
+def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
+    """The same, and the samples of the whole run that its cells are made of, with texts as categories."""
     attempts, manifest = run.read("attempts"), run.read_manifest()
     defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
     rows = [
@@ -74,10 +82,8 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     samples = run.read("samples", categories=True)
     bare = len(set(attempts.loc[attempts["status"] == "ok", "cell"]).difference(samples["cell"].cat.categories))
     cells = derive_cells(attempts, samples, run.read("predictions"))
-    del attempts, rows, samples
-    give_back_memory()
     read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
-    return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read, bare=bare)
+    return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read, bare=bare), samples
 
 
 def _of_latest_version(attempts: pd.DataFrame, params: Sequence[str]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.alone import OneByOne, Placed
 from orchestrator.plan import BESIDE, Choice, read_history
-from orchestrator.report.compare import sides_of
+from orchestrator.report.compare import load_counted, sides_of
 from orchestrator.report.frames import load_results
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.schedulers import OnStart
@@ -90,7 +90,7 @@ def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_p
     assert [[length_of(attempt) for attempt in at_once] for at_once in scheduler.at_once] == [[16], [32]]
     assert (summary.flaws["beside"], summary.statuses) == (0, {Status.OK: 2})
     run = request_of().run
-    assert [side.medians_ms for side in sides_of(run, load_results(run)).values()] == [pytest.approx((10.045,))] * 3
+    assert [side.medians_ms for side in sides_of(*load_counted(run)).values()] == [pytest.approx((10.045,))] * 3
     after = load_results(run).cells.set_index("context_length")
     assert after[["attempts", "repetitions", "beside"]].to_dict("index") == {
         16: {"attempts": 2, "repetitions": 1, "beside": False},
@@ -139,7 +139,7 @@ def test_repetitions_of_what_is_measured_again_add_to_it_alone(request_of: Calla
     ]  # fmt: skip
     run = request_of().run
     assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
-    assert sorted(len(side.medians_ms) for side in sides_of(run, load_results(run)).values()) == [2, 2, 2]
+    assert sorted(len(side.medians_ms) for side in sides_of(*load_counted(run)).values()) == [2, 2, 2]
 
 
 def test_what_fails_when_it_is_measured_again_takes_nobodys_place(request_of: Callable[[], Request]) -> None:

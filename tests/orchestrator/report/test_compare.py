@@ -9,13 +9,25 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import Result
 
 from orchestrator.errors import RunError
-from orchestrator.report.compare import ASSUMED_NOISE, Noise, Side, Verdict, compare, judge, noise_of, noises_of, sides_of
+from orchestrator.report.compare import (
+    ASSUMED_NOISE,
+    Noise,
+    Side,
+    Verdict,
+    compare,
+    judge,
+    load_counted,
+    noise_of,
+    noises_of,
+    sides_of,
+)
 from orchestrator.report.frames import load_results
 from orchestrator.report.host import Decides
 from orchestrator.report.render import describe_comparison
@@ -313,7 +325,7 @@ def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
 
 def test_the_speed_of_the_host_is_that_of_all_repetitions(tmp_path: Path, make_outcome: MakeOutcome) -> None:
     run = write(tmp_path / "a", *(paced(make_outcome(number=number), 100.0 * number, 110.0) for number in (1, 2, 3)))
-    (side,) = sides_of(run, load_results(run)).values()
+    (side,) = sides_of(*load_counted(run)).values()
     assert side.paces == (100.0, 300.0)
 
 
@@ -449,6 +461,22 @@ def test_where_no_step_was_timed_the_kernels_are_held_against_each_other(tmp_pat
     assert [one.ratio for one in compare(kernels, both).comparisons] == [1.0, pytest.approx(5.025 / 4.025)]
     with pytest.raises(RunError, match="has no cell that was timed"):
         compare(kernels, write(tmp_path / "c", timed))
+
+
+def test_the_samples_of_either_run_are_read_once(
+    tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the most of it; also where what was timed is not what is compared."""
+    a, b = write(tmp_path / "a", only_kernels(make_outcome(), 4.0)), write(tmp_path / "b", only_kernels(make_outcome(), 4.0))
+    read, tables = Run.read, []
+
+    def counted(run: Run, table: str, *more: Any, **options: Any) -> Any:
+        tables.append((run.folder.name, table))
+        return read(run, table, *more, **options)
+
+    monkeypatch.setattr(Run, "read", counted)
+    assert len(compare(a, b).comparisons) == 1
+    assert [name for name, table in tables if table == "samples"] == ["a", "b"]
 
 
 def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make_outcome: MakeOutcome) -> None:
