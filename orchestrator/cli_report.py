@@ -199,7 +199,7 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float,
     Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
 
     With --machines, also whether B may be A on another machine of its kind, as runs of the same cells on several differ.
-    Where B is among them, without it.
+    Where B is among them, without it. Where A and B are one run, or share a GPU, they tell nothing of that.
 
     Example: sweep compare results/demo results/other
     """
@@ -217,7 +217,9 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float,
     report = held_against(a, b, (one, other) if one else None, others=others)
     for line in describe_comparison(report):
         click.echo(line)
-    if folders and not report.machines:
+    if folders and report.of_one_machine:
+        click.echo("--machines tells nothing of another machine: A and B were measured on the same one")
+    elif folders and not report.machines:
         click.echo(
             "--machines: those runs and A have too few cells in common, on other machines than B's, to tell what these differ by"
         )

@@ -32,6 +32,7 @@ from orchestrator.report.machines import (
     Factors,
     Kind,
     factors,
+    share_a_gpu,
     within,
     without_machines_of,
 )
@@ -217,7 +218,8 @@ class Comparison:
 class Report:
     """comparisons: of the cells that both measured. noise: of all cells. differences: of two named cells their parameters, of all
     how they were measured. only_before, only_after: how many just one measured, where all were to be compared. machines: by how
-    much others of this kind were seen to differ."""
+    much others of this kind were seen to differ. of_one_machine: whether both sides are known to be, so that nothing is told of
+    others."""
 
     comparisons: tuple[Comparison, ...]
     noise: Noise
@@ -225,6 +227,7 @@ class Report:
     only_before: int
     only_after: int
     machines: Factors = field(default_factory=dict)
+    of_one_machine: bool = False
 
     @property
     def geometric_mean(self) -> float:
@@ -265,13 +268,15 @@ def compare(
     everything = [side.medians_ms for own in sides for side in own.values()]
     held = [(sides[0][a], sides[1][b]) for a, b in pairs]
     noise, noises = noise_of(everything), noises_of(held, everything)
+    of_one_machine = before.folder.resolve() == after.folder.resolve() or share_a_gpu(first.cells, second.cells)
     return Report(
         tuple(judge(labels[a], *two, own, by_host) for (a, _), two, own in zip(pairs, held, noises, strict=True)),
         noise,
         {**apart, **_differences(first.cells, second.cells, pairs)},
         0 if named else len(sides[0]) - len(pairs),
         0 if named else len(sides[1]) - len(pairs),
-        _machines([before, *others], second.cells) if others else {},
+        _machines([before, *others], second.cells) if others and not of_one_machine else {},
+        of_one_machine,
     )
 
 

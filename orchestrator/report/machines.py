@@ -97,6 +97,11 @@ def gpus_of(cells: pd.DataFrame) -> set[str]:
     return {called(uuid) for uuid in cells["gpu_uuid"].dropna().unique()} if "gpu_uuid" in cells else set()
 
 
+def share_a_gpu(cells: pd.DataFrame, others: pd.DataFrame) -> bool:
+    """And with it a machine."""
+    return not gpus_of(cells).isdisjoint(gpus_of(others))
+
+
 def without_machines_of(cells: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
     """The cells of those runs that share no GPU with `others`."""
     theirs = gpus_of(others)

@@ -181,10 +181,12 @@ def test_what_decides_a_time() -> None:
     assert decides(pd.DataFrame({"cell": ["a"]})).tolist() == [None]
 
 
-def waiting(outcome: Outcome, ms: float, lead: float | None = 0.1, gpu: str = "NVIDIA H200") -> Outcome:
+def waiting(
+    outcome: Outcome, ms: float, lead: float | None = 0.1, gpu: str = "NVIDIA H200", gpu_uuid: str | None = None
+) -> Outcome:
     timing = {"duration": ms, "lead": lead}
     added = [Sample("timing", name, "ms", value, "pipelined", "step", 0) for name, value in timing.items() if value is not None]
-    facts = {**outcome.facts, "gpu": gpu, "torch": "2.11.0", "cuda": "13.0"}
+    facts = {**outcome.facts, "gpu": gpu, "gpu_uuid": gpu_uuid, "torch": "2.11.0", "cuda": "13.0"}
     return replace(outcome, samples=(*outcome.samples, *added), facts=facts)
 
 
@@ -308,6 +310,26 @@ def test_what_those_of_one_gpu_differ_by_is_not_said_of_another(
     one, other = (write(name, [10.0] * CELLS, gpu="NVIDIA A100") for name in ("one", "other"))
     last = sweep_here("compare", one, other, *of_h200).stdout.splitlines()[-1]
     assert last.startswith("--machines: those runs and A have too few")
+
+
+def test_a_run_says_nothing_of_another_machine_beside_one_of_its_own(
+    runs: list[Path], write: Write, sweep_here: Callable[..., Result]
+) -> None:
+    """Beside itself, or beside a run that has a GPU of it, under the name that this has where it is published."""
+    a, b, c, _ = runs
+    uuid = "GPU-ecfaa693-9706-3340-2855-767684b9d5d1"
+    mine, theirs = write("mine", [10.0] * CELLS, gpu_uuid=uuid), write("theirs", [10.0] * CELLS, gpu_uuid=called(uuid))
+    other = write("other", [10.0] * CELLS, gpu_uuid="GPU-8e778eff")
+    (cell, *_) = load_results(Run(a)).cells["cell"]
+
+    def said(*two: object) -> list[str]:
+        lines = sweep_here("compare", *two, "--machines", b, "--machines", c).stdout.splitlines()
+        return [line for line in lines if "as near as" in line or "--machines" in line]
+
+    for two in ((a, a), (f"{a}:{cell}", f"{a}:{cell}"), (mine, theirs)):
+        assert said(*two) == ["--machines tells nothing of another machine: A and B were measured on the same one"]
+    (near,) = said(mine, other)
+    assert near.startswith(f"{CELLS} of {CELLS} are as near")
 
 
 def test_what_is_compared_does_not_say_what_others_differ_by(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
