@@ -105,6 +105,19 @@ def require_effect(expansion: Expansion) -> None:
         )
 
 
+def require_matches(config: SweepConfig, source: Source) -> None:
+    """Raises ConfigError for an `exclude` or an `override` that matches no cell of its grid as that is written, before `--set`: a
+    slip of the pen. Of a config that is no sweep but for what `--set` makes of it nothing is said.
+    """
+    try:
+        _check_size(config, source, Selection({}, {}))
+        idle = [place for number, grid in enumerate(config.grids) for place in _idle_clauses(grid, number, config, source)]
+    except ConfigError:
+        return
+    for place in idle:
+        raise ConfigError(f"{source.where(place)}: matches no cell of the grid", "Correct it, or leave it out")
+
+
 def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
     """Whether a cell's parameters meet every clause; a list of values in a clause matches any of them."""
     return all(
@@ -114,21 +127,48 @@ def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
 
 
 def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, selection: Selection) -> Iterator[Cell]:
+    for cell, _ in _made_cells(grid, place, config, source, selection.set):
+        actual = _actual(cell)
+        if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(actual, selection.where):
+            continue
+        yield cell
+
+
+def _idle_clauses(grid: Grid, number: int, config: SweepConfig, source: Source) -> list[Place]:
+    """Where those stand that match no cell of the grid as it is written."""
+    base: Place = ("grids", number)
+    excludes, overrides = set(range(len(grid.exclude))), set(range(len(grid.override)))
+    for cell, overridden in _made_cells(grid, base, config, source, {}) if excludes or overrides else ():
+        actual = _actual(cell)
+        excludes -= {i for i in excludes if matches(actual, grid.exclude[i])}
+        overrides -= overridden
+        if not excludes and not overrides:
+            break
+    return [*((*base, "exclude", i) for i in sorted(excludes)), *((*base, "override", i, "when") for i in sorted(overrides))]
+
+
+def _made_cells(
+    grid: Grid, place: Place, config: SweepConfig, source: Source, sets: Mapping[str, Sequence[Any]]
+) -> Iterator[tuple[Cell, set[int]]]:
+    """Those that are excluded as well; with the numbers of the overrides that match each."""
     known, defaults = axis_names(_params(grid)), default_values(_params(grid))
     shared = {name: value for name, value in config.defaults.items() if name in known} | grid.fixed
-    narrowed = {name: list(values) for name, values in selection.set.items() if name in known}
+    narrowed = {name: list(values) for name, values in sets.items() if name in known}
     points = [(place, shared | point) for point in _product({**grid.axes, **narrowed})]
     for i, included in enumerate(grid.include):
         points += [((*place, "include", i), shared | included | point) for point in _product(narrowed)]
     for at, values in points:
-        for override in grid.override:
+        overridden = set[int]()
+        for i, override in enumerate(grid.override):
             if matches({**defaults, **values}, override.when):
                 values |= {name: value for name, value in override.set.items() if name not in narrowed}
-        cell = _make_cell(grid, values, partial(_written, grid, at, values, narrowed), source)
-        actual = {**cell.params.values(), "task": cell.task}
-        if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(actual, selection.where):
-            continue
-        yield cell
+                overridden.add(i)
+        yield _make_cell(grid, values, partial(_written, grid, at, values, narrowed), source), overridden
+
+
+def _actual(cell: Cell) -> Values:
+    """What a condition may name."""
+    return {**cell.params.values(), "task": cell.task}
 
 
 def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[Values]:

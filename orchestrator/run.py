@@ -20,7 +20,7 @@ from orchestrator.attempt import recover
 from orchestrator.config import Source, SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.errors import EnvironmentError, GpusLost, NodesLost, SweepError
 from orchestrator.fingerprints import check_fingerprints, known_fingerprints
-from orchestrator.grid import Expansion, Selection, expand, parse_selection, require_effect
+from orchestrator.grid import Expansion, Selection, expand, parse_selection, require_effect, require_matches
 from orchestrator.invocations import INVOCATION, new_invocation
 from orchestrator.kept import describe_kept, how_asked, read_kept, require_same_env
 from orchestrator.manifest import require_sweep
@@ -125,6 +125,7 @@ def resolve(
     config = with_instruments(config, instruments)
     selection = parse_selection(sets, wheres, sample, instruments)
     expansion = expand(config, source, selection)
+    require_matches(config, source)
     require_effect(expansion)
     run = open_run(out or config.results or Path("results") / config.name)
     return Request(config, selection, expansion, source, run, path)

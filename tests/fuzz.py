@@ -20,7 +20,7 @@ from pathlib import Path
 
 from orchestrator.config import parse_config
 from orchestrator.errors import ConfigError
-from orchestrator.grid import Selection, expand
+from orchestrator.grid import Selection, expand, require_matches
 from tests.conftest import ROOT
 
 Mutation = Callable[[list[str], random.Random], None]
@@ -200,6 +200,7 @@ def outcome_of(text: str) -> str:
     try:
         config, source = parse_config(text, "mutant.yaml")
         expansion = expand(config, source, Selection({}, {}))
+        require_matches(config, source)
         said = "expanded" if expansion.cells else "expanded to nothing"
     except ConfigError as error:
         said = (

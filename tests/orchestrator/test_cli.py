@@ -57,6 +57,15 @@ def test_a_number_that_cannot_be(words: tuple[str, ...], said: str, sweep_here: 
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
+def test_what_a_config_excludes_in_vain_is_one_line(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("name: a\ngrids:\n- task: matmul\n  fixed: {device: cpu}\n  exclude: [{device: mps}]\n")
+    for command in ("plan", "run"):
+        ended = sweep_here(command, "c.yaml")
+        assert (ended.exit_code, ended.stdout) == (2, "")
+        assert ended.stderr == "sweep: c.yaml:5: grids[0].exclude[0]: matches no cell of the grid. Correct it, or leave it out\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
+
+
 @pytest.mark.parametrize(
     ("names", "said"),
     [

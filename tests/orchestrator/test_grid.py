@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.config import parse_config
 from orchestrator.errors import ConfigError
-from orchestrator.grid import Expansion, choose_sample, expand, matches, parse_selection
+from orchestrator.grid import Expansion, choose_sample, expand, matches, parse_selection, require_matches
 from tasks.harness.cell import Cell
 from tasks.harness.registry import make_cell
 
@@ -120,6 +120,36 @@ def test_a_clause_may_ask_for_any_value_of_its_axis(clause: str, left: int) -> N
             expanded(text)
     else:
         assert len(expanded(text).cells) == left
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("[32, 64]", "64", "test.yaml:8: grids[0].exclude[0]"),
+        ("[32, 64]}", "32}, {size: mini, context_length: 32, compile_mode: reduce-overhead}", "test.yaml:8: grids[0].exclude[1]"),
+        ("when: {size: mini}", "when: {size: xl}", "test.yaml:9: grids[0].override[0].when"),
+        ("when: {size: mini}", "when: {measured_steps: 4}", "test.yaml:9: grids[0].override[0].when"),
+    ],
+)
+def test_a_clause_that_matches_no_cell_is_refused(old: str, new: str, place: str) -> None:
+    """Its values are such as the axis may have, and no combination here has them."""
+    with pytest.raises(ConfigError) as refused:
+        require_matches(*parse_config(TEXT.replace(old, new), "test.yaml"))
+    assert str(refused.value) == f"{place}: matches no cell of the grid. Correct it, or leave it out"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TEXT.replace("[32, 64]}", "[32, 64]}, {size: mini, context_length: 32}"),  # the same once more
+        TEXT.replace("{size: mini, context_length: [32, 64]}", "{size: small}"),  # is what is included
+        TEXT.replace("measured_steps: 7}}", "measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}"),  # is overridden
+        TEXT.replace("[16, 32]", str([*range(100, 26_000)])),  # too many cells, but for --set
+        "name: a\ngrids: [{task: train_step, fixed: {seed: 1}, exclude: [{seed: 2}]}]",  # no size, but for --set
+    ],
+)
+def test_one_that_matches_what_the_grid_has_or_may_have_is_not(text: str) -> None:
+    require_matches(*parse_config(text, "test.yaml"))
 
 
 def test_where_picks() -> None:

@@ -587,6 +587,26 @@ def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., Req
     assert request_of(sets=[axis, "timing=fixed,adaptive", "compile=eager,blocks", "device=cpu,cuda"]).expansion.cells
 
 
+EXCLUDING = f"{CONFIG}    exclude: [{{context_length: 64}}]\n    override: [{{when: {{context_length: 128}}, set: {{seed: 1}}}}]"
+
+
+def test_what_matches_a_cell_of_the_config_may_match_none_of_what_is_asked_for(request_of: Callable[..., Request]) -> None:
+    assert len(request_of(EXCLUDING, sets=["context_length=16,256"]).expansion.cells) == 2
+    assert len(request_of(EXCLUDING, wheres=["context_length=16"]).expansion.cells) == 1
+
+
+def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(request_of: Callable[..., Request]) -> None:
+    go(request_of(EXCLUDING), FakeScheduler(outcome_of))
+    idle = EXCLUDING.replace("exclude: [{context_length: 64}]", "exclude: [{context_length: 640}]")
+    with pytest.raises(ConfigError, match=r"exclude\[0\]: matches no cell of the grid"):
+        request_of(idle, sets=["context_length=640,16"])
+    with request_of(EXCLUDING).run.opened_for_writing() as writer:
+        manifest = writer.read_manifest()
+        manifest["config"]["grids"][0]["exclude"] = [{"context_length": 640}]
+        writer.write_manifest(manifest)
+    assert len(resolve_again(request_of(EXCLUDING).run).expansion.cells) == 4
+
+
 def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(request_of: Callable[..., Request]) -> None:
     """An earlier program let it."""
     go(request_of(), FakeScheduler(outcome_of))
