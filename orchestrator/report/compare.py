@@ -10,24 +10,21 @@ a cell needs its host in operations of that, as fast as it was seen to be.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
 from orchestrator.errors import RunError
 from orchestrator.program import PROGRAM_SOURCE
-from orchestrator.report.derive import step_additions, step_attempts, step_kernel_times, that_count
-from orchestrator.report.frames import Results, load_results, load_with_samples
-from orchestrator.report.host import MOST_WAITED, Decides, decides, needs_host
+from orchestrator.report.frames import Results, load_results
+from orchestrator.report.host import MOST_WAITED, Decides
 from orchestrator.report.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.report.machines import (
     IN_ADDITIONS,
     KINDS,
-    MADE_WITH,
     OF_KERNELS,
     Factors,
     Kind,
@@ -37,7 +34,7 @@ from orchestrator.report.machines import (
     without_machines_of,
 )
 from orchestrator.report.machines import pairs as pairs_of
-from orchestrator.report.statistics import summarise
+from orchestrator.report.sides import Interval, Side, kernel_sides_of, load_counted, sides_of
 from orchestrator.store import Run, find_cell
 from orchestrator.together import together
 
@@ -45,7 +42,6 @@ SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster o
 ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
 WAITS = "it waits for its host"
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
-AGREEMENT = 0.02
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
 _MOST_NOISE = 0.25  # beyond which it hides what anybody would call a difference
@@ -61,59 +57,6 @@ class Verdict(StrEnum):
     # Beyond the noise, and yet within the intervals, or explained by the clock or by others on the host; or such that repetitions
     # do not agree on it.
     AMBIGUOUS = "AMBIGUOUS"
-
-
-class Interval(NamedTuple):
-    """Of the median, over the attempts: the medians of each."""
-
-    low: float
-    middle: float
-    high: float
-
-    def over(self, other: Interval) -> Interval:
-        return Interval(self.low / other.high, self.middle / other.middle, self.high / other.low)
-
-    @property
-    def holds_one(self) -> bool:
-        """Or is within 2 % of it."""
-        return self.low <= 1 <= self.high or abs(self.middle - 1) <= AGREEMENT
-
-
-@dataclass(frozen=True)
-class Side:
-    """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of such a median.
-
-    low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
-    clock_mhz: of the GPU after the timing, null where it is not known. decides: whose speed its time is, where that is known.
-    needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
-    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
-    what a step is in them, where the host's pace was read beside it. kernels_ms: what the kernels of a step take, where they were
-    watched. is_of_kernels: whether its times themselves are of these, since no step was timed. made_with: what a time may be
-    expected to depend on, wherever it is measured: the kind of GPU, torch and CUDA.
-    """
-
-    medians_ms: tuple[float, ...]
-    low_ms: float
-    high_ms: float
-    clock_mhz: float | None = None
-    decides: Decides | None = None
-    needs_host: bool = False
-    waited_for_core: float = 0.0
-    paces: tuple[float, float] | None = None
-    additions: Interval | None = None
-    kernels_ms: Interval | None = None
-    is_of_kernels: bool = False
-    made_with: tuple[str, ...] = ()
-
-    @property
-    def ms(self) -> float:
-        """The median of the attempts, as the ends of the interval are."""
-        return statistics.median(self.medians_ms)
-
-    @property
-    def mean_ms(self) -> float:
-        """The geometric mean of the attempts, of which the noise tells how far it lies off."""
-        return math.exp(sum(map(math.log, self.medians_ms)) / len(self.medians_ms))
 
 
 @dataclass(frozen=True)
@@ -353,89 +296,6 @@ def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
         squares += sum((value - mean) ** 2 for value in logs)
         freedom += len(logs) - 1
     return Noise(math.sqrt(squares / freedom), freedom) if freedom else Noise(0.0, 0)
-
-
-def load_counted(run: Run) -> tuple[Results, pd.DataFrame]:
-    """Its results, and the samples of every success that counts."""
-    results, samples = load_with_samples(run, every_version=True)
-    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
-    return results, samples.merge(well, on=["cell", "attempt"])
-
-
-def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
-    """By cell, of samples of every success that counts."""
-    steps = step_attempts(samples)
-    if steps.empty:
-        return {}
-    cells = results.cells
-    clocks, deciding = _known(cells, "sm_clock_after"), dict(zip(cells["cell"], decides(cells), strict=True))
-    needing = cells[needs_host(cells)]
-    waited, paces = _known(needing, "waited_for_core"), _paces(samples)
-    needs = set(map(str, needing["cell"]))
-    told, kernels = _intervals(step_additions(samples)), _kernels(cells, samples)
-    made_with = _made_with(cells)
-    return {
-        cell: Side(
-            *times,
-            clocks.get(cell),
-            deciding.get(cell),
-            cell in needs,
-            waited.get(cell, 0.0),
-            paces.get(cell),
-            told.get(cell),
-            kernels.get(cell),
-            made_with=made_with[cell],
-        )
-        for cell, times in _times(steps).items()
-    }
-
-
-def kernel_sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
-    """The same, of what the kernels of its steps take."""
-    watched, clocks = step_kernel_times(samples), _known(results.cells, "sm_clock_after")
-    made_with = _made_with(results.cells)
-    return {
-        cell: Side(*times, clocks.get(cell), is_of_kernels=True, made_with=made_with[cell])
-        for cell, times in _times(watched).items()
-    }
-
-
-def _times(steps: pd.DataFrame) -> dict[str, tuple[tuple[float, ...], float, float]]:
-    """By cell, of steps of every attempt: the median of each, and the medians of the ends of their intervals."""
-    summary = summarise(steps, ["cell", "attempt"])
-    return {
-        str(cell): (tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median())
-        for cell, own in summary.groupby(level="cell")
-    }
-
-
-def _intervals(steps: pd.DataFrame) -> dict[str, Interval]:
-    return {cell: Interval(low, statistics.median(medians), high) for cell, (medians, low, high) in _times(steps).items()}
-
-
-def _kernels(cells: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Interval]:
-    """Where one step alone was profiled, by the attempt that counts, the interval has no width."""
-    profiled = {cell: Interval(ms, ms, ms) for cell, ms in _known(cells, "step_kernel_time_ms_median").items()}
-    return profiled | _intervals(step_kernel_times(samples))
-
-
-def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
-    """The number in it by cell, where there is one."""
-    known = cells[cells[column].notna()] if column in cells else cells.iloc[:0]
-    return {str(cell): float(value) for cell, value in zip(known["cell"], known.get(column, ()), strict=True)}
-
-
-def _made_with(cells: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """By cell, the kind of GPU, torch and CUDA, as far as they are known."""
-    known = cells.reindex(columns=list(MADE_WITH)).astype(object)
-    rows = known.where(known.notna(), "").astype(str).itertuples(index=False, name=None)
-    return dict(zip(map(str, cells["cell"]), rows, strict=True))
-
-
-def _paces(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """By cell, the least and the greatest of all its attempts."""
-    read = samples[(samples["metric"] == "host_pace") & samples["value"].notna()].groupby("cell")["value"]
-    return {str(cell): (least, greatest) for cell, least, greatest in read.agg(["min", "max"]).itertuples()}
 
 
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:

@@ -14,10 +14,11 @@ from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
-from orchestrator.report.compare import AGREEMENT, ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
+from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.layouts import Header, Rows
 from orchestrator.report.machines import LIKELY, Factors
+from orchestrator.report.sides import AGREEMENT
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
 from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms

@@ -11,8 +11,8 @@ import pytest
 
 from orchestrator.alone import OneByOne, Placed
 from orchestrator.plan import BESIDE, Choice, read_history
-from orchestrator.report.compare import load_counted, sides_of
 from orchestrator.report.frames import load_results
+from orchestrator.report.sides import load_counted, sides_of
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.schedulers import OnStart
 from orchestrator.store import Run

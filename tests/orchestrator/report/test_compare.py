@@ -16,21 +16,11 @@ import pytest
 from click.testing import Result
 
 from orchestrator.errors import RunError
-from orchestrator.report.compare import (
-    ASSUMED_NOISE,
-    Noise,
-    Side,
-    Verdict,
-    compare,
-    judge,
-    load_counted,
-    noise_of,
-    noises_of,
-    sides_of,
-)
+from orchestrator.report.compare import ASSUMED_NOISE, Noise, Verdict, compare, judge, noise_of, noises_of
 from orchestrator.report.frames import load_results
 from orchestrator.report.host import Decides
 from orchestrator.report.render import describe_comparison
+from orchestrator.report.sides import Side
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
 from tasks.harness.records import Outcome, Sample, Status
@@ -321,12 +311,6 @@ def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
     assert done.stdout.count(SLOWED.format("400", "200")) == 1
     assert "1 SLOWER, 2 AMBIGUOUS" in done.stdout  # one GPU's host was ahead on both
     assert [one.verdict for one in compare(before, after, by_host=False).comparisons] == [Verdict.SLOWER] * 3
-
-
-def test_the_speed_of_the_host_is_that_of_all_repetitions(tmp_path: Path, make_outcome: MakeOutcome) -> None:
-    run = write(tmp_path / "a", *(paced(make_outcome(number=number), 100.0 * number, 110.0) for number in (1, 2, 3)))
-    (side,) = sides_of(*load_counted(run)).values()
-    assert side.paces == (100.0, 300.0)
 
 
 def test_what_was_measured_beside_a_neighbour_is_not_called_slower(

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.redaction import called
-from orchestrator.report.compare import Noise, Side, judge
+from orchestrator.report.compare import Noise, judge
 from orchestrator.report.frames import Results, load_results
 from orchestrator.report.host import Decides, decides
 from orchestrator.report.machines import (
@@ -29,6 +29,7 @@ from orchestrator.report.machines import (
     within,
     without_machines_of,
 )
+from orchestrator.report.sides import Side
 from orchestrator.store import Run
 from orchestrator.together import open_runs
 from tasks.harness.records import Outcome, Sample
