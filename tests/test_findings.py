@@ -1,4 +1,5 @@
-"""docs/findings.md keeps its word: its commands are such, and where the published results are here, they print its numbers."""
+"""docs/findings.md and docs/machines.md keep their word: their commands are such, and where the published results are here, they
+print their numbers."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import click
 import pytest
@@ -26,23 +28,40 @@ from orchestrator.store import Run
 from orchestrator.together import Publication
 from tests.conftest import ROOT
 
-TEXT = (ROOT / "docs" / "findings.md").read_text()
+PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("findings", "machines")}
 PUBLISHED = Path("results/published")
 FOLDERS = sorted(path.parent.name for path in (ROOT / PUBLISHED).glob("*/publication.json"))
 BOLD = re.compile(r"\*\*(.+?)\*\*")
-BLOCKS = [part.partition("\n```") for part in TEXT.split("```sh\n")[1:]]
-COMMANDS = [command for command, _, _ in BLOCKS]
-SAID = [TEXT.partition("```sh\n")[0], *(text for _, _, text in BLOCKS)]  # before each command; and at the end
+PROGRAMS = [program for text in PAGES.values() for program in re.findall(r"```python\n(.+?)```", text, re.DOTALL)]
 
 
-def test_each_finding_has_its_command() -> None:
-    assert len(COMMANDS) > 10
-    assert all(re.match(r"sweep report (results/published/h200(-hosts)? )+.+\Z", command) for command in COMMANDS)
-    assert sum(bool(BOLD.search(said)) for said in SAID) >= len(COMMANDS) - 1  # one points at notes
-    assert not SAID[-1].strip()
+class Finding(NamedTuple):
+    """said: what stands before a command, back to the one before it."""
+
+    said: str
+    command: str
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.removeprefix("sweep report results/published/"))
+def findings_of(text: str) -> list[Finding]:
+    said, *blocks = text.split("```sh\n")
+    parts = [block.partition("\n```") for block in blocks]
+    return [Finding(*pair) for pair in zip([said, *(after for _, _, after in parts)], (command for command, _, _ in parts))]
+
+
+FINDINGS = [finding for text in PAGES.values() for finding in findings_of(text)]
+IDS = [finding.command[31:] for finding in FINDINGS]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_each_finding_has_its_command(page: str) -> None:
+    found = findings_of(PAGES[page])
+    assert len(found) > 5
+    assert all(re.match(r"sweep report (results/published/h200(-hosts)? )+.+\Z", finding.command) for finding in found)
+    assert sum(bool(BOLD.search(finding.said)) for finding in found) >= len(found) - 1  # one points at notes
+    assert not BOLD.search(PAGES[page].rpartition("\n```")[2])
+
+
+@pytest.mark.parametrize("command", [finding.command for finding in FINDINGS], ids=IDS)
 def test_its_commands_can_be_typed(command: str) -> None:
     with click.Context(main) as context:
         _, found, words = main.resolve_command(context, shlex.split(command)[1:])
@@ -51,13 +70,14 @@ def test_its_commands_can_be_typed(command: str) -> None:
 
 
 def test_what_stands_in_short_stands_below() -> None:
-    short, below = TEXT.partition("## In short")[2].split("\n## ", 1)
+    short, below = PAGES["findings"].partition("## In short")[2].split("\n## ", 1)
     numbers = re.findall(r"\d+\.\d+", short)
     assert len(numbers) > 5
-    assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", below)] == []
+    everything = below + PAGES["machines"]
+    assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", everything)] == []
 
 
-@pytest.mark.parametrize("program", re.findall(r"```python\n(.+?)```", TEXT, re.DOTALL))
+@pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.skipif(not FOLDERS, reason="nothing is published here")
 def test_its_programs_run(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
@@ -89,14 +109,14 @@ def _read(folder: Path) -> Results:
 
 
 @pytest.mark.usefixtures("read_once")
-@pytest.mark.parametrize(("said", "command"), list(zip(SAID, COMMANDS, strict=False)), ids=[command[31:] for command in COMMANDS])
-def test_its_numbers_are_printed(said: str, command: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("finding", FINDINGS, ids=IDS)
+def test_its_numbers_are_printed(finding: Finding, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(published)
-    done = CliRunner().invoke(main, shlex.split(command)[1:], prog_name="sweep")
+    done = CliRunner().invoke(main, shlex.split(finding.command)[1:], prog_name="sweep")
     assert done.exit_code == 0, done.output
     assert "\n|" in done.stdout
     printed = set(re.findall(r"[^\s|\[\],()]+", done.stdout))
-    assert [number for number in BOLD.findall(said) if number not in printed] == []
+    assert [number for number in BOLD.findall(finding.said) if number not in printed] == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
