@@ -80,9 +80,9 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
         return ""
     named = card.name if card else next(iter(here), None)
     return (
-        f"expected: not known, since no source gives a peak of {named}"
+        f"expected time: unknown, no source gives a peak speed of {named}"
         if named
-        else "expected: no GPU is here; --gpu NAME says it for one"
+        else "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
     )
 
 
