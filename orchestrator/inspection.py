@@ -211,7 +211,7 @@ def _failures(request: Request) -> Iterator[str]:
     ended = [(cell, *last[cell.id]) for cell in request.expansion.cells if cell.id in last]
     bad = [end for end in ended if end[1] not in ("ok", "skipped")]
     for cell, status, stage, phase, evidence in bad[:_SHOWN]:
-        said = why_it_ended(json.loads(evidence))[:160]
+        said = why_it_ended(json.loads(evidence))
         yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where_it_ended(stage, phase) or 'start'}: {said}"
     if len(bad) > _SHOWN:
         yield f"  … and {len(bad) - _SHOWN} more that did not end well"
