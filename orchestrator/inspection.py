@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.fingerprints import known_fingerprints
-from orchestrator.invocations import as_again, last_command
+from orchestrator.invocations import as_again, command_in_copy, last_command
 from orchestrator.nvml import gpu_names
-from orchestrator.plan import Plan
+from orchestrator.plan import PENDING, Plan
 from orchestrator.prediction import predict_memory, verdict_of
 from orchestrator.program import git_commit
 from orchestrator.progress import format_seconds, so_many, where_it_ended, why_it_ended
@@ -174,11 +176,27 @@ def describe_status(request: Request) -> Iterator[str]:
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
     to_run = list(dict.fromkeys(plan.to_measure))
-    yield f"{last_command(request.run)} would run {len(to_run)} of {so_many(len(plan.decisions))}{_in_all(plan)}"
+    if request.run.is_published:
+        yield from _describe_closed(request.run, plan)
+    else:
+        yield f"{last_command(request.run)} would run {len(to_run)} of {so_many(len(plan.decisions))}{_in_all(plan)}"
     for cell in to_run[:_SHOWN]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > _SHOWN:
         yield f"  … and {len(to_run) - _SHOWN} more"
+
+
+def _describe_closed(run: Run, plan: Plan) -> Iterator[str]:
+    """Of a published run: what was measured, and how to go on in a copy, where something is left."""
+    asked, pending = len(plan.decisions), plan.statuses()[PENDING]
+    yield f"this run is published and closed: {asked - pending} of the {so_many(asked)} asked for were measured"
+    if plan.to_measure:
+        copy = Path("results") / run.folder.name
+        if copy.exists():
+            copy = copy.with_name(f"{copy.name}-copy")
+        yield f"to go on, copy it: cp -r {shlex.quote(str(run))} {shlex.quote(str(copy))}"
+        yield f"then: {command_in_copy(run, copy)}"
+        yield f"which would run {so_many(len(set(plan.to_measure)))}{_in_all(plan)}:"
 
 
 def describe_cell(run: Run, prefix: str) -> Iterator[str]:

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1  # 1: attempts and samples; kernels, allocations and live since, which an older program passes over
 MERGE_BATCH = 128
 PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is in it
+CONFIG_FILE = "config.yaml"  # in each of them
+REDACTED = "…"  # there, for what is of the machine that measured it
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
 _SUGGESTED, _NAMED = 20, 5  # of the cells of a run, where one is looked for in vain, or several are found
@@ -84,6 +86,11 @@ class Run:
     @property
     def exists(self) -> bool:
         return (self.folder / MANIFEST_FILE).exists()
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is a publication, or one of its runs: to read only."""
+        return any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent))
 
     def within(self, name: str) -> Run:
         """A run of its own in the folder of this one."""
@@ -187,7 +194,7 @@ class Run:
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
         """Raises RunLocked, saying who holds it, or RunUnwritable."""
-        if any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)):
+        if self.is_published:
             raise RunUnwritable(f"{self.folder}: is published, and no more is measured into it", "Name another folder with --out")
         with writing(self.folder):
             for table in ("artifacts", *SCHEMAS):
