@@ -196,10 +196,12 @@ class Run:
         """Raises RunLocked, saying who holds it, or RunUnwritable."""
         if self.is_published:
             raise RunUnwritable(f"{self.folder}: is published, and no more is measured into it", "Name another folder with --out")
+        own = [self.folder / name for name in (".lock", "artifacts", *SCHEMAS)]
         with writing(self.folder):
-            for table in ("artifacts", *SCHEMAS):
-                (self.folder / table).mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("a+")
+            new = [path for path in (*own, self.folder, *self.folder.parents) if not path.exists()]
+            for folder in own[1:]:
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = own[0].open("a+")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -214,7 +216,11 @@ class Run:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"process {os.getpid()} on {socket.gethostname()} since {started}")
                 lock.flush()
-            yield RunWriter(self.folder, lock)
+            try:
+                yield RunWriter(self.folder, lock)
+            finally:
+                if not self.exists:  # it was refused before anything ran
+                    _take_away(new)
 
     def _attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / "artifacts").glob("*/*")):
@@ -314,6 +320,13 @@ class RunWriter(Run):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
                 write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+
+
+def _take_away(paths: Iterable[Path]) -> None:
+    """A lock, and folders that are empty, each before what it is in."""
+    for path in paths:
+        with suppress(OSError):  # something is in it
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def find_cell(prefix: str, cells: Iterable[str], run: Run, what: str = "cell") -> str:
