@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from orchestrator.store import Run, find_cell
 from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
-from tasks.prediction.records import Prediction
+from tasks.prediction.records import Prediction, why_not
 from tasks.train_step import TrainStepParams
 
 if TYPE_CHECKING:
@@ -106,17 +106,37 @@ def _measured_on(request: Request) -> set[str]:
 
 def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
     """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`."""
+    cells = request.expansion.cells
+    foretold = [cell for cell in cells if not why_not(cell)]
+    predictions = predict_memory(foretold, card, request.import_paths)
+    yield ""
+    if foretold:
+        yield from _memory_table(request, foretold, predictions, card)
+    for cell in foretold if len(cells) <= _EXPLAINED else ():
+        yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
+    yield from _not_foretold([cell for cell in cells if why_not(cell)], card)
+
+
+def _memory_table(
+    request: Request, cells: Sequence[Cell], predictions: Mapping[str, Prediction], card: Card | None
+) -> Iterator[str]:
     from tabulate import tabulate  # 60 ms that no other command here has to pay
 
-    cells = request.expansion.cells
-    predictions = predict_memory(cells, card, request.import_paths)
     rows = [[request.expansion.label(cell), *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
     header = ["cell", "peak GiB", "first step GiB", "reserved GiB", f"on {card.name}" if card else "verdict", "how"]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    yield ""
     yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
-    for cell in cells if len(cells) <= _EXPLAINED else ():
-        yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
+
+
+def _not_foretold(cells: Iterable[Cell], card: Card | None) -> Iterator[str]:
+    """Of which no memory is predicted, and why: a line a reason."""
+    reasons = Counter((cell.params.device, why_not(cell)) for cell in cells)
+    for (device, reason), count in reasons.items():
+        if f"on {device} " in reason:  # on a GPU it would be
+            gpu = shlex.quote(card.name if card else "H200")
+            yield f"{so_many(count)} on {device}, and memory is predicted for GPUs only: add --set device=cuda --gpu {gpu}"
+        else:
+            yield f"{so_many(count)} not predicted: {reason}"
 
 
 def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:

@@ -278,6 +278,17 @@ def test_the_plan_shows_a_table(asked: list[Request], write_config: Callable[...
     assert "oom" in text
 
 
+def test_why_no_memory_is_predicted_is_said_once(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    on_cpu = resolve(write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run")
+    assert list(describe_memory(on_cpu, None)) == [
+        "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
+    ]  # fmt: skip
+    assert list(describe_memory(on_cpu, find_card("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
+    said = list(describe_memory(resolve(write_config(CONFIG), [], [], tmp_path / "run"), None))
+    assert said[-1] == "1 cell not predicted: the memory of matmul is not predicted"
+    assert not asked or all(request.cell.params.device == "cuda" for request in asked)
+
+
 def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
     """By the formula and as predicted; where there are many, a table says enough."""
     request = resolve(write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run")
