@@ -26,7 +26,7 @@ from orchestrator.store import Run, find_cell
 from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
-from tasks.prediction.records import Prediction, why_not
+from tasks.prediction.records import AS_EAGER, CLOSED_FORM, MARGIN, Prediction, Verdict, why_not
 from tasks.train_step import TrainStepParams
 
 if TYPE_CHECKING:
@@ -34,6 +34,20 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _EXPLAINED = 3  # cells, beyond which their memory is a table alone
+_HOW = {
+    "tracked": "every tensor followed",
+    "modelled": "every tensor followed but those within fused attention, which are modelled",
+    AS_EAGER: "compiled, but predicted as if eager, an upper bound",
+    CLOSED_FORM: "parameters, gradients and AdamW's moments alone, a lower bound",
+}
+_FITTING = {  # what is said of one cell, and of many
+    "fits": ("fits", "fit"),
+    "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
+    "compiled": 2 * ("borderline (compiled: predicted as eager, an upper bound)",),
+    "oom": ("does not fit", "do not fit"),
+    "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
+    "unknown": 2 * ("not predicted",),
+}
 _GIB = 1024**3
 
 
@@ -105,7 +119,8 @@ def _measured_on(request: Request) -> set[str]:
 
 
 def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
-    """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`."""
+    """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`; what its words
+    mean, and how many fit."""
     cells = request.expansion.cells
     foretold = [cell for cell in cells if not why_not(cell)]
     predictions = predict_memory(foretold, card, request.import_paths)
@@ -114,7 +129,10 @@ def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
         yield from _memory_table(request, foretold, predictions, card)
     for cell in foretold if len(cells) <= _EXPLAINED else ():
         yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
+    yield from _explain_how(prediction.how for prediction in predictions.values())
     yield from _not_foretold([cell for cell in cells if why_not(cell)], card)
+    if foretold:
+        yield _how_many_fit([(predictions[cell.id], verdict_of(cell, predictions[cell.id], card)) for cell in foretold])
 
 
 def _memory_table(
@@ -128,6 +146,13 @@ def _memory_table(
     yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
 
 
+def _explain_how(words: Iterable[str]) -> Iterator[str]:
+    """The words of that column, as far as they occur."""
+    there = set(words)
+    if said := [f"`{word}`: {what}" for word, what in _HOW.items() if word in there]:
+        yield f"how: {'; '.join(said)}"
+
+
 def _not_foretold(cells: Iterable[Cell], card: Card | None) -> Iterator[str]:
     """Of which no memory is predicted, and why: a line a reason."""
     reasons = Counter((cell.params.device, why_not(cell)) for cell in cells)
@@ -137,6 +162,19 @@ def _not_foretold(cells: Iterable[Cell], card: Card | None) -> Iterator[str]:
             yield f"{so_many(count)} on {device}, and memory is predicted for GPUs only: add --set device=cuda --gpu {gpu}"
         else:
             yield f"{so_many(count)} not predicted: {reason}"
+
+
+def _how_many_fit(found: Iterable[tuple[Prediction, Verdict | None]]) -> str:
+    counts = Counter(_fitting(*one) for one in found)
+    said = ((counts[words], words) for words in _FITTING.values())
+    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in said if count)
+
+
+def _fitting(prediction: Prediction, verdict: Verdict | None) -> tuple[str, str]:
+    """What is said of one cell, and of many."""
+    if verdict is None:
+        return _FITTING["unlimited" if prediction.how else "unknown"]
+    return _FITTING["compiled" if verdict == "borderline" and prediction.how == AS_EAGER else verdict]
 
 
 def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:
