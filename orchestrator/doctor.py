@@ -100,14 +100,15 @@ def _host(paces: Sequence[float]) -> Finding:
     """paces: one after another, on one core after the other."""
     best = quantiles(paces, n=20)[-1]
     slow = [pace for pace in paces if pace < _SLOW * best]
-    said = f"hands torch {best:.0f} small operations a ms"
     if len(slow) <= _SELDOM * len(paces):
-        return Finding("host", True, said)
-    others = f"but {median(slow):.0f} in {len(slow) / len(paces):.0%} of {_WATCHED_S:.0f} s: its cores are at work for others too"
-    remedy = (
-        f"A step that waits for its host (†) takes up to {best / median(slow):.1f} times as long now and then: docs/measuring.md"
+        return Finding("host", True, f"launches {best:.0f} small operations a ms")
+    said = (
+        f"CPU speed is unsteady: in {len(slow) / len(paces):.0%} of {_WATCHED_S:.0f} s it launched work at "
+        f"{median(slow) / best:.0%} of its full pace ({median(slow):.0f} of {best:.0f} small operations a ms), "
+        "as when its cores are shared"
     )
-    return Finding("host", None, f"{said}, {others}", remedy)
+    remedy = f"CPU-bound steps (†) may take up to {best / median(slow):.1f} times as long: docs/measuring.md"
+    return Finding("host", None, said, remedy)
 
 
 def _profiler(refused: str | None) -> Finding:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.artifacts import read_artifacts
 from orchestrator.cost import Conditions, Estimator, expect
 from orchestrator.fingerprints import known_fingerprints
-from orchestrator.invocations import as_again, last_command
+from orchestrator.invocations import as_again, command_in_copy, last_command
 from orchestrator.nvml import gpu_names
-from orchestrator.plan import Plan
+from orchestrator.plan import PENDING, Plan
 from orchestrator.prediction import predict_memory, verdict_of
 from orchestrator.program import git_commit
 from orchestrator.progress import format_seconds, so_many, where_it_ended, why_it_ended
@@ -24,7 +26,7 @@ from orchestrator.store import Run, find_cell
 from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
-from tasks.prediction.records import Prediction
+from tasks.prediction.records import AS_EAGER, CLOSED_FORM, MARGIN, Prediction, Verdict, why_not
 from tasks.train_step import TrainStepParams
 
 if TYPE_CHECKING:
@@ -32,6 +34,20 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _EXPLAINED = 3  # cells, beyond which their memory is a table alone
+_HOW = {
+    "tracked": "every tensor followed",
+    "modelled": "every tensor followed but those within fused attention, which are modelled",
+    AS_EAGER: "compiled, but predicted as if eager, an upper bound",
+    CLOSED_FORM: "parameters, gradients and AdamW's moments alone, a lower bound",
+}
+_FITTING = {  # what is said of one cell, and of many
+    "fits": ("fits", "fit"),
+    "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
+    "compiled": 2 * ("borderline (compiled: predicted as eager, an upper bound)",),
+    "oom": ("does not fit", "do not fit"),
+    "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
+    "unknown": 2 * ("not predicted",),
+}
 _GIB = 1024**3
 
 
@@ -80,9 +96,9 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
         return ""
     named = card.name if card else next(iter(here), None)
     return (
-        f"expected: not known, since no source gives a peak of {named}"
+        f"expected time: unknown, no source gives a peak speed of {named}"
         if named
-        else "expected: no GPU is here; --gpu NAME says it for one"
+        else "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
     )
 
 
@@ -103,18 +119,62 @@ def _measured_on(request: Request) -> set[str]:
 
 
 def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
-    """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`."""
+    """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`; what its words
+    mean, and how many fit."""
+    cells = request.expansion.cells
+    foretold = [cell for cell in cells if not why_not(cell)]
+    predictions = predict_memory(foretold, card, request.import_paths)
+    yield ""
+    if foretold:
+        yield from _memory_table(request, foretold, predictions, card)
+    for cell in foretold if len(cells) <= _EXPLAINED else ():
+        yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
+    yield from _explain_how(prediction.how for prediction in predictions.values())
+    yield from _not_foretold([cell for cell in cells if why_not(cell)], card)
+    if foretold:
+        yield _how_many_fit([(predictions[cell.id], verdict_of(cell, predictions[cell.id], card)) for cell in foretold])
+
+
+def _memory_table(
+    request: Request, cells: Sequence[Cell], predictions: Mapping[str, Prediction], card: Card | None
+) -> Iterator[str]:
     from tabulate import tabulate  # 60 ms that no other command here has to pay
 
-    cells = request.expansion.cells
-    predictions = predict_memory(cells, card, request.import_paths)
     rows = [[request.expansion.label(cell), *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
     header = ["cell", "peak GiB", "first step GiB", "reserved GiB", f"on {card.name}" if card else "verdict", "how"]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    yield ""
     yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
-    for cell in cells if len(cells) <= _EXPLAINED else ():
-        yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
+
+
+def _explain_how(words: Iterable[str]) -> Iterator[str]:
+    """The words of that column, as far as they occur."""
+    there = set(words)
+    if said := [f"`{word}`: {what}" for word, what in _HOW.items() if word in there]:
+        yield f"how: {'; '.join(said)}"
+
+
+def _not_foretold(cells: Iterable[Cell], card: Card | None) -> Iterator[str]:
+    """Of which no memory is predicted, and why: a line a reason."""
+    reasons = Counter((cell.params.device, why_not(cell)) for cell in cells)
+    for (device, reason), count in reasons.items():
+        if f"on {device} " in reason:  # on a GPU it would be
+            gpu = shlex.quote(card.name if card else "H200")
+            yield f"{so_many(count)} on {device}, and memory is predicted for GPUs only: add --set device=cuda --gpu {gpu}"
+        else:
+            yield f"{so_many(count)} not predicted: {reason}"
+
+
+def _how_many_fit(found: Iterable[tuple[Prediction, Verdict | None]]) -> str:
+    counts = Counter(_fitting(*one) for one in found)
+    said = ((counts[words], words) for words in _FITTING.values())
+    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in said if count)
+
+
+def _fitting(prediction: Prediction, verdict: Verdict | None) -> tuple[str, str]:
+    """What is said of one cell, and of many."""
+    if verdict is None:
+        return _FITTING["unlimited" if prediction.how else "unknown"]
+    return _FITTING["compiled" if verdict == "borderline" and prediction.how == AS_EAGER else verdict]
 
 
 def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:
@@ -174,11 +234,27 @@ def describe_status(request: Request) -> Iterator[str]:
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
     yield from _failures(request)
     to_run = list(dict.fromkeys(plan.to_measure))
-    yield f"{last_command(request.run)} would run {len(to_run)} of {so_many(len(plan.decisions))}{_in_all(plan)}"
+    if request.run.is_published:
+        yield from _describe_closed(request.run, plan)
+    else:
+        yield f"{last_command(request.run)} would run {len(to_run)} of {so_many(len(plan.decisions))}{_in_all(plan)}"
     for cell in to_run[:_SHOWN]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > _SHOWN:
         yield f"  … and {len(to_run) - _SHOWN} more"
+
+
+def _describe_closed(run: Run, plan: Plan) -> Iterator[str]:
+    """Of a published run: what was measured, and how to go on in a copy, where something is left."""
+    asked, pending = len(plan.decisions), plan.statuses()[PENDING]
+    yield f"this run is published and closed: {asked - pending} of the {so_many(asked)} asked for were measured"
+    if plan.to_measure:
+        copy = Path("results") / run.folder.name
+        if copy.exists():
+            copy = copy.with_name(f"{copy.name}-copy")
+        yield f"to go on, copy it: cp -r {shlex.quote(str(run))} {shlex.quote(str(copy))}"
+        yield f"then: {command_in_copy(run, copy)}"
+        yield f"which would run {so_many(len(set(plan.to_measure)))}{_in_all(plan)}:"
 
 
 def describe_cell(run: Run, prefix: str) -> Iterator[str]:
@@ -203,6 +279,8 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
         yield from (f"  {_on_a_terminal(line)}" for line in left.log)
     if left.by_hand:
         yield f"by hand: {left.by_hand}"
+    if run.is_published:
+        yield "logs and artifacts are not published, nor how to measure this cell by hand"
 
 
 def _failures(request: Request) -> Iterator[str]:
@@ -211,7 +289,7 @@ def _failures(request: Request) -> Iterator[str]:
     ended = [(cell, *last[cell.id]) for cell in request.expansion.cells if cell.id in last]
     bad = [end for end in ended if end[1] not in ("ok", "skipped")]
     for cell, status, stage, phase, evidence in bad[:_SHOWN]:
-        said = why_it_ended(json.loads(evidence))[:160]
+        said = why_it_ended(json.loads(evidence))
         yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where_it_ended(stage, phase) or 'start'}: {said}"
     if len(bad) > _SHOWN:
         yield f"  … and {len(bad) - _SHOWN} more that did not end well"

@@ -19,7 +19,7 @@ from orchestrator import program
 from orchestrator.grid import Selection
 from orchestrator.kept import how_asked
 from orchestrator.plan import Choice
-from orchestrator.store import Run
+from orchestrator.store import CONFIG_FILE, REDACTED, Run
 from tasks.harness.source import source_digest
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ FINISHED = "finished"
 
 _MEASURES_BY = (program.PROGRAM_SOURCE, "asked", "sources")
 _ASKS_FOR_MORE = ("--retry", "--only")  # or for less than what is missing
+_OF_THAT_DAY = ("--time-limit",)
 _SEARCHES = (["max-context"], ["max-batch"])
 
 
@@ -86,7 +87,15 @@ def last_command(run: Run) -> str:
 
     Without what asks for more than what is missing, such as --retry, unless that has not come to its end.
     """
-    return shlex.join(["sweep", *_last_words(run)])
+    return shlex.join(["sweep", *_last_words(run), *_where(run)])
+
+
+def command_in_copy(run: Run, copy: Path) -> str:
+    """The same for a copy of a published run, with time for all that is left."""
+    words = _last_words(run, _OF_THAT_DAY)
+    if any(REDACTED in word for word in words):  # a path of the machine that measured it
+        words = _typed(run, str(copy / CONFIG_FILE))
+    return shlex.join(["sweep", *words, "--out", str(copy)])
 
 
 def last_choice(run: Run) -> Choice:
@@ -126,18 +135,25 @@ def _is_unfinished(invocation: Mapping[str, Any]) -> bool:
     return invocation.get(FINISHED) is False
 
 
-def _last_words(run: Run) -> list[str]:
+def _last_words(run: Run, left_out: tuple[str, ...] = ()) -> list[str]:
+    """Without --out, and the options that are to be left out."""
     manifest, last = run.read_manifest(), _last_sweep(run)
-    options, flags = (("--out",), ()) if _is_unfinished(last) else (("--out", *_ASKS_FOR_MORE), ("--fresh",))
-    typed = ["run", manifest["config_path"], *_as_typed(Selection(**manifest["selection"])), *_choice_as_typed(last_choice(run))]
-    words = iter(last.get("command") or typed)
+    more, flags = ((), ()) if _is_unfinished(last) else (_ASKS_FOR_MORE, ("--fresh",))
+    options = ("--out", *left_out, *more)
+    words = iter(last.get("command") or _typed(run, manifest["config_path"]))
     kept: list[str] = []
     for word in words:
         if word in options:
             next(words, None)
         elif word not in flags and not word.startswith(tuple(f"{option}=" for option in options)):
             kept.append(word)
-    return [*kept, *_where(run, manifest)]
+    return kept
+
+
+def _typed(run: Run, config: str) -> list[str]:
+    """What was asked for at last, as words."""
+    selection = Selection(**run.read_manifest()["selection"])
+    return ["run", config, *_as_typed(selection), *_choice_as_typed(last_choice(run))]
 
 
 def _as_typed(selection: Selection) -> Iterator[str]:
@@ -159,7 +175,8 @@ def _choice_as_typed(choice: Choice) -> Iterator[str]:
         yield from (word for status in sorted(statuses) for word in (option, status))
 
 
-def _where(run: Run, manifest: Mapping[str, Any]) -> list[str]:
+def _where(run: Run) -> list[str]:
     """The option that leads there: it may have been moved since, or be a copy."""
+    manifest = run.read_manifest()
     itself = manifest["config"].get("results") or Path("results") / manifest["name"]
     return [] if Path(str(run)).absolute() == Path(itself).absolute() else ["--out", str(run)]

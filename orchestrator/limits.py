@@ -23,7 +23,7 @@ from orchestrator.schedulers import LastingScheduler
 from tasks.harness.cell import Cell
 from tasks.harness.records import Status
 from tasks.harness.registry import make_cell
-from tasks.prediction.records import AS_EAGER, Prediction, why_not
+from tasks.prediction.records import AS_EAGER, MARGIN, Prediction, why_not
 
 _GIB = 1024**3
 _DECIDED = frozenset({Status.OK, Status.OOM})
@@ -230,7 +230,7 @@ def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[
     measured_gib = _measured_gib(request) if any(group.measured for group in groups) else {}
     header = [
         "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from", "its peak GiB",
-        "measured up to", "measured GiB", "OOM at", "",
+        "measured up to", "measured GiB", "OOM at", "note",
     ]  # fmt: skip
     rows = [
         [
@@ -243,6 +243,15 @@ def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[
     ]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
     yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
+    if any(_is_undecided_between(group, bounds) for group in groups):
+        undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
+        yield f"between `fits up to` and `OOM from`: {undecided}; on the GPU itself --confirm measures it"
+
+
+def _is_undecided_between(group: Limit, bounds: Bounds) -> bool:
+    """Whether something was tried neither by measuring nor by a prediction that is sure of it."""
+    fails = group.perhaps.fails if group.perhaps is not None else None
+    return group.measured is None and fails is not None and fails - group.surely.fits > bounds.granularity
 
 
 def _predicted(group: Limit, cap: int | None) -> list[str]:
@@ -304,7 +313,7 @@ def _remark(group: Limit, bounds: Bounds) -> str:
         return f"nothing fits: {bounds.granularity} takes {_peak_gib(group, bounds.granularity)} GiB"
     if search.fails is None:
         return f"not tried above {search.fits}: --up-to goes on"
-    return "compiled it may do with less" if group.perhaps is None else ""
+    return "compiled: predicted as eager, more may fit" if group.perhaps is None else ""
 
 
 def _remark_on_measured(group: Limit, measured: Search) -> str:

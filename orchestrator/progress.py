@@ -23,6 +23,8 @@ from orchestrator.supervisor import Started
 from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import Outcome, Status
 
+_LONGEST_REASON = 160  # letters
+_GIB, _MIB = 1024**3, 1024**2
 _STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
 
 Remaining = Callable[[], float | None]
@@ -149,8 +151,28 @@ def where_it_ended(stage: str, phase: str) -> str:
 
 
 def why_it_ended(evidence: Mapping[str, Any]) -> str:
-    """The first line of what the evidence says."""
-    return in_a_line(str(evidence.get("reason") or evidence.get("message") or "").split("\n")[0])
+    """What memory was asked for in vain, where the evidence has its size; else the first line of what it says, if need be cut.
+
+    torch says the same in a paragraph, of which a line has the beginning alone.
+    """
+    if isinstance(evidence.get("asked_bytes"), int):
+        return _refused(evidence)
+    said = in_a_line(str(evidence.get("reason") or evidence.get("message") or "").split("\n")[0])
+    return said if len(said) <= _LONGEST_REASON else f"{said[: _LONGEST_REASON - 1]}…"
+
+
+def _refused(evidence: Mapping[str, Any]) -> str:
+    asked, limit, free, total = (evidence.get(f"{name}_bytes") for name in ("asked", "limit", "free", "total"))
+    said = f"out of memory: asked for {_size(asked)}"
+    if limit and limit <= (total or limit):
+        return f"{said}, limit {_size(limit)}"
+    return f"{said}, {_size(free)} of {_size(total)} free" if free is not None and total else said
+
+
+def _size(nbytes: Any) -> str:
+    if nbytes < _MIB:
+        return f"{nbytes:,} bytes"
+    return f"{nbytes / _GIB:.4g} GiB" if nbytes >= _GIB else f"{nbytes / _MIB:.4g} MiB"
 
 
 def _place(started: Started) -> str:
@@ -164,5 +186,5 @@ def _result_line(outcome: Outcome, label: Label) -> str:
     measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
     where = f" in {where_it_ended(outcome.stage, outcome.phase)}" if outcome.stage else ""
     why = why_it_ended(outcome.evidence)
-    said = f": {why[:120]}" if why and outcome.status is not Status.OK else ""
+    said = f": {why}" if why and outcome.status is not Status.OK else ""
     return f"{outcome.status:<8} {label(outcome.attempt.cell)}{measured}  {outcome.wall_s:.1f} s{where}{said}"

@@ -33,11 +33,10 @@ from orchestrator.remote.address import Where
 from orchestrator.report.frames import load_results
 from orchestrator.report.published.tables import published_tables
 from orchestrator.reporting import make_report
-from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter
+from orchestrator.store import CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter
 from orchestrator.together import Publication, Together, is_publication, named_runs
 
 MB = 1_000_000
-CONFIG = "config.yaml"
 FORMATS, PICTURES = ("md",), ("svg",)  # of the report: the others are made of the same data by `sweep report`
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
 _NAMED = 4  # of the largest things, where they are too large together
@@ -144,7 +143,7 @@ def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:
-        _write_config(manifest["config"], folder / CONFIG)
+        _write_config(manifest["config"], folder / CONFIG_FILE)
 
 
 def _write_config(config: Mapping[str, Any], path: Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.digests import text_digest
+from orchestrator.store import REDACTED
 
 _PATH = re.compile(r"(?<![\w.…~/-])~?(?:/[\w.+@%=~-]+){2,}")
 _FROM_WHERE = (  # what a path is read from, if it has it
@@ -36,7 +37,6 @@ _IDS = {"host": "host", "gpu_uuid": _GPU}  # facts that tell one from another, a
 _DROPPED = ("pid",)
 _ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
-_GONE = "…"
 
 
 class Redaction:
@@ -71,7 +71,7 @@ class Redaction:
     def text(self, text: str) -> str:
         """Without values of environment variables, paths, addresses, and the names of hosts and GPUs."""
         if self._values:
-            text = self._values.sub(_GONE, text)
+            text = self._values.sub(REDACTED, text)
         text = _PATH.sub(self._path, text)
         text = _ADDRESS.sub(self._address, text)
         return self._known.sub(self._alias, text) if self._known else text
@@ -117,7 +117,7 @@ class Redaction:
         if _is_of_torch(name):
             return self.text(value)
         self._counts[f"value of the environment variable {name}"] += 1
-        return _GONE
+        return REDACTED
 
     def _alias(self, found: re.Match[str]) -> str:
         return self._called[str(found[1])]
@@ -127,11 +127,11 @@ class Redaction:
         for pattern in _FROM_WHERE:
             if whole := pattern.fullmatch(found[0]):
                 return str(whole[1])
-        return f"{_GONE}/{PurePosixPath(found[0]).name}"
+        return f"{REDACTED}/{PurePosixPath(found[0]).name}"
 
     def _address(self, found: re.Match[str]) -> str:
         self._counts["addresses of networks"] += 1
-        return _GONE
+        return REDACTED
 
 
 def called(uuid: str) -> str:

@@ -64,6 +64,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1  # 1: attempts and samples; kernels, allocations and live since, which an older program passes over
 MERGE_BATCH = 128
 PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is in it
+CONFIG_FILE = "config.yaml"  # in each of them
+REDACTED = "…"  # there, for what is of the machine that measured it
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
 _SUGGESTED, _NAMED = 20, 5  # of the cells of a run, where one is looked for in vain, or several are found
@@ -84,6 +86,11 @@ class Run:
     @property
     def exists(self) -> bool:
         return (self.folder / MANIFEST_FILE).exists()
+
+    @property
+    def is_published(self) -> bool:
+        """Whether it is a publication, or one of its runs: to read only."""
+        return any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent))
 
     def within(self, name: str) -> Run:
         """A run of its own in the folder of this one."""
@@ -187,12 +194,14 @@ class Run:
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
         """Raises RunLocked, saying who holds it, or RunUnwritable."""
-        if any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)):
+        if self.is_published:
             raise RunUnwritable(f"{self.folder}: is published, and no more is measured into it", "Name another folder with --out")
+        own = [self.folder / name for name in (".lock", "artifacts", *SCHEMAS)]
         with writing(self.folder):
-            for table in ("artifacts", *SCHEMAS):
-                (self.folder / table).mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / ".lock").open("a+")
+            new = [path for path in (*own, self.folder, *self.folder.parents) if not path.exists()]
+            for folder in own[1:]:
+                folder.mkdir(parents=True, exist_ok=True)
+            lock = own[0].open("a+")
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -207,7 +216,11 @@ class Run:
                 started = datetime.now(UTC).isoformat(timespec="seconds")
                 lock.write(f"process {os.getpid()} on {socket.gethostname()} since {started}")
                 lock.flush()
-            yield RunWriter(self.folder, lock)
+            try:
+                yield RunWriter(self.folder, lock)
+            finally:
+                if not self.exists:  # it was refused before anything ran
+                    _take_away(new)
 
     def _attempt_folders(self) -> Iterator[tuple[str, int]]:
         for path in sorted((self.folder / "artifacts").glob("*/*")):
@@ -307,6 +320,13 @@ class RunWriter(Run):
                 (self.folder / table).mkdir(parents=True, exist_ok=True)
                 whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
                 write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+
+
+def _take_away(paths: Iterable[Path]) -> None:
+    """A lock, and folders that are empty, each before what it is in."""
+    for path in paths:
+        with suppress(OSError):  # something is in it
+            path.rmdir() if path.is_dir() else path.unlink()
 
 
 def find_cell(prefix: str, cells: Iterable[str], run: Run, what: str = "cell") -> str:

@@ -162,8 +162,8 @@ def test_a_plan_says_how_long_it_will_take(said: Callable[..., str], monkeypatch
     monkeypatch.setattr(inspection, "gpu_names", lambda: ("NVIDIA H200",) * 2)
     assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
     monkeypatch.setattr(inspection, "gpu_names", lambda: ())
-    assert said("cuda") == "expected: no GPU is here; --gpu NAME says it for one"
-    assert said("cuda", "--gpu", "T4") == "expected: not known, since no source gives a peak of T4"
+    assert said("cuda") == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
+    assert said("cuda", "--gpu", "T4") == "expected time: unknown, no source gives a peak speed of T4"
     assert said("cpu") == ""
 
 

@@ -12,14 +12,17 @@ from orchestrator.probe import paces_here, why_no_kernels_are_seen
 def test_a_host_that_has_its_cores_to_itself_is_good() -> None:
     finding = _host([440.0 + step % 7 for step in range(200)])
     assert finding.good is True
-    assert str(finding) == "ok   host     hands torch 446 small operations a ms"
+    assert str(finding) == "ok   host     launches 446 small operations a ms"
 
 
 def test_a_host_whose_cores_are_at_work_for_others_is_told_with_what_that_costs() -> None:
     finding = _host([400.0, 400.0, 200.0, 400.0, 200.0] * 40)
     assert finding.good is None
-    assert "hands torch 400 small operations a ms, but 200 in 40% of" in finding.said
-    assert "up to 2.0 times as long" in finding.remedy
+    assert finding.said == (
+        "CPU speed is unsteady: in 40% of 3 s it launched work at 50% of its full pace (200 of 400 small operations a ms), "
+        "as when its cores are shared"
+    )
+    assert finding.remedy == "CPU-bound steps (†) may take up to 2.0 times as long: docs/measuring.md"
 
 
 def test_a_moment_is_no_neighbour() -> None:

@@ -18,6 +18,8 @@ from orchestrator.report.values import format_ms
 from orchestrator.store import Run
 from tasks.harness.records import LOG_FILE, Outcome, Status
 
+GIB, MIB = 1024**3, 1024**2
+
 
 @pytest.fixture
 def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> Run:
@@ -71,6 +73,25 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
     assert replace(outcome.attempt.cell, task="bell\x07").describe([]) == "bell\\x07"
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"asked_bytes": 8 * MIB, "limit_bytes": 256 * MIB}, "out of memory: asked for 8 MiB, limit 256 MiB"),
+        ({"asked_bytes": 3 * GIB // 2, "free_bytes": 205 * MIB, "total_bytes": 80 * GIB},
+         "out of memory: asked for 1.5 GiB, 205 MiB of 80 GiB free"),
+        ({"asked_bytes": GIB, "limit_bytes": 99 * GIB, "free_bytes": 0, "total_bytes": 80 * GIB},
+         "out of memory: asked for 1 GiB, 0 bytes of 80 GiB free"),
+        ({"asked_bytes": 512 * MIB}, "out of memory: asked for 512 MiB"),
+        ({"asked_bytes": 4096}, "out of memory: asked for 4,096 bytes"),
+        ({"asked_bytes": None, "limit_bytes": 256 * MIB}, "x" * 159 + "…"),
+        ({}, "x" * 159 + "…"),
+    ],
+)  # fmt: skip
+def test_why_memory_ran_out_is_told_by_its_numbers_and_else_by_what_was_said(more: dict[str, int | None], said: str) -> None:
+    assert why_it_ended({"message": "x" * 200, **more}) == said
+    assert why_it_ended({"message": "x" * 160}) == "x" * 160
+
+
 def test_a_cell_that_is_not_there(run: Run) -> None:
     with pytest.raises(RunError, match="has no cell 'nothing'"):
         list(describe_cell(run, "nothing"))
@@ -93,6 +114,7 @@ def test_a_cell_of_what_was_published_is_named_as_in_its_tables(
     cell = run.read("attempts")["cell"][0]
     alone = sweep_here("show", tmp_path / "published" / "run", cell)
     assert f"cell {cell} of task" in alone.stdout
+    assert alone.stdout.splitlines()[-1] == "logs and artifacts are not published, nor how to measure this cell by hand"
     assert sweep_here("show", tmp_path / "published", f"run:{cell}").stdout == alone.stdout
     missing = sweep_here("show", tmp_path / "published", f"other:{cell}")
     assert missing.exit_code == 2

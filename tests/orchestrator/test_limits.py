@@ -148,7 +148,7 @@ def means_with(status: Status = Status.OOM, **largest: int) -> Means:
 
 def text_of(request: Request, found: Found, bounds: Bounds = CONTEXT) -> list[list[str]]:
     lines = list("\n".join(describe_limits(request, found, bounds)).splitlines())
-    return [line.split() for line in lines[2:]]
+    return [line.split() for line in lines[2 : 2 + len(found.groups)]]
 
 
 def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: Any) -> None:
@@ -159,6 +159,21 @@ def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: An
     assert tiny == ["train_step", "size=tiny", "640", "6.40", "6.40", "10.00", "1024", "10.24"]
     assert mini == ["train_step", "size=mini", "2944", "29.44", "10.00", "(29.44", "with", "room)", "10.00", "3072", "30.72"]
     assert not request.run.exists
+
+
+@pytest.mark.parametrize(("perhaps", "largest", "is_said"), [(1000, None, True), (700, None, False), (1000, 800, False)])
+def test_what_lies_between_is_said_to_be_undecided(
+    predicted: Any, request_for: Any, perhaps: int, largest: int | None, is_said: bool
+) -> None:
+    """Unless nothing does, or it was measured."""
+    predicted(tiny=(700, perhaps))
+    request = request_for("size=tiny")
+    found = find_limits(request, CONTEXT, CARD, means_with(tiny=largest) if largest else None)
+    footer = (
+        "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
+        "on the GPU itself --confirm measures it"
+    )
+    assert (footer in list(describe_limits(request, found, CONTEXT))) is is_said
 
 
 def test_what_is_to_be_said_of_a_row(predicted: Any, request_for: Any) -> None:
@@ -189,7 +204,10 @@ def test_compiled_nothing_is_said_not_to_fit(monkeypatch: pytest.MonkeyPatch, re
     monkeypatch.setattr(prediction._Child, "ask", answer)
     request = request_for("size=tiny")
     found = find_limits(request, CONTEXT, CARD, None)
-    assert text_of(request, found)[0][1:] == ["640", "6.40", "6.40", "10.00", "compiled", "it", "may", "do", "with", "less"]
+    assert " ".join(text_of(request, found)[0]).endswith("640 6.40 6.40 10.00 compiled: predicted as eager, more may fit")
+    lines = "\n".join(describe_limits(request, found, CONTEXT)).splitlines()
+    assert lines[0].index("note") == lines[2].index("compiled: predicted as eager, more may fit")
+    assert len(lines) == 3  # of what is compiled nothing is known not to fit
 
 
 @pytest.mark.parametrize(

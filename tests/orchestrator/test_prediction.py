@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,39 @@ def test_the_plan_shows_a_table(asked: list[Request], write_config: Callable[...
     assert "2.00" in text
     assert "the memory of matmul is not predicted" in text
     assert "oom" in text
+
+
+def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
+    monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    verdicts: dict[int, Verdict] = {8: "fits", 16: "borderline", 32: "oom", 64: "oom"}
+
+    def answer(child: object, request: Request) -> Prediction:
+        length = request.cell.params.values()["context_length"]
+        return a_prediction(2.0, dict.fromkeys(request.caps_bytes, verdicts[length]), "modelled" if length == 64 else "tracked")
+
+    monkeypatch.setattr(prediction._Child, "ask", answer)
+    sets = ["context_length=8,16,32,64", "compile=eager,blocks"]
+    request = resolve(write_config(CONFIG.partition("  - task: matmul")[0]), sets, ["memory_limit_gib=null"], tmp_path / "run")
+    assert list(describe_memory(request, TINY_GPU))[-2:] == [
+        "how: `tracked`: every tensor followed; `modelled`: every tensor followed but those within fused attention, which are "
+        "modelled; `as eager`: compiled, but predicted as if eager, an upper bound",
+        "2 fit, 1 borderline (within 3 %), 3 borderline (compiled: predicted as eager, an upper bound), 2 do not fit",
+    ]
+    assert list(describe_memory(request, None))[-1] == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
+    one = replace(request, expansion=replace(request.expansion, cells=request.expansion.cells[:1]))
+    assert list(describe_memory(one, TINY_GPU))[-1] == "1 fits"
+
+
+def test_why_no_memory_is_predicted_is_said_once(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    on_cpu = resolve(write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run")
+    assert list(describe_memory(on_cpu, None)) == [
+        "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
+    ]  # fmt: skip
+    assert list(describe_memory(on_cpu, find_card("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
+    said = list(describe_memory(resolve(write_config(CONFIG), [], [], tmp_path / "run"), None))
+    assert said[-2] == "1 cell not predicted: the memory of matmul is not predicted"
+    assert not asked or all(request.cell.params.device == "cuda" for request in asked)
 
 
 def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -20,13 +22,17 @@ from ruamel.yaml import YAML
 import orchestrator as sweep
 from orchestrator.cli import main
 from orchestrator.errors import RunUnwritable
+from orchestrator.invocations import new_invocation
 from orchestrator.parts import tables
-from orchestrator.publishing import _aside
+from orchestrator.plan import Choice
+from orchestrator.publishing import _aside, publish
 from orchestrator.report.frames import load_results
 from orchestrator.report.plots import Drawing
+from orchestrator.run import manifest_of, resolve
 from orchestrator.store import PUBLICATION_FILE, Run
 from orchestrator.together import Publication, open_runs
-from tasks.harness.records import AllocationRow, LiveRow, Outcome, Status
+from tasks.harness.cell import Cell
+from tasks.harness.records import AllocationRow, Attempt, LiveRow, Outcome, Sample, Settings, Status
 from tests.conftest import ROOT
 
 Rendered = Callable[[Path], Mapping[str, bytes]]
@@ -310,6 +316,56 @@ def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[P
     assert f"Name one of them: {published / 'capped'}, {published / 'full'}" in refused.stderr
     assert command("publish", tmp_path / "nothing", "--out", tmp_path / "out").exit_code == 2
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("at_home", [False, True])
+def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on(
+    tmp_path: Path, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_charts: None, at_home: bool
+) -> None:
+    """In a copy, by a command that runs there, also where that of the day names a folder of somebody's machine."""
+    path = write_config(TWO, "c.yaml")
+    monkeypatch.chdir(tmp_path)
+    config = path.absolute() if at_home else Path("c.yaml")
+    words = ["run", str(config), "--set", "size=tiny", "--time-limit", "9s", "--out", str(tmp_path / "own")]
+    monkeypatch.setattr(sys, "argv", ["sweep", *words])
+    request = resolve(config, ["size=tiny"], [], tmp_path / "own")
+    with request.run.opened_for_writing() as writer:
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
+        writer.append(ended(request.expansion.cells[0]), None)
+    publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
+    run = tmp_path / "published" / "own"
+    lines = command("status", run).stdout.splitlines()
+    copied = "results/own/config.yaml" if at_home else "c.yaml"
+    assert lines[2:-1] == [
+        "this run is published and closed: 1 of the 2 cells asked for were measured",
+        f"to go on, copy it: cp -r {run} results/own",
+        f"then: sweep run {copied} --set size=tiny --out results/own",
+        "which would run 1 cell:",
+    ]
+    shutil.copytree(run, "results/own")
+    planned = command("plan", *shlex.split(lines[4])[3:])
+    assert planned.stdout.splitlines()[:2] == ["2 cells: 1 ok, 1 pending", "1 to run"]
+    assert f"cp -r {run} results/own-copy" in command("status", run).stdout
+    with Run(Path("results/own")).opened_for_writing() as writer:
+        writer.append(ended(request.expansion.cells[1]), None)
+    publish([Path("results/own")], tmp_path / "whole", 10**7, None)
+    whole = command("status", tmp_path / "whole" / "own").stdout.splitlines()
+    assert whole == ["     2 ok", "this run is published and closed: 2 of the 2 cells asked for were measured"]
+
+
+TWO = """
+name: c
+grids:
+  - task: train_step
+    fixed: {device: cpu}
+    axes: {size: [tiny], context_length: [16, 32]}
+"""
+
+
+def ended(cell: Cell) -> Outcome:
+    return Outcome(
+        Attempt(cell, 1, "", Settings()), Status.OK, "", "", {}, {}, (Sample("timing", "duration", "ms", 1.0),), 1.7e9, 1.0
+    )
 
 
 def beside(folder: Path) -> set[str]:

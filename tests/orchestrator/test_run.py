@@ -579,6 +579,22 @@ def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
         go(request_of(CONFIG.replace("device: cpu", "device: cuda")), FakeScheduler(outcome_of))
 
 
+def test_what_is_refused_before_anything_ran_leaves_no_new_folder(request_of: Callable[..., Request], tmp_path: Path) -> None:
+    """What was there before stays, whoever made it."""
+    request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
+
+    def left_in(folder: Path) -> list[str]:
+        with pytest.raises(EnvironmentError, match="asks for device cuda"):
+            go(replace(request, run=Run(folder)), FakeScheduler(outcome_of))
+        return sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "mine").rglob("*"))
+
+    (tmp_path / "mine" / "empty").mkdir(parents=True)
+    assert left_in(tmp_path / "mine" / "new" / "run") == ["mine/empty"]
+    assert left_in(tmp_path / "mine" / "empty") == ["mine/empty"]
+    (tmp_path / "mine" / "empty" / "notes").write_text("keep me")
+    assert left_in(tmp_path / "mine" / "empty") == ["mine/empty", "mine/empty/notes"]
+
+
 @pytest.mark.parametrize("axis", ["half_width=0.02", "compile_mode=max-autotune", "gpu_kind=H100,A100"])
 def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., Request]) -> None:
     """It is of adaptive timing, of what is compiled, of a GPU."""
