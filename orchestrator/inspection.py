@@ -26,7 +26,7 @@ from orchestrator.store import Run, find_cell
 from tasks.harness.cell import Cell, in_a_line
 from tasks.harness.records import LOG_FILE
 from tasks.prediction.closed_form import closed_form
-from tasks.prediction.records import AS_EAGER, CLOSED_FORM, MARGIN, Prediction, Verdict, why_not
+from tasks.prediction.records import AS_EAGER, CLOSED_FORM, MARGIN, MOST_OVERGUESS, Prediction, Verdict, why_not
 from tasks.train_step import TrainStepParams
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ _HOW = {
 _FITTING = {  # what is said of one cell, and of many
     "fits": ("fits", "fit"),
     "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
-    "compiled": 2 * ("borderline (compiled: predicted as eager, an upper bound)",),
+    "perhaps": 2 * ("perhaps (compiled: predicted as eager, an upper bound)",),
+    "unlikely": 2 * (f"unlikely (compiled: predicted more than {MOST_OVERGUESS} times what there is)",),
     "oom": ("does not fit", "do not fit"),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
     "unknown": 2 * ("not predicted",),
@@ -174,7 +175,7 @@ def _fitting(prediction: Prediction, verdict: Verdict | None) -> tuple[str, str]
     """What is said of one cell, and of many."""
     if verdict is None:
         return _FITTING["unlimited" if prediction.how else "unknown"]
-    return _FITTING["compiled" if verdict == "borderline" and prediction.how == AS_EAGER else verdict]
+    return _FITTING[verdict]
 
 
 def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:

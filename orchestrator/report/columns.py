@@ -142,7 +142,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("{what}_squares_bytes", "bytes", "of attention alone, beyond what was built: saved, or at most in a pass"),
     Column("predicted_how", "", "tracked, modelled, as eager, or closed form"),
     Column("predicted_reason", "", "why there is no prediction"),
-    Column("predicted_verdict", "", "fits, borderline or oom, on the GPU of the run or under the cell's limit"),
+    Column("predicted_verdict", "", "fits, borderline, perhaps, unlikely or oom: on the run's GPU, or under the cell's limit"),
     Column("predicted_of_{role}_bytes", "bytes", "of the predicted peak, by role"),
     Column("closed_form_bytes", "bytes", "the peak by the closed form"),
     Column("closed_form_of_{role}_bytes", "bytes", "a term of that"),

@@ -528,7 +528,9 @@ _PREDICTIONS = Table(
             "note",
             (
                 Column("fits", "", "under the cell's limit, or on the GPU of the run"),
-                Column("borderline", "", "within 3 % of what there is; of what is compiled also beyond"),
+                Column("borderline", "", "within 3 % of what there is; in older runs also compiled, and beyond"),
+                Column("perhaps", "", "compiled, and would not fit as eager, but by no more than was seen to be too much"),
+                Column("unlikely", "", "compiled, and would take more than 2.11 times what there is as eager"),
                 Column("oom", "", "does not fit"),
             ),
             ("verdict",),

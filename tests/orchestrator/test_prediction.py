@@ -294,7 +294,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
     assert list(describe_memory(request, TINY_GPU))[-2:] == [
         "how: `tracked`: every tensor followed; `modelled`: every tensor followed but those within fused attention, which are "
         "modelled; `as eager`: compiled, but predicted as if eager, an upper bound",
-        "2 fit, 1 borderline (within 3 %), 3 borderline (compiled: predicted as eager, an upper bound), 2 do not fit",
+        "2 fit, 2 borderline (within 3 %), 2 unlikely (compiled: predicted more than 2.11 times what there is), 2 do not fit",
     ]
     assert list(describe_memory(request, None))[-1] == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
     one = replace(request, expansion=replace(request.expansion, cells=request.expansion.cells[:1]))

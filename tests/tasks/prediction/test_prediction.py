@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from tasks.prediction.closed_form import closed_form
 from tasks.prediction.emulation import gpu_emulated
 from tasks.prediction.kernels import SCRATCH, fused_attention
 from tasks.prediction.predictor import Predictor, track
-from tasks.prediction.records import Prediction, Request, memory_identity
+from tasks.prediction.records import Prediction, Request, Verdict, memory_identity
 from tasks.prediction.trace import replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.train_step import PHASES, TrainStepParams, build
@@ -335,7 +336,10 @@ def test_what_does_not_run_without_data_takes_its_parameters_at_the_least() -> N
 def test_what_is_compiled_is_never_said_to_run_out(compiled: str) -> None:
     prediction = prediction_of((2**20,), size="tiny", compile=compiled)
     assert prediction.verdicts == {2**20: "oom"}
-    assert (prediction.as_eager().how, prediction.as_eager().verdicts) == ("as eager", {2**20: "borderline"})
+    assert (prediction.as_eager().how, prediction.as_eager().verdicts) == ("as eager", {2**20: "unlikely"})
+    held = round(max(s.value for s in prediction.samples if s.metric == "peak_requested_bytes" and s.value))
+    caps: dict[int, Verdict] = {held // 3: "oom", held // 2: "oom", held: "borderline", 2 * held: "fits"}
+    assert list(replace(prediction, verdicts=caps).as_eager().verdicts.values()) == ["unlikely", "perhaps", "borderline", "fits"]
 
 
 def test_of_a_cap_the_peaks_alone_say_what_the_allocator_would() -> None:
