@@ -67,7 +67,7 @@ def backward_over_forward(results: Results) -> Iterator[str]:
     for told, group in _told_apart(cells, ["precision", "compile"]):
         ratios = group["backward_ms_median"] / group["forward_ms_median"]
         ahead = ratios[~needs_host(group)]
-        own = f"; where the host is ahead {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
+        own = f"; where not CPU-bound {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
         yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass{own}"
 
 
@@ -118,7 +118,7 @@ def gain_of_compiling(results: Results) -> Iterator[str]:
 def growth_of_attention(results: Results) -> Iterator[str]:
     """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied.
 
-    What waits for its host takes as long with half the length: of time, such lengths are left out.
+    What is CPU-bound takes as long with half the length: of time, such lengths are left out.
     """
     cells = _measured(results, "attention", _TIME)
     if "context_length" not in cells:

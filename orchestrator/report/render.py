@@ -16,6 +16,7 @@ from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
 from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
+from orchestrator.report.host import Decides
 from orchestrator.report.layouts import Header, Rows
 from orchestrator.report.machines import LIKELY, Factors
 from orchestrator.report.sides import AGREEMENT
@@ -25,7 +26,7 @@ from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, for
 
 _ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell anything
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
-_MARKS = {HOST_MARK: f"the host decides ({HOST_MARK})", SLOWER_HOST_MARK: f"a slower host would ({SLOWER_HOST_MARK})"}
+_MARKS = {HOST_MARK: f"{Decides.HOST} ({HOST_MARK})", SLOWER_HOST_MARK: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})"}
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -224,11 +225,11 @@ def provenance(results: Results) -> str:
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
         _repetitions(cells),
-        _marked(cells, "waits_for_host", f"wait for their host ({HOST_MARK})"),
-        _marked(cells, "may_wait_for_host", f"would for one a third as fast ({SLOWER_HOST_MARK})"),
+        _marked(cells, "waits_for_host", f"are CPU-bound ({HOST_MARK})"),
+        _marked(cells, "may_wait_for_host", f"would be CPU-bound with a CPU a third as fast ({SLOWER_HOST_MARK})"),
         _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
-        _marked(cells, "beside", "needed their host beside others"),
+        _marked(cells, "beside", "shared the CPU that they depend on with others"),
         _marked(cells, "wide", "with an interval wider than 5 %"),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),

@@ -273,15 +273,16 @@ TABLES: tuple[Table, ...] = (
     Table(
         "modes",
         "Waiting at each phase, or once",
-        "Median of the whole step in milliseconds in both modes. Where the host is hardly ever ahead, it is the bottleneck.",
+        "Median of the whole step in milliseconds in both modes. Where the CPU is hardly ever ahead of the GPU, the "
+        "step is CPU-bound: it takes as long as the CPU takes to launch its kernels.",
         Listing(
             (
                 ("synced", of_steps(median_interval("step_synced_ms"))),
                 ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
                 ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
-                ("host ahead, at most ms", ms("host_lead_ms")),
-                ("waits for its host", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
-                ("step / host's", number("host_slack", ".1f")),
+                ("CPU ahead, at most ms", ms("host_lead_ms")),
+                ("CPU-bound", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
+                ("step / CPU's", number("host_slack", ".1f")),
                 ("drain ms", ms("drain_ms")),
             )
         ),
@@ -289,15 +290,16 @@ TABLES: tuple[Table, ...] = (
     ),
     Table(
         "host",
-        "What waits for its host",
-        "And what that did meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's "
-        "core, and how many small operations a ms it handed to torch, before the timing and after. In additions, as the host "
-        "launched them beside each step, the time of a step depends less on how fast its host happened to be.",
+        "CPU-bound steps",
+        "The GPU waits for the CPU that launches its kernels, so that another CPU gives another time. What that CPU did "
+        "meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's core, and how many "
+        "small operations a ms it handed to torch, before the timing and after. Told in additions, which the CPU launched beside "
+        "each step, the time of a step depends less on how fast the CPU happened to be.",
         Listing(
             (
                 ("step", of_steps(median_interval("step_ms"))),
                 ("in additions", interval_in_additions("step")),
-                ("host ahead, at most ms", ms("host_lead_ms")),
+                ("CPU ahead, at most ms", ms("host_lead_ms")),
                 ("other cells", number("neighbours")),
                 ("waited for a core", number("waited_for_core", ".1%")),
                 ("operations a ms before", number("host_pace_before", ".0f")),
@@ -392,8 +394,8 @@ TABLES: tuple[Table, ...] = (
         "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all such pairs of runs "
         "on one kind of GPU with one torch: the interval of a number for whoever measures it elsewhere; beside it, of how many "
         "runs. Of each run, the factors of the others among themselves, and how many of the pairs of one of its cells with the "
-        "same cell of another run are within them: a cell is in as many pairs as other runs have it. Of the kernels "
-        "alone: the same of what those of a step take, whoever decides its time.",
+        "same cell of another run are within them: a cell is in as many pairs as other runs have it. CPU-bound: the GPU waits "
+        "for the CPU that launches its kernels. Kernels alone: the same of what the kernels of any step take.",
         Machines(),
         of_several_runs,
     ),

@@ -20,8 +20,8 @@ _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 _SHOWN_IN_GIB = GIB / 100  # of which less is none in two digits
 NOTHING = "–"
-HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
-SLOWER_HOST_MARK = "‡"  # after one that a host a third as fast would decide
+HOST_MARK = "†"  # after a time, or a ratio of times, that is CPU-bound: another CPU with the same GPU gives another
+SLOWER_HOST_MARK = "‡"  # after one that is GPU-bound here, and CPU-bound with a CPU a third as fast
 _MARKS = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 
@@ -138,7 +138,7 @@ def ms(column: str) -> Value:
 
 
 def of_steps(time: Value) -> Value:
-    """A time of a cell's steps, which says so where they wait for their host, or would for a slower one."""
+    """A time of a cell's steps, which says so where they are CPU-bound, or would be with a slower CPU."""
 
     def show(row: Row) -> str:
         text = time(row)

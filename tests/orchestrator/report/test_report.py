@@ -278,9 +278,11 @@ def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launche
     column = page.header.index("pipelined")
     marks = {row[column].split()[0]: row[column][-1] for row in page.rows}
     assert (marks["10.00"], marks["29.00"], marks["30.00"], marks["15.00"]) == ("†", "‡", ")", ")")
-    assert "2 of 11 cells wait for their host (†) · 2 of 11 cells would for one a third as fast (‡)" in provenance(results)
+    assert "2 of 11 cells are CPU-bound (†) · 2 of 11 cells would be CPU-bound with a CPU a third as fast (‡)" in provenance(
+        results
+    )
     header, *read = to_csv(page).splitlines()
-    assert header.endswith(",the host decides (†),a slower host would (‡)")
+    assert header.endswith(",CPU-bound (†),CPU-bound with a slower CPU (‡)")
     assert not any("‡" in line for line in read)
 
 
@@ -319,9 +321,9 @@ def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(results_of: Ca
     timings = table(results, "timings").set_index("precision").loc["tf32"].iloc[0]
     assert (timings["forward"], timings["total"], timings["backward / forward"]) == ("12.50 ± –†", "50.00 ± –†", "2.00")
     (page,) = lay_out(results, ["precision"])
-    assert "2 of 6 cells wait for their host (†)" in page.provenance
+    assert "2 of 6 cells are CPU-bound (†)" in page.provenance
     header, *read = to_csv(page).splitlines()
-    assert header.endswith(",the host decides (†)")
+    assert header.endswith(",CPU-bound (†)")
     assert [line.rpartition(",")[2] for line in read] == ["tf32 ms; tf32 speed-up", "fp32 ms; tf32 speed-up"]
     assert "1070.0," in read[1]
     assert not any("†" in line for line in read)
