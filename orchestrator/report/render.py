@@ -14,7 +14,7 @@ from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
-from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
+from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
 from orchestrator.report.host import Decides
 from orchestrator.report.layouts import Header, Rows
@@ -27,6 +27,11 @@ from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, for
 _ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell anything
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
 _MARKS = {HOST_MARK: f"{Decides.HOST} ({HOST_MARK})", SLOWER_HOST_MARK: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})"}
+_BINDING = {
+    Decides.GPU: f"{Decides.GPU} on both sides",
+    Decides.SLOWER_HOST: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
+    Decides.HOST: f"{Decides.HOST} ({HOST_MARK})",
+}
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 
 
@@ -155,12 +160,13 @@ def describe_comparison(report: Report) -> Iterator[str]:
         spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
         yield f"from process to process: {spread}, with {report.noise.freedom} degrees of freedom"
     else:
-        yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
+        yield f"nothing was repeated: the noise is assumed to be {ASSUMED_NOISE:.0%}. `sweep run --repeat 3` measures it"
     if any(one.before.is_of_kernels for one in report.comparisons):
         yield "not both were timed: held against each other by what their kernels take"
     yield ""
     of_kernels = any(one.of_kernels for one in report.comparisons)
-    header = ["cell", "A ms", "B ms", "B / A", "interval", "noise", *(["kernels, B / A"] if of_kernels else []), "verdict"]
+    noise = "noise" if report.noise.freedom else "assumed noise"
+    header = ["cell", "A ms", "B ms", "B / A", "interval", noise, *(["kernels, B / A"] if of_kernels else []), "verdict"]
     rows = [_comparison_row(one, of_kernels) for one in report.comparisons]
     yield tabulate(
         rows, header, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * (len(header) - 2), "left"]
@@ -171,18 +177,34 @@ def describe_comparison(report: Report) -> Iterator[str]:
     alone = report.only_before + report.only_after
     unmatched = f"; {alone} cells that only one of them measured" if alone else ""
     yield f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{unmatched}"
-    if waiting := sum(one.reason == WAITS for one in report.comparisons):
-        differ = counts[Verdict.FASTER] + counts[Verdict.SLOWER]
-        yield f"{waiting} of the {differ} that differ wait for their host, and what else runs on that slows them"
-    agreeing = [one for one in report.comparisons if one.agrees]
-    of_gpu = [one for one in report.comparisons if one.is_of_gpu]
-    which = f"; of the {len(of_gpu)} that would not wait for a host a third as fast, {sum(one.agrees for one in of_gpu)}"
-    yield f"{len(agreeing)} of {len(report.comparisons)} agree within their intervals or {AGREEMENT:.0%}{which if of_gpu else ''}"
-    if told := [ratio for one in report.comparisons if (ratio := one.in_additions)]:
-        yield f"told in additions, {sum(ratio.holds_one for ratio in told)} of the {len(told)} that wait for their host do"
-    if kernels := [ratio for one in report.comparisons if (ratio := one.of_kernels)]:
-        yield f"by their kernels alone, which wait for no host, {sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} do"
+    yield from _of_the_cpu([one for one in report.comparisons if one.differs])
+    yield from _agreement(report.comparisons)
     yield from _of_machines(report.comparisons, report.machines)
+
+
+def _of_the_cpu(differing: Sequence[Comparison]) -> Iterator[str]:
+    if bound := sum(one.bound_by is Decides.HOST for one in differing):
+        which = f"{bound} of the {len(differing)}" if bound < len(differing) else f"all {bound}"
+        said = "the one that differs is" if len(differing) == 1 else f"{which} that differ are"
+        yield f"{said} CPU-bound: the difference may be the CPU's, not the change's"
+
+
+def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """How many agree, by what binds them, and then in what depends less on the CPU, and in what does not depend on it."""
+    binding = {kind: [one for one in comparisons if one.bound_by is kind] for kind in Decides}
+    shares = ", ".join(f"{_agreeing(found)} {_BINDING[kind]}" for kind, found in binding.items() if found)
+    whole = f"{_agreeing(comparisons)} cells agree within their intervals or {AGREEMENT:.0%}"
+    yield f"{whole}: {shares}" if shares else whole
+    if told := [ratio for one in comparisons if (ratio := one.in_additions)]:
+        said = f"{sum(ratio.holds_one for ratio in told)} of {len(told)} CPU-bound cells agree"
+        yield f"in additions (docs/measuring.md), which depend less on the CPU, {said}"
+    if kernels := [ratio for one in comparisons if (ratio := one.of_kernels)]:
+        said = f"{sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} cells agree"
+        yield f"in kernel time, which does not depend on the CPU, {said}"
+
+
+def _agreeing(comparisons: Sequence[Comparison]) -> str:
+    return f"{sum(one.agrees for one in comparisons)} of {len(comparisons)}"
 
 
 def _of_machines(comparisons: Sequence[Comparison], machines: Factors) -> Iterator[str]:
@@ -199,7 +221,8 @@ def _of_machines(comparisons: Sequence[Comparison], machines: Factors) -> Iterat
 
 def _comparison_row(one: Comparison, of_kernels: bool) -> list[str]:
     low, high = one.interval
-    verdict = f"{one.verdict}: {one.reason}" if one.reason else str(one.verdict)
+    cpu_bound = f" ({Decides.HOST})" if one.differs and one.bound_by is Decides.HOST else ""
+    verdict = f"{one.verdict}: {one.reason}" if one.reason else f"{one.verdict}{cpu_bound}"
     times = (format_ms(one.before.ms), format_ms(one.after.ms))
     kernels = f"{one.of_kernels.middle:.4f}" if one.of_kernels else NOTHING
     return [

@@ -106,7 +106,7 @@ def test_each_comparison_is_judged_by_the_machines_or_says_why_it_cannot_be() ->
     )
     of_gpu = replace(waits, decides=Decides.GPU)
     assert told(of_gpu, waits) == (None, "the other runs have too few times where GPU-bound")
-    assert told(replace(waits, decides=None), waits) == (None, "A does not tell whether its host decides")
+    assert told(replace(waits, decides=None), waits) == (None, "A does not tell whether it is CPU-bound")
     assert told(replace(waits, decides=None, is_of_kernels=True), waits) == (True, "")
 
 
@@ -270,7 +270,9 @@ def test_what_waits_for_its_host_is_as_near_as_in_additions(
 
     a, b, c, d = (write(*own) for own in (("a", 10.0, 2000.0), ("b", 20.0, 2200.0), ("c", 15.0, 2100.0), ("d", 15.0, 3000.0)))
     *_, alike, near = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()
-    assert alike == f"told in additions, 0 of the {CELLS} that wait for their host do"  # one step each: no interval
+    assert (
+        alike == f"in additions (docs/measuring.md), which depend less on the CPU, 0 of {CELLS} CPU-bound cells agree"
+    )  # one step each: no interval
     factors_said = "× or ÷ 1.100 where CPU-bound (†), in additions"
     assert near == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: {factors_said}"
     assert sweep_here("compare", a, d, "--machines", b).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
@@ -296,7 +298,7 @@ def test_a_comparison_says_of_how_many_cells_the_machines_tell_nothing_and_why(
         return [line for line in lines if "as near as" in line or "--machines" in line]
 
     unknown = write("unknown", [10.0] * CELLS, lead=None)
-    assert said(unknown, a) == [f"--machines tells nothing of {CELLS}: A does not tell whether its host decides"]
+    assert said(unknown, a) == [f"--machines tells nothing of {CELLS}: A does not tell whether it is CPU-bound"]
     other = write("other", [10.0] * CELLS, gpu="NVIDIA A100")
     assert said(other, a) == [f"--machines tells nothing of {CELLS}: their GPU, torch or CUDA differ"]
     alike = write("alike", [10.0] * CELLS)
