@@ -246,7 +246,8 @@ def _measured_need(row: Row) -> str:
         asked = f" (asked {_size(row['asked_bytes'])} more)" if known(row, "asked_bytes") else ""
         return f"OOM{asked}"
     if known(row, "peak_reserved_bytes"):
-        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest_fitting(row['peak_reserved_bytes'])}"
+        smallest = smallest_fitting(row["peak_reserved_bytes"], row.get("precision"))
+        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest}"
     if known(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
     return absent(row)

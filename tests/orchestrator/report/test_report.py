@@ -617,6 +617,16 @@ def test_gpus_ascend_and_leave_room_for_the_context() -> None:
     assert smallest_fitting(1e15) == "none known"
 
 
+@pytest.mark.parametrize(
+    ("precision", "card"), [("fp32", "T4"), ("fp16", "T4"), ("tf32", "RTX 4080"), ("bf16", "RTX 4080"), ("bf16_pure", "RTX 4080")]
+)
+def test_the_smallest_gpu_has_the_precision(precision: str, card: str, results_of: Callable[..., Results]) -> None:
+    """A T4 has neither tf32 nor bf16."""
+    assert card in smallest_fitting(GIB, precision)
+    (row,) = table(results_of(outcome(peak_gib=0.9, precision=precision)), "oom-map").to_dict("records")
+    assert any(text.startswith("1.0 GiB: ") and card in text for text in row.values())
+
+
 def test_pandas_reads_what_was_written(results_of: Callable[..., Results], tmp_path: Path) -> None:
     results_of(outcome([10.0, 10.0]), outcome(status=Status.OOM, seed=1, memory_limit_gib=32.0))
     cells = pd.read_parquet(tmp_path / "run" / "cells.parquet")
