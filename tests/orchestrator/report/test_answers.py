@@ -122,6 +122,28 @@ def test_where_it_pays_is_said_of_cells_alike_in_all_else() -> None:
     )
 
 
+def test_of_several_runs_the_name_comes_first_and_then_what_differs_within_it() -> None:
+    """What all cells of a run have, here the steps and, of one, the way to attend, is in no sentence."""
+    cells = [
+        cell(ms, run=run, precision=p, context_length=1024, size=size, warmup_steps=steps, attention=way)
+        for run, size, steps, way in (
+            ("wide", "small", 5, "naive"),
+            ("wide", "xl", 5, "naive"),
+            ("deep", "small", 9, "naive"),
+            ("deep", "small", 9, "flash"),
+        )
+        for p, ms in (("fp32", 10), ("bf16", 5))
+    ]
+    frame = pd.DataFrame(cells).convert_dtypes()
+    found = {answer.question: answer.sentences for answer in answers(Results(frame, (*AXES, "run"), {}))}
+    assert [one.partition(": ")[0] for one in found["Where does a narrower precision start to pay?"]] == [
+        "run=wide size=small",
+        "run=deep size=small attention=naive",
+        "run=deep size=small attention=flash",
+        "run=wide size=xl",
+    ]
+
+
 def test_the_gain_of_compiling_is_of_cells_alike_in_all_else() -> None:
     found = said(
         cell(10, compile="eager"), cell(8, compile="blocks"), cell(5, compile="model"),
