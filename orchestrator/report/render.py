@@ -33,6 +33,8 @@ _BINDING = {
     Decides.HOST: f"{Decides.HOST} ({HOST_MARK})",
 }
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_SPREAD = " ± "  # between a mean and its standard deviation, in a text and in a title
+_MEAN_SD = re.compile(rf"([\d.]+){_SPREAD}([\d.]+|{NOTHING})([{''.join(_MARKS)}]?)")
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,40 @@ def notes_of(page: Page, row: Sequence[str]) -> list[str]:
 
 
 def written_out(page: Page) -> tuple[Header, Rows]:
-    """For a program: the notes in full, since it has no foot to put them at, 12,313 as 12313, and times without their marks.
-    Which columns of a row have one says a column of its own for each mark.
+    """For a program: the notes in full, since it has no foot to put them at, 12,313 as 12313, standard deviations in columns of
+    their own, and times without their marks. Which columns of a row have one says a column of its own for each mark.
     """
-    marks = [mark for mark in _MARKS if any(text.endswith(mark) for row in page.rows for text in row)]
-    rows = [[*(_plain(text) for text in row), *(_marked_with(mark, page.header, row) for mark in marks)] for row in page.rows]
-    header = [*page.header, *(_MARKS[mark] for mark in marks)]
+    titles, texts = _with_deviations_apart(page.header, page.rows)
+    marks = [mark for mark in _MARKS if any(text.endswith(mark) for row in texts for text in row)]
+    rows = [[*(_plain(text) for text in row), *(_marked_with(mark, titles, row) for mark in marks)] for row in texts]
+    header = [*titles, *(_MARKS[mark] for mark in marks)]
     if not page.notes:
         return header, rows
-    column = page.header.index(NOTES)
+    column = titles.index(NOTES)
     notes = (" ".join(notes_of(page, row)) for row in page.rows)
     return header, [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
+
+
+def _with_deviations_apart(header: Header, rows: Rows) -> tuple[Header, Rows]:
+    """Each column of a mean ± its standard deviation as two, of which the first has the mark."""
+    apart = [any(_MEAN_SD.fullmatch(row[place]) for row in rows) for place in range(len(header))]
+    if not any(apart):
+        return header, rows
+    titles = [part for title, two in zip(header, apart, strict=True) for part in (_two_titles(title) if two else (title,))]
+    return titles, [
+        [part for text, two in zip(row, apart, strict=True) for part in (_two_texts(text) if two else (text,))] for row in rows
+    ]
+
+
+def _two_titles(title: str) -> tuple[str, str]:
+    """`forward` as forward and forward sd, `warm-up: mean ± sd` as warm-up: mean and warm-up: sd."""
+    mean, _, deviation = title.partition(_SPREAD)
+    return (mean, mean.removesuffix("mean") + deviation) if deviation else (title, f"{title} sd")
+
+
+def _two_texts(text: str) -> tuple[str, str]:
+    found = _MEAN_SD.fullmatch(text)
+    return (f"{found[1]}{found[3]}", found[2]) if found else (text, NOTHING)
 
 
 def _marked_with(mark: str, header: Header, row: list[str]) -> str:
