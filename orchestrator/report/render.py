@@ -22,19 +22,24 @@ from orchestrator.report.machines import LIKELY, Factors
 from orchestrator.report.sides import AGREEMENT
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
-from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
+from orchestrator.report.values import HOST_MARK, NOISE_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
 
 _ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell anything
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
-_MARKS = {HOST_MARK: f"{Decides.HOST} ({HOST_MARK})", SLOWER_HOST_MARK: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})"}
+_MARKS = {
+    HOST_MARK: f"{Decides.HOST} ({HOST_MARK})",
+    SLOWER_HOST_MARK: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
+    NOISE_MARK: f"within noise ({NOISE_MARK})",
+}
 _BINDING = {
     Decides.GPU: f"{Decides.GPU} on both sides",
     Decides.SLOWER_HOST: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
     Decides.HOST: f"{Decides.HOST} ({HOST_MARK})",
 }
+_EVERY_MARK = "".join(_MARKS)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 _SPREAD = " ± "  # between a mean and its standard deviation, in a text and in a title
-_MEAN_SD = re.compile(rf"([\d.]+){_SPREAD}([\d.]+|{NOTHING})([{''.join(_MARKS)}]?)")
+_MEAN_SD = re.compile(rf"([\d.]+){_SPREAD}([\d.]+|{NOTHING})([{_EVERY_MARK}]?)")
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ def written_out(page: Page) -> tuple[Header, Rows]:
     their own, and times without their marks. Which columns of a row have one says a column of its own for each mark.
     """
     titles, texts = _with_deviations_apart(page.header, page.rows)
-    marks = [mark for mark in _MARKS if any(text.endswith(mark) for row in texts for text in row)]
+    seen = set("".join(marks_of(text) for row in texts for text in row))
+    marks = [mark for mark in _MARKS if mark in seen]
     rows = [[*(_plain(text) for text in row), *(_marked_with(mark, titles, row) for mark in marks)] for row in texts]
     header = [*titles, *(_MARKS[mark] for mark in marks)]
     if not page.notes:
@@ -125,12 +131,17 @@ def _two_texts(text: str) -> tuple[str, str]:
 
 
 def _marked_with(mark: str, header: Header, row: list[str]) -> str:
-    return "; ".join(title for title, text in zip(header, row, strict=True) if text.endswith(mark)) or NOTHING
+    return "; ".join(title for title, text in zip(header, row, strict=True) if mark in marks_of(text)) or NOTHING
+
+
+def marks_of(text: str) -> str:
+    """Those that stand behind a number, of which there may be two."""
+    return text[len(text.rstrip(_EVERY_MARK)) :] if text[:1].isdigit() else ""
 
 
 def _plain(text: str) -> str:
     """A number without the commas between its thousands, or the mark behind it; any other text as it is."""
-    text = text.rstrip("".join(_MARKS))
+    text = text.removesuffix(marks_of(text))
     return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
 
 

@@ -13,6 +13,7 @@ from orchestrator.report.memory_tables import MEMORY_TABLES
 from orchestrator.report.selections import both, having, marked, of_task, varying, with_baseline
 from orchestrator.report.table import Table
 from orchestrator.report.values import (
+    NOISE_MARK,
     break_even,
     gib,
     gib_predicted,
@@ -33,6 +34,9 @@ from orchestrator.report.values import (
     where_it_ended,
     why_it_ended,
 )
+
+# Of a speed-up, which may be chance.
+_NOISE = f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap."
 
 TABLES: tuple[Table, ...] = (
     Table(
@@ -90,7 +94,7 @@ TABLES: tuple[Table, ...] = (
     Table(
         "precision",
         "Precision",
-        "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory.",
+        "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory." + _NOISE,
         Across(
             ("precision",),
             (("ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
@@ -135,7 +139,7 @@ TABLES: tuple[Table, ...] = (
         "compile",
         "Eager against compiled",
         "Median of the whole step in milliseconds, peak memory in GiB, the speed-up over eager, the seconds that the first "
-        "step took with its compilation, and after how many steps that has paid, if the cache was cold.",
+        "step took with its compilation, and after how many steps that has paid, if the cache was cold." + _NOISE,
         Across(
             ("compile",),
             (("ms", step_ms), ("GiB", gib("peak_allocated_bytes"))),
@@ -168,7 +172,7 @@ TABLES: tuple[Table, ...] = (
     Table(
         "jit",
         "Eager against JIT, with memory",
-        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager.",
+        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager." + _NOISE,
         Ladder(
             ("compile", "compile_mode", "compile_cache"),
             "eager",
@@ -199,7 +203,7 @@ TABLES: tuple[Table, ...] = (
         "attention-compile",
         "Attention, eager against compiled",
         "Median milliseconds of the forward and of the backward pass, each waited for, and of both together, which run on; the "
-        "speed-up is of both.",
+        "speed-up is of both." + _NOISE,
         Across(
             ("compile", "precision"),
             (
@@ -216,7 +220,7 @@ TABLES: tuple[Table, ...] = (
         "The ladder of attention",
         "Forward and backward are waited for, both together run on as in training; the speed-up is of both, over naive. "
         "Squares are the tensors of length × length that wait for the backward pass, counted in eager mode; GiB are what the "
-        "forward pass saved, what is held when the backward pass begins, and at most.",
+        "forward pass saved, what is held when the backward pass begins, and at most." + _NOISE,
         Ladder(
             ("attention",),
             "naive",
@@ -256,7 +260,7 @@ TABLES: tuple[Table, ...] = (
         "attention-axis",
         "The Transformer by its attention",
         "Median of the whole step in milliseconds, peak memory in GiB, the backend that its kernels belong to, "
-        "and the speed-up over naive.",
+        "and the speed-up over naive." + _NOISE,
         Ladder(
             ("attention",),
             "naive",

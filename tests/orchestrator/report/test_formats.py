@@ -74,10 +74,12 @@ def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it_
 
 
 def rejoined(printed: list[str], read: dict[str, str]) -> Iterator[str]:
-    """A row of CSV as it was printed, under these titles: with each mean beside its standard deviation. Empties what was read."""
+    """A row of CSV as it was printed: each mean beside its deviation, and with its mark. Empties what was read."""
+    within_noise = read.pop("within noise (~)", "").split("; ")
     for title in printed:
         text = read.pop(title.replace(" ± sd", ""))
         deviation = read.pop(title.replace("mean ± ", "") if "±" in title else f"{title} sd", "")
+        text += "~" * (title in within_noise)
         yield f"{text} ± {deviation}" if deviation and text[0].isdigit() else text
 
 

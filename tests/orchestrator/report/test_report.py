@@ -7,6 +7,7 @@ import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import orchestrator
 from orchestrator.errors import ConfigError
 from orchestrator.report import gpus
+from orchestrator.report.answers import answers
 from orchestrator.report.derive import TOOK
 from orchestrator.report.formats import to_csv
 from orchestrator.report.frames import Results, load_results
@@ -327,6 +329,25 @@ def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(results_of: Ca
     assert [line.rpartition(",")[2] for line in read] == ["tf32 ms; tf32 speed-up", "fp32 ms; tf32 speed-up"]
     assert "1070.0," in read[1]
     assert not any("†" in line for line in read)
+
+
+def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -> None:
+    """As the sentence says of it that it is not told apart; beside the mark of its CPU, and not of the baseline itself."""
+    steps = {"fp32": (9.0, 10.0, 11.0), "tf32": (8.0, 9.5, 10.5), "bf16": (5.0, 5.1, 5.2)}
+    results = results_of(*(outcome(ms, precision=precision) for precision, ms in steps.items()))
+    (page,) = lay_out(results, ["precision"])
+    titles = ("tf32 speed-up", "bf16 speed-up")
+    assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
+    assert "~: within noise" in page.table.read
+    assert any("tf32 is not told apart from fp32" in one for answer in answers(results) for one in answer.sentences)
+    bound = replace(results, cells=results.cells.assign(waits_for_host=True))
+    (page,) = lay_out(bound, ["precision"])
+    assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~†", "1.96×†"]
+    (read,) = pd.read_csv(StringIO(to_csv(page))).to_dict("records")
+    assert (read["tf32 speed-up"], read["within noise (~)"]) == ("1.05×", "tf32 speed-up")
+    assert read["CPU-bound (†)"].endswith("bf16 ms; bf16 speed-up")
+    ladder = results_of(*(outcome(ms, compile=way) for way, ms in (("eager", steps["fp32"]), ("blocks", steps["tf32"]))))
+    assert set(table(ladder, "jit")["speed-up"]) >= {"1.00×"}  # eager, by itself
 
 
 def outcome_of(task: str, facts: dict[str, Any], samples: Iterable[Sample], **params: Any) -> Outcome:
