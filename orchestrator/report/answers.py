@@ -15,6 +15,7 @@ import pandas as pd
 from orchestrator.report.frames import Results
 from orchestrator.report.host import Decides, decides, needs_host
 from orchestrator.report.layouts import ORDERED, ordered_values
+from orchestrator.report.machines import RUN
 from orchestrator.report.values import OF_TIMING
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
@@ -24,6 +25,7 @@ _FEW = 2  # lengths, below which no exponent is fitted
 _TIME = "step_ms_median"
 _PEAK = "peak_allocated_bytes"
 _NONE = "–"
+_MAIN = ("size", "precision", "compile", "pass")  # the axes that everybody looks for
 _WAYS = ("precision", "compile", "compile_mode", "attention")  # of computing attention
 
 
@@ -67,7 +69,7 @@ def backward_over_forward(results: Results) -> Iterator[str]:
     for told, group in _told_apart(cells, ["precision", "compile"]):
         ratios = group["backward_ms_median"] / group["forward_ms_median"]
         ahead = ratios[~needs_host(group)]
-        own = f"; where the host is ahead {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
+        own = f"; where not CPU-bound {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
         yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass{own}"
 
 
@@ -118,7 +120,7 @@ def gain_of_compiling(results: Results) -> Iterator[str]:
 def growth_of_attention(results: Results) -> Iterator[str]:
     """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied.
 
-    What waits for its host takes as long with half the length: of time, such lengths are left out.
+    What is CPU-bound takes as long with half the length: of time, such lengths are left out.
     """
     cells = _measured(results, "attention", _TIME)
     if "context_length" not in cells:
@@ -252,13 +254,25 @@ def _told_apart(
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Groups by some axes, each with the values in which it differs from the others, or from all that it is `among`.
 
+    Of several runs the name comes first, and says what all cells of it have: only what differs within it is said beside it, and
+    what everybody looks for.
+
     always: axes that are said anyway.
     """
     present, others = [axis for axis in axes if axis in cells], cells if among is None else among
-    shown = [axis for axis in present if others[axis].nunique(dropna=False) > 1 or axis in always]
+    runs = dict(iter(others.groupby(others[RUN].astype("string")))) if RUN in present else {}
+    differing = _differing(present, others, always)
+    by_run = [RUN] if RUN in differing else []
+    first = [axis for axis in differing if axis in _MAIN or axis in always]
+    telling = {run: _differing(present, own, first) for run, own in runs.items()}
     for keys, group in _groups(cells, present):
         values = dict(zip(present, keys, strict=True))
+        shown = [*by_run, *telling[str(values[RUN])]] if by_run else differing
         yield " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE) or "All cells", group
+
+
+def _differing(axes: Sequence[str], cells: pd.DataFrame, always: Sequence[str]) -> list[str]:
+    return [axis for axis in axes if cells[axis].nunique(dropna=False) > 1 or axis in always]
 
 
 def _spread(ratios: pd.Series[float]) -> str:

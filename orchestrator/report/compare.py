@@ -1,10 +1,10 @@
 """Is it faster, or is it noise? Two runs, or two cells, held against each other.
 
 What a process measures scatters within it, which the interval of its median tells, and from process to process, which
-only repetitions tell (`sweep run --repeat`): on an H200 host-bound cells differ by several percent between two processes
+only repetitions tell (`sweep run --repeat`): on an H200 CPU-bound cells differ by several percent between two processes
 that do the same, others by less than a thousandth. A difference counts where the intervals of the two sides leave a gap
 *and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed, and where
-a cell needs its host in operations of that, as fast as it was seen to be.
+a cell depends on the CPU in operations of that, as fast as it was seen to be.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ from orchestrator.store import Run, find_cell
 from orchestrator.together import together
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
-ASSUMED_NOISE = 0.05  # where nothing was repeated: what host-bound cells differ by from process to process
-WAITS = "it waits for its host"
+ASSUMED_NOISE = 0.05  # where nothing was repeated: what CPU-bound cells differ by from process to process
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
@@ -90,7 +89,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Comparison:
-    """ratio: B's time over A's, with the interval that both sides' intervals leave; reason: where the verdict needs one."""
+    """ratio: B's time over A's, with the interval that both sides' intervals leave; reason: of an ambiguous verdict."""
 
     label: str
     before: Side
@@ -119,7 +118,7 @@ class Comparison:
 
     @property
     def in_additions(self) -> Interval | None:
-        """B's over A's, of what waits for its host; None where that was not told so."""
+        """B's over A's, of what is CPU-bound; None where that was not told so."""
         if self.before.decides is not Decides.HOST or self.before.additions is None or self.after.additions is None:
             return None
         return self.after.additions.over(self.before.additions)
@@ -148,13 +147,19 @@ class Comparison:
         if self.before.made_with != self.after.made_with:
             return "their GPU, torch or CUDA differ"
         if kind not in KINDS:
-            return "A does not tell whether its host decides"
+            return "A does not tell whether it is CPU-bound"
         return "" if kind in machines else f"the other runs have too few times {kind}"
 
     @property
-    def is_of_gpu(self) -> bool:
-        """Whether its steps are known to be no longer where the host is a third as fast."""
-        return self.before.decides is self.after.decides is Decides.GPU
+    def bound_by(self) -> Decides | None:
+        """CPU-bound on either side is CPU-bound, and GPU-bound is what is so on both; None where that is not known."""
+        sides = (self.before.decides, self.after.decides)
+        found = next((one for one in (Decides.HOST, Decides.SLOWER_HOST) if one in sides), None)
+        return Decides.GPU if sides == (Decides.GPU, Decides.GPU) else found
+
+    @property
+    def differs(self) -> bool:
+        return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
 
 
 @dataclass(frozen=True)
@@ -252,7 +257,7 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
         return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
     if by_host and (reason := _of_the_host(before, after, verdict)):
         return so(Verdict.AMBIGUOUS, reason)
-    return so(verdict, WAITS if Decides.HOST in (before.decides, after.decides) else "")
+    return so(verdict)
 
 
 def noises_of(pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]) -> list[Noise]:
@@ -324,10 +329,10 @@ def _scaled(side: Side, low: float, high: float) -> Side:
 
 
 def _of_the_host(before: Side, after: Side, verdict: Verdict) -> str:
-    """What the slower side's host did that explains the difference; else nothing."""
+    """What the slower side's CPU did that explains the difference; else nothing."""
     slower, faster = (after, before) if verdict is Verdict.SLOWER else (before, after)
     if _had_slower_host(slower, faster) and not _apart(_in_operations(before), _in_operations(after), verdict):
-        return f"the host: {_told(before)} → {_told(after)} operations a ms"
+        return f"the CPU: {_told(before)} → {_told(after)} operations a ms"
     if slower.waited_for_core > MOST_WAITED:
         return f"something else had the cores {slower.waited_for_core:.0%} of the time"
     return ""

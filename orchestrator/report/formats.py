@@ -18,8 +18,8 @@ _BETWEEN_COLUMNS_PT = 12
 
 
 def to_csv(page: Page) -> str:
-    """The header and the rows as they are printed elsewhere, but notes in full, 12,313 as 12313 and the marks of times in columns
-    of their own; full precision is in cells.parquet."""
+    """The header and the rows as they are printed elsewhere, but notes in full, 12,313 as 12313, and standard deviations and the
+    marks of times in columns of their own; full precision is in cells.parquet."""
     text = io.StringIO()
     header, rows = written_out(page)
     csv.writer(text, lineterminator="\n").writerows([header, *rows])

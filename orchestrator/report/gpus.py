@@ -15,8 +15,11 @@ _MIB = 1024**2
 
 @dataclass(frozen=True)
 class Gpu:
+    """The GPUs of one size. compute_capability: the least of them."""
+
     name: str
     usable_bytes: int
+    compute_capability: float
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Card:
 def known_gpus() -> tuple[Gpu, ...]:
     """Ascending by memory; usable is what is left beside the CUDA context."""
     data = _data()
-    gpus = [Gpu(gpu["name"], (gpu["memory_mib"] - data["context_mib"]) * _MIB) for gpu in data["gpu"]]
+    gpus = [Gpu(gpu["name"], (gpu["memory_mib"] - data["context_mib"]) * _MIB, min(gpu["cards"].values())) for gpu in data["gpu"]]
     return tuple(sorted(gpus, key=lambda gpu: gpu.usable_bytes))
 
 
@@ -105,6 +108,8 @@ def _figure(device: str | None, name: str) -> float | None:
     return float(figures[name]) if name in figures else None
 
 
-def smallest_fitting(peak_bytes: float) -> str:
-    """The name of the smallest known GPU that holds `peak_bytes`."""
-    return next((gpu.name for gpu in known_gpus() if gpu.usable_bytes >= peak_bytes), "none known")
+def smallest_fitting(peak_bytes: float, precision: str | None = None) -> str:
+    """The name of the smallest known GPU that holds `peak_bytes` and has the units of this precision."""
+    capability = _data()["least_capability"].get(str(precision), 0.0)
+    found = (gpu.name for gpu in known_gpus() if gpu.usable_bytes >= peak_bytes and gpu.compute_capability >= capability)
+    return next(found, "none known")

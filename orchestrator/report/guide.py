@@ -57,10 +57,11 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
         "of one attempt; `{phase}_ms_median` of a phase, which is waited for: phases do not add up to a step that runs on",
     ),
     (
-        "Is it bound by its host?",
-        "Yes where `waits_for_host`: another host makes another number. Where it is false, `may_wait_for_host` says whether a "
-        "host a third as fast would bind it. Null is not known: the first where no steps ran on (on a CPU, which is its own "
-        "host, or without timing), the second also where no cell of the run with like launches waits",
+        "Is it CPU-bound (†)?",
+        "Yes where `waits_for_host`: the GPU waits for the CPU that launches its kernels, and another CPU makes another number. "
+        "Where it is false, the step is GPU-bound, and `may_wait_for_host` says whether it would be CPU-bound with a CPU a third "
+        "as fast (‡). Null is not known: the first where no steps ran on (on a CPU, where nothing is launched for another "
+        "device, or without timing), the second also where no cell of the run with like launches is CPU-bound",
     ),
     (
         "Which GPU, software, program?",

@@ -1,4 +1,4 @@
-"""Which times the host decides, or a slower one would: another host of the same GPU then makes other numbers."""
+"""Which steps are CPU-bound, here or with a slower CPU: another host of the same GPU then makes other numbers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,13 @@ MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores
 
 
 class Decides(StrEnum):
-    """What the time of a step is of: only that of the GPU is the same on another machine that has the same one."""
+    """What decides how long a step takes: one that is GPU-bound takes the same on another machine that has the same GPU, and one
+    that is CPU-bound, whose GPU waits for the CPU that launches its kernels, takes what that CPU takes.
+    """
 
-    GPU = "the GPU decides"
-    SLOWER_HOST = "a slower host would"
-    HOST = "the host does"
+    GPU = "GPU-bound"
+    SLOWER_HOST = "CPU-bound with a slower CPU"
+    HOST = "CPU-bound"
 
 
 def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:

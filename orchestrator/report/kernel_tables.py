@@ -64,7 +64,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
     Table(
         "kernel-time",
         "What of a step is the GPU's alone",
-        "Milliseconds of a step, and of all its kernels together and by phase: they wait for no host, so that another "
+        "Milliseconds of a step, and of all its kernels together and by phase: they do not depend on the CPU, so that another "
         "machine with the same GPU has the same, or nearly. Without an interval where one step was profiled. Busy: what of the "
         "step its kernels take; the rest of it the GPU waits.",
         Listing(
@@ -91,8 +91,8 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "kernel-coverage",
         "How much of the kernel time is attributed, and how busy the device was",
         "Shares of kernel time that have a phase, a module, a class. Busy: of the time from the first kernel to the last, with "
-        "the profiler, which slows the host; when timed: kernel time over the median of a step without it. Idle "
-        "milliseconds a step between kernels, and those in which the host was late to launch. Cost: a profiled step over a "
+        "the profiler, which slows the CPU; when timed: kernel time over the median of a step without it. Idle "
+        "milliseconds a step between kernels, and those in which the CPU was late to launch. Cost: a profiled step over a "
         "timed one. Processing: reading the trace, as a share of the whole attempt.",
         Listing(
             (
@@ -102,7 +102,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
                 ("busy", number("busy", ".1%")),
                 ("busy when timed", number("busy_timed", ".1%")),
                 ("idle ms", ms("idle_ms")),
-                ("idle for the host ms", ms("idle_for_host_ms")),
+                ("idle for the CPU ms", ms("idle_for_host_ms")),
                 ("drain ms", ms("drain_ms")),
                 ("profiled step ms", ms("profiled_step_ms")),
                 ("cost", number("profile_cost", ".2f")),

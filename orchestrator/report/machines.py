@@ -1,9 +1,9 @@
 """How far the same cell may lie from a number on another machine: what runs were seen to differ by, on one kind of GPU.
 
 The interval of a median says what steps of one process differ by, repetitions what processes do. Neither says what machines of
-one kind do, whose hosts differ: only the same cells, measured in several runs on several of them. A time that waits for its host
-is held against another in additions as well, where both were told in them: so it depends less on how fast either host was. What
-the kernels of a step take is the GPU's alone, whoever decides the step's time.
+one kind do, whose CPUs differ: only the same cells, measured in several runs on several of them. A time that is CPU-bound is held
+against another in additions as well, where both were told in them: so it depends less on how fast either CPU was. What the
+kernels of a step take is the GPU's alone, also where the step is CPU-bound.
 
 cells of several runs ─each cell with itself in another run─ ratios ─95 %, by what decides the known time─→ a factor
 """
@@ -45,14 +45,14 @@ class Kind:
     told_in: Literal["ms", "additions", "kernels"] = "ms"
 
     def __str__(self) -> str:
-        if self.told_in == "kernels":
-            return "of the kernels alone"
-        return f"where {self.whose}" + (", in additions" if self.told_in == "additions" else "")
+        return f"where {self.title}" if self.whose else f"of the {self.title}"
 
     @property
-    def mark(self) -> str:
-        """That stands beside such times in tables."""
-        return _MARKS[self.whose] if self.whose else ""
+    def title(self) -> str:
+        """With the mark that such times have in tables."""
+        if self.whose is None:
+            return "kernels alone"
+        return f"{self.whose}{_MARKS[self.whose]}" + (", in additions" if self.told_in == "additions" else "")
 
 
 IN_ADDITIONS, OF_KERNELS = Kind(Decides.HOST, "additions"), Kind(None, "kernels")
@@ -141,7 +141,7 @@ class Machines:
 
 
 def _titles(kind: Kind) -> tuple[str, str, str]:
-    return f"× or ÷ {kind}{kind.mark}", f"runs {kind}", f"pairs within {kind}"
+    return f"{kind.title}: × or ÷", f"{kind.title}: runs", f"{kind.title}: pairs within"
 
 
 def _row(run: str, kinds: Sequence[Kind], others: pd.DataFrame, mine: pd.DataFrame) -> list[str]:

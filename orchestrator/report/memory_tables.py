@@ -148,8 +148,8 @@ MEMORY_TABLES: tuple[Table, ...] = (
     Table(
         "oom-map",
         "Where it runs out of memory",
-        "Peak memory reserved and the smallest GPU that has it, its CUDA context included; or OOM, with the allocation refused. "
-        "What was predicted to be reserved, and whether it would fit, stands beside it.",
+        "Peak memory reserved and the smallest GPU that has it, its CUDA context included, and that precision; or OOM, with the "
+        "allocation refused. What was predicted to be reserved, and whether it would fit, stands beside it.",
         Matrix(needs),
         of_task("train_step"),
     ),

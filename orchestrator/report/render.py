@@ -14,19 +14,32 @@ from tabulate import tabulate
 
 from orchestrator.errors import ConfigError, nearest
 from orchestrator.report.answers import Answer
-from orchestrator.report.compare import ASSUMED_NOISE, WAITS, Comparison, Report, Verdict
+from orchestrator.report.compare import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.report.frames import Results
+from orchestrator.report.host import Decides
 from orchestrator.report.layouts import Header, Rows
 from orchestrator.report.machines import LIKELY, Factors
 from orchestrator.report.sides import AGREEMENT
 from orchestrator.report.table import NOTES, Table
 from orchestrator.report.tables import TABLES
-from orchestrator.report.values import HOST_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
+from orchestrator.report.values import HOST_MARK, NOISE_MARK, NOTHING, SLOWER_HOST_MARK, format_ms
 
 _ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell anything
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
-_MARKS = {HOST_MARK: f"the host decides ({HOST_MARK})", SLOWER_HOST_MARK: f"a slower host would ({SLOWER_HOST_MARK})"}
+_MARKS = {
+    HOST_MARK: f"{Decides.HOST} ({HOST_MARK})",
+    SLOWER_HOST_MARK: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
+    NOISE_MARK: f"within noise ({NOISE_MARK})",
+}
+_BINDING = {
+    Decides.GPU: f"{Decides.GPU} on both sides",
+    Decides.SLOWER_HOST: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
+    Decides.HOST: f"{Decides.HOST} ({HOST_MARK})",
+}
+_EVERY_MARK = "".join(_MARKS)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
+_SPREAD = " ± "  # between a mean and its standard deviation, in a text and in a title
+_MEAN_SD = re.compile(rf"([\d.]+){_SPREAD}([\d.]+|{NOTHING})([{_EVERY_MARK}]?)")
 
 
 @dataclass(frozen=True)
@@ -80,26 +93,55 @@ def notes_of(page: Page, row: Sequence[str]) -> list[str]:
 
 
 def written_out(page: Page) -> tuple[Header, Rows]:
-    """For a program: the notes in full, since it has no foot to put them at, 12,313 as 12313, and times without their marks.
-    Which columns of a row have one says a column of its own for each mark.
+    """For a program: the notes in full, since it has no foot to put them at, 12,313 as 12313, standard deviations in columns of
+    their own, and times without their marks. Which columns of a row have one says a column of its own for each mark.
     """
-    marks = [mark for mark in _MARKS if any(text.endswith(mark) for row in page.rows for text in row)]
-    rows = [[*(_plain(text) for text in row), *(_marked_with(mark, page.header, row) for mark in marks)] for row in page.rows]
-    header = [*page.header, *(_MARKS[mark] for mark in marks)]
+    titles, texts = _with_deviations_apart(page.header, page.rows)
+    seen = set("".join(marks_of(text) for row in texts for text in row))
+    marks = [mark for mark in _MARKS if mark in seen]
+    rows = [[*(_plain(text) for text in row), *(_marked_with(mark, titles, row) for mark in marks)] for row in texts]
+    header = [*titles, *(_MARKS[mark] for mark in marks)]
     if not page.notes:
         return header, rows
-    column = page.header.index(NOTES)
+    column = titles.index(NOTES)
     notes = (" ".join(notes_of(page, row)) for row in page.rows)
     return header, [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
 
 
+def _with_deviations_apart(header: Header, rows: Rows) -> tuple[Header, Rows]:
+    """Each column of a mean ± its standard deviation as two, of which the first has the mark."""
+    apart = [any(_MEAN_SD.fullmatch(row[place]) for row in rows) for place in range(len(header))]
+    if not any(apart):
+        return header, rows
+    titles = [part for title, two in zip(header, apart, strict=True) for part in (_two_titles(title) if two else (title,))]
+    return titles, [
+        [part for text, two in zip(row, apart, strict=True) for part in (_two_texts(text) if two else (text,))] for row in rows
+    ]
+
+
+def _two_titles(title: str) -> tuple[str, str]:
+    """`forward` as forward and forward sd, `warm-up: mean ± sd` as warm-up: mean and warm-up: sd."""
+    mean, _, deviation = title.partition(_SPREAD)
+    return (mean, mean.removesuffix("mean") + deviation) if deviation else (title, f"{title} sd")
+
+
+def _two_texts(text: str) -> tuple[str, str]:
+    found = _MEAN_SD.fullmatch(text)
+    return (f"{found[1]}{found[3]}", found[2]) if found else (text, NOTHING)
+
+
 def _marked_with(mark: str, header: Header, row: list[str]) -> str:
-    return "; ".join(title for title, text in zip(header, row, strict=True) if text.endswith(mark)) or NOTHING
+    return "; ".join(title for title, text in zip(header, row, strict=True) if mark in marks_of(text)) or NOTHING
+
+
+def marks_of(text: str) -> str:
+    """Those that stand behind a number, of which there may be two."""
+    return text[len(text.rstrip(_EVERY_MARK)) :] if text[:1].isdigit() else ""
 
 
 def _plain(text: str) -> str:
     """A number without the commas between its thousands, or the mark behind it; any other text as it is."""
-    text = text.rstrip("".join(_MARKS))
+    text = text.removesuffix(marks_of(text))
     return text.replace(",", "") if "," in text and _GROUPED.fullmatch(text) else text
 
 
@@ -154,12 +196,13 @@ def describe_comparison(report: Report) -> Iterator[str]:
         spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
         yield f"from process to process: {spread}, with {report.noise.freedom} degrees of freedom"
     else:
-        yield f"nothing was repeated: {ASSUMED_NOISE:.0%} is taken for noise. `sweep run --repeat 3` measures it"
+        yield f"nothing was repeated: the noise is assumed to be {ASSUMED_NOISE:.0%}. `sweep run --repeat 3` measures it"
     if any(one.before.is_of_kernels for one in report.comparisons):
         yield "not both were timed: held against each other by what their kernels take"
     yield ""
     of_kernels = any(one.of_kernels for one in report.comparisons)
-    header = ["cell", "A ms", "B ms", "B / A", "interval", "noise", *(["kernels, B / A"] if of_kernels else []), "verdict"]
+    noise = "noise" if report.noise.freedom else "assumed noise"
+    header = ["cell", "A ms", "B ms", "B / A", "interval", noise, *(["kernels, B / A"] if of_kernels else []), "verdict"]
     rows = [_comparison_row(one, of_kernels) for one in report.comparisons]
     yield tabulate(
         rows, header, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * (len(header) - 2), "left"]
@@ -170,18 +213,34 @@ def describe_comparison(report: Report) -> Iterator[str]:
     alone = report.only_before + report.only_after
     unmatched = f"; {alone} cells that only one of them measured" if alone else ""
     yield f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{unmatched}"
-    if waiting := sum(one.reason == WAITS for one in report.comparisons):
-        differ = counts[Verdict.FASTER] + counts[Verdict.SLOWER]
-        yield f"{waiting} of the {differ} that differ wait for their host, and what else runs on that slows them"
-    agreeing = [one for one in report.comparisons if one.agrees]
-    of_gpu = [one for one in report.comparisons if one.is_of_gpu]
-    which = f"; of the {len(of_gpu)} that would not wait for a host a third as fast, {sum(one.agrees for one in of_gpu)}"
-    yield f"{len(agreeing)} of {len(report.comparisons)} agree within their intervals or {AGREEMENT:.0%}{which if of_gpu else ''}"
-    if told := [ratio for one in report.comparisons if (ratio := one.in_additions)]:
-        yield f"told in additions, {sum(ratio.holds_one for ratio in told)} of the {len(told)} that wait for their host do"
-    if kernels := [ratio for one in report.comparisons if (ratio := one.of_kernels)]:
-        yield f"by their kernels alone, which wait for no host, {sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} do"
+    yield from _of_the_cpu([one for one in report.comparisons if one.differs])
+    yield from _agreement(report.comparisons)
     yield from _of_machines(report.comparisons, report.machines)
+
+
+def _of_the_cpu(differing: Sequence[Comparison]) -> Iterator[str]:
+    if bound := sum(one.bound_by is Decides.HOST for one in differing):
+        which = f"{bound} of the {len(differing)}" if bound < len(differing) else f"all {bound}"
+        said = "the one that differs is" if len(differing) == 1 else f"{which} that differ are"
+        yield f"{said} CPU-bound: the difference may be the CPU's, not the change's"
+
+
+def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """How many agree, by what binds them, and then in what depends less on the CPU, and in what does not depend on it."""
+    binding = {kind: [one for one in comparisons if one.bound_by is kind] for kind in Decides}
+    shares = ", ".join(f"{_agreeing(found)} {_BINDING[kind]}" for kind, found in binding.items() if found)
+    whole = f"{_agreeing(comparisons)} cells agree within their intervals or {AGREEMENT:.0%}"
+    yield f"{whole}: {shares}" if shares else whole
+    if told := [ratio for one in comparisons if (ratio := one.in_additions)]:
+        said = f"{sum(ratio.holds_one for ratio in told)} of {len(told)} CPU-bound cells agree"
+        yield f"in additions (docs/measuring.md), which depend less on the CPU, {said}"
+    if kernels := [ratio for one in comparisons if (ratio := one.of_kernels)]:
+        said = f"{sum(ratio.holds_one for ratio in kernels)} of {len(kernels)} cells agree"
+        yield f"in kernel time, which does not depend on the CPU, {said}"
+
+
+def _agreeing(comparisons: Sequence[Comparison]) -> str:
+    return f"{sum(one.agrees for one in comparisons)} of {len(comparisons)}"
 
 
 def _of_machines(comparisons: Sequence[Comparison], machines: Factors) -> Iterator[str]:
@@ -198,7 +257,8 @@ def _of_machines(comparisons: Sequence[Comparison], machines: Factors) -> Iterat
 
 def _comparison_row(one: Comparison, of_kernels: bool) -> list[str]:
     low, high = one.interval
-    verdict = f"{one.verdict}: {one.reason}" if one.reason else str(one.verdict)
+    cpu_bound = f" ({Decides.HOST})" if one.differs and one.bound_by is Decides.HOST else ""
+    verdict = f"{one.verdict}: {one.reason}" if one.reason else f"{one.verdict}{cpu_bound}"
     times = (format_ms(one.before.ms), format_ms(one.after.ms))
     kernels = f"{one.of_kernels.middle:.4f}" if one.of_kernels else NOTHING
     return [
@@ -224,11 +284,11 @@ def provenance(results: Results) -> str:
         _labelled("batch", _one_or_several(cells, "batch_size")),
         _protocol(cells),
         _repetitions(cells),
-        _marked(cells, "waits_for_host", f"wait for their host ({HOST_MARK})"),
-        _marked(cells, "may_wait_for_host", f"would for one a third as fast ({SLOWER_HOST_MARK})"),
+        _marked(cells, "waits_for_host", f"are CPU-bound ({HOST_MARK})"),
+        _marked(cells, "may_wait_for_host", f"would be CPU-bound with a CPU a third as fast ({SLOWER_HOST_MARK})"),
         _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
-        _marked(cells, "beside", "needed their host beside others"),
+        _marked(cells, "beside", "shared the CPU that they depend on with others"),
         _marked(cells, "wide", "with an interval wider than 5 %"),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),

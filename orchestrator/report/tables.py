@@ -13,6 +13,7 @@ from orchestrator.report.memory_tables import MEMORY_TABLES
 from orchestrator.report.selections import both, having, marked, of_task, varying, with_baseline
 from orchestrator.report.table import Table
 from orchestrator.report.values import (
+    NOISE_MARK,
     break_even,
     gib,
     gib_predicted,
@@ -33,6 +34,9 @@ from orchestrator.report.values import (
     where_it_ended,
     why_it_ended,
 )
+
+# Of a speed-up, which may be chance.
+_NOISE = f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap."
 
 TABLES: tuple[Table, ...] = (
     Table(
@@ -90,7 +94,7 @@ TABLES: tuple[Table, ...] = (
     Table(
         "precision",
         "Precision",
-        "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory.",
+        "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory." + _NOISE,
         Across(
             ("precision",),
             (("ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
@@ -135,7 +139,7 @@ TABLES: tuple[Table, ...] = (
         "compile",
         "Eager against compiled",
         "Median of the whole step in milliseconds, peak memory in GiB, the speed-up over eager, the seconds that the first "
-        "step took with its compilation, and after how many steps that has paid, if the cache was cold.",
+        "step took with its compilation, and after how many steps that has paid, if the cache was cold." + _NOISE,
         Across(
             ("compile",),
             (("ms", step_ms), ("GiB", gib("peak_allocated_bytes"))),
@@ -168,7 +172,7 @@ TABLES: tuple[Table, ...] = (
     Table(
         "jit",
         "Eager against JIT, with memory",
-        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager.",
+        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager." + _NOISE,
         Ladder(
             ("compile", "compile_mode", "compile_cache"),
             "eager",
@@ -199,7 +203,7 @@ TABLES: tuple[Table, ...] = (
         "attention-compile",
         "Attention, eager against compiled",
         "Median milliseconds of the forward and of the backward pass, each waited for, and of both together, which run on; the "
-        "speed-up is of both.",
+        "speed-up is of both." + _NOISE,
         Across(
             ("compile", "precision"),
             (
@@ -216,7 +220,7 @@ TABLES: tuple[Table, ...] = (
         "The ladder of attention",
         "Forward and backward are waited for, both together run on as in training; the speed-up is of both, over naive. "
         "Squares are the tensors of length × length that wait for the backward pass, counted in eager mode; GiB are what the "
-        "forward pass saved, what is held when the backward pass begins, and at most.",
+        "forward pass saved, what is held when the backward pass begins, and at most." + _NOISE,
         Ladder(
             ("attention",),
             "naive",
@@ -256,7 +260,7 @@ TABLES: tuple[Table, ...] = (
         "attention-axis",
         "The Transformer by its attention",
         "Median of the whole step in milliseconds, peak memory in GiB, the backend that its kernels belong to, "
-        "and the speed-up over naive.",
+        "and the speed-up over naive." + _NOISE,
         Ladder(
             ("attention",),
             "naive",
@@ -273,15 +277,16 @@ TABLES: tuple[Table, ...] = (
     Table(
         "modes",
         "Waiting at each phase, or once",
-        "Median of the whole step in milliseconds in both modes. Where the host is hardly ever ahead, it is the bottleneck.",
+        "Median of the whole step in milliseconds in both modes. Where the CPU is hardly ever ahead of the GPU, the "
+        "step is CPU-bound: it takes as long as the CPU takes to launch its kernels.",
         Listing(
             (
                 ("synced", of_steps(median_interval("step_synced_ms"))),
                 ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
                 ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
-                ("host ahead, at most ms", ms("host_lead_ms")),
-                ("waits for its host", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
-                ("step / host's", number("host_slack", ".1f")),
+                ("CPU ahead, at most ms", ms("host_lead_ms")),
+                ("CPU-bound", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
+                ("step / CPU's", number("host_slack", ".1f")),
                 ("drain ms", ms("drain_ms")),
             )
         ),
@@ -289,15 +294,16 @@ TABLES: tuple[Table, ...] = (
     ),
     Table(
         "host",
-        "What waits for its host",
-        "And what that did meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's "
-        "core, and how many small operations a ms it handed to torch, before the timing and after. In additions, as the host "
-        "launched them beside each step, the time of a step depends less on how fast its host happened to be.",
+        "CPU-bound steps",
+        "The GPU waits for the CPU that launches its kernels, so that another CPU gives another time. What that CPU did "
+        "meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's core, and how many "
+        "small operations a ms it handed to torch, before the timing and after. Told in additions, which the CPU launched beside "
+        "each step, the time of a step depends less on how fast the CPU happened to be.",
         Listing(
             (
                 ("step", of_steps(median_interval("step_ms"))),
                 ("in additions", interval_in_additions("step")),
-                ("host ahead, at most ms", ms("host_lead_ms")),
+                ("CPU ahead, at most ms", ms("host_lead_ms")),
                 ("other cells", number("neighbours")),
                 ("waited for a core", number("waited_for_core", ".1%")),
                 ("operations a ms before", number("host_pace_before", ".0f")),
@@ -392,8 +398,8 @@ TABLES: tuple[Table, ...] = (
         "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all such pairs of runs "
         "on one kind of GPU with one torch: the interval of a number for whoever measures it elsewhere; beside it, of how many "
         "runs. Of each run, the factors of the others among themselves, and how many of the pairs of one of its cells with the "
-        "same cell of another run are within them: a cell is in as many pairs as other runs have it. Of the kernels "
-        "alone: the same of what those of a step take, whoever decides its time.",
+        "same cell of another run are within them: a cell is in as many pairs as other runs have it. CPU-bound: the GPU waits "
+        "for the CPU that launches its kernels. Kernels alone: the same of what the kernels of any step take.",
         Machines(),
         of_several_runs,
     ),

@@ -20,8 +20,9 @@ _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 _SHOWN_IN_GIB = GIB / 100  # of which less is none in two digits
 NOTHING = "–"
-HOST_MARK = "†"  # after a time, or a ratio of times, that the host decides: another host of the same GPU gives another
-SLOWER_HOST_MARK = "‡"  # after one that a host a third as fast would decide
+HOST_MARK = "†"  # after a time, or a ratio of times, that is CPU-bound: another CPU with the same GPU gives another
+SLOWER_HOST_MARK = "‡"  # after one that is GPU-bound here, and CPU-bound with a CPU a third as fast
+NOISE_MARK = "~"  # after a ratio of times whose intervals overlap: which is the shorter is not told
 _MARKS = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
 STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
 
@@ -138,7 +139,7 @@ def ms(column: str) -> Value:
 
 
 def of_steps(time: Value) -> Value:
-    """A time of a cell's steps, which says so where they wait for their host, or would for a slower one."""
+    """A time of a cell's steps, which says so where they are CPU-bound, or would be with a slower CPU."""
 
     def show(row: Row) -> str:
         text = time(row)
@@ -194,12 +195,21 @@ def relative_sd(stem: str) -> Value:
 
 
 def speed_up(column: str) -> Callable[[Row, Row], str]:
-    """How many times faster a row's steps are than those of its baseline."""
+    """How many times faster a row's steps are than those of its baseline, by their medians."""
+    ends = [column.replace("median", end) for end in ("ci_low", "ci_high")]
+
+    def noise(row: Row, baseline: Row) -> str:
+        if row is baseline or not all(known(one, end) for one in (row, baseline) for end in ends):
+            return ""
+        (low, high), (base_low, base_high) = ([one[end] for end in ends] for one in (row, baseline))
+        return NOISE_MARK if low < base_high and high >= base_low else ""
 
     def compare(row: Row, baseline: Row) -> str:
         if not known(row, column):
             return absent(row)
-        return f"{baseline[column] / row[column]:.2f}×{mark(row, baseline)}" if known(baseline, column) else NOTHING
+        if not known(baseline, column):
+            return NOTHING
+        return f"{baseline[column] / row[column]:.2f}×{noise(row, baseline)}{mark(row, baseline)}"
 
     return compare
 
@@ -246,7 +256,8 @@ def _measured_need(row: Row) -> str:
         asked = f" (asked {_size(row['asked_bytes'])} more)" if known(row, "asked_bytes") else ""
         return f"OOM{asked}"
     if known(row, "peak_reserved_bytes"):
-        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest_fitting(row['peak_reserved_bytes'])}"
+        smallest = smallest_fitting(row["peak_reserved_bytes"], row.get("precision"))
+        return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest}"
     if known(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
     return absent(row)

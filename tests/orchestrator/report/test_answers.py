@@ -52,7 +52,7 @@ def test_what_waits_for_its_host_is_told_from_what_does_not() -> None:
     ahead = cell(device="cuda", size="xl", waits_for_host=False)
     question = "How long is the backward pass, against the forward pass?"
     (told,) = said(waiting, ahead)[question]
-    assert told.endswith("as long as the forward pass; where the host is ahead 2.00× (one cell)")
+    assert told.endswith("as long as the forward pass; where not CPU-bound 2.00× (one cell)")
     assert all(said(one)[question][0].endswith("as long as the forward pass") for one in (waiting, ahead))
 
 
@@ -120,6 +120,28 @@ def test_where_it_pays_is_said_of_cells_alike_in_all_else() -> None:
         "size=small attention=naive: bf16 is nowhere faster than fp32 (contexts 128, 1024)",
         "size=small attention=flash: bf16 is faster than fp32 at context 128, the shortest that was tried; 2.00× at 1024",
     )
+
+
+def test_of_several_runs_the_name_comes_first_and_then_what_differs_within_it() -> None:
+    """What all cells of a run have, here the steps and, of one, the way to attend, is in no sentence."""
+    cells = [
+        cell(ms, run=run, precision=p, context_length=1024, size=size, warmup_steps=steps, attention=way)
+        for run, size, steps, way in (
+            ("wide", "small", 5, "naive"),
+            ("wide", "xl", 5, "naive"),
+            ("deep", "small", 9, "naive"),
+            ("deep", "small", 9, "flash"),
+        )
+        for p, ms in (("fp32", 10), ("bf16", 5))
+    ]
+    frame = pd.DataFrame(cells).convert_dtypes()
+    found = {answer.question: answer.sentences for answer in answers(Results(frame, (*AXES, "run"), {}))}
+    assert [one.partition(": ")[0] for one in found["Where does a narrower precision start to pay?"]] == [
+        "run=wide size=small",
+        "run=deep size=small attention=naive",
+        "run=deep size=small attention=flash",
+        "run=wide size=xl",
+    ]
 
 
 def test_the_gain_of_compiling_is_of_cells_alike_in_all_else() -> None:

@@ -17,7 +17,9 @@ from orchestrator.report.columns import COLUMNS, PARAMETER, PARAMETERS, describe
 from orchestrator.report.derive import _EVIDENCE, _FACTS
 from orchestrator.report.described import Column, Table
 from orchestrator.report.guide import QUESTIONS
+from orchestrator.report.host import Decides
 from orchestrator.report.raw_columns import RAW_TABLES
+from orchestrator.report.tables import TABLES
 from orchestrator.store import Run
 from tasks.harness.params import Params, SeveralGpusParams, axis_names
 from tasks.harness.records import BEFORE_ITS_TASK, Status
@@ -41,6 +43,15 @@ RARE = {"at_least_bytes", "mfu"}  # of no run that is published, or of none that
 def published() -> set[str]:
     """The columns of all that is published here."""
     return {name for path in PUBLISHED for name in pq.read_schema(path).names}
+
+
+def test_what_binds_a_step_is_said_in_the_words_of_the_field() -> None:
+    """Wherever somebody reads it: of every table, of the columns, and in the guide."""
+    shown = [text for table in TABLES for text in (table.title, table.read, repr(table.layout))]
+    assert not [
+        text for text in (*shown, *page().splitlines()) if re.search(r"wait\w* for (its|their|the) host|host decides", text)
+    ]
+    assert [str(one) for one in Decides] == ["GPU-bound", "CPU-bound with a slower CPU", "CPU-bound"]
 
 
 def test_every_column_is_described(run_of_every_kind: Run) -> None:

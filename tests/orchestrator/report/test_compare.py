@@ -99,7 +99,7 @@ def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
 
 
 CALM = Noise(0.001, 20)
-SLOWED = "the host: {} → {} operations a ms"
+SLOWED = "the CPU: {} → {} operations a ms"
 OTHERS = "something else had the cores {} of the time"
 
 
@@ -118,7 +118,7 @@ def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) ->
         (Side((10.0,), 9.0, 11.0), Side((10.5,), 9.5, 11.5), Verdict.AMBIGUOUS, "the intervals overlap"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((11.0,), 10.9, 11.1, 1800), Verdict.AMBIGUOUS, "the clock: 1980 → 1800 MHz"),
         (Side((10.0,), 9.9, 10.1, 1980), Side((12.0,), 11.9, 12.1, 1800), Verdict.SLOWER, ""),  # in cycles as well
-        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, decides=Decides.HOST), Verdict.SLOWER, "it waits for its host"),
+        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, decides=Decides.HOST), Verdict.SLOWER, ""),
         (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1, waited_for_core=0.12), Side((10.0,), 9.9, 10.1), Verdict.AMBIGUOUS, OTHERS.format("12%")),
         (Side((11.0,), 10.9, 11.1), Side((10.0,), 9.9, 10.1, waited_for_core=0.12), Verdict.FASTER, ""),  # and yet
@@ -275,8 +275,10 @@ def test_what_waits_for_its_host_is_said_where_it_differs(
     waits = load_results(before).cells.set_index("batch_size")["waits_for_host"]
     assert waits.to_dict() == {waiting.attempt.cell.params.values()["batch_size"]: True, 2: False}
     done = sweep_here("compare", before.folder, after.folder)
-    assert done.stdout.count("SLOWER: it waits for its host") == 1
-    assert "1 of the 2 that differ wait for their host" in done.stdout
+    assert done.stdout.count("SLOWER (CPU-bound)") == 1
+    assert "1 of the 2 that differ are CPU-bound: the difference may be the CPU's, not the change's\n" in done.stdout
+    assert "nothing was repeated: the noise is assumed to be 5%" in done.stdout
+    assert "| assumed noise |" in " ".join(done.stdout.split())
 
 
 def waited(outcome: Outcome, share: float | None) -> Outcome:
@@ -354,7 +356,7 @@ def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(tmp_path: Path,
 def test_what_agrees_does_so_within_the_intervals_or_two_percent(ms: float, half_width: float, agrees: bool) -> None:
     before, after = Side((10.0,), 9.9, 10.1, decides=Decides.GPU), Side((ms,), ms - half_width, ms + half_width)
     assert judge("", before, after, CALM).agrees is agrees
-    assert not judge("", before, after, CALM).is_of_gpu
+    assert judge("", before, after, CALM).bound_by is None
 
 
 def in_additions(outcome: Outcome, counts: Sequence[float]) -> Outcome:
@@ -378,8 +380,8 @@ def test_what_waits_for_its_host_agrees_in_additions(tmp_path: Path, make_outcom
         )
 
     *_, agreeing, last = describe_comparison(compare(run("a", 10.0, 1.0), run("b", 20.0, 1.3)))
-    assert agreeing.startswith("0 of 4 agree within")
-    assert last == "told in additions, 1 of the 2 that wait for their host do"
+    assert agreeing.startswith("0 of 4 cells agree within")
+    assert last == "in additions (docs/measuring.md), which depend less on the CPU, 1 of 2 CPU-bound cells agree"
 
 
 def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeOutcome) -> None:
@@ -405,10 +407,10 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
 
     a, b = run("a", 10.0, 0.0), run("b", 20.0, 0.05)
     *_, agreeing, last = lines = list(describe_comparison(compare(a, b)))
-    assert agreeing.startswith("0 of 4 agree within")
+    assert agreeing.startswith("0 of 4 cells agree within")
     title, _, *rows = [line.split("|")[7].strip() for line in "\n".join(lines).splitlines() if line.startswith("|")]
     assert (title, rows) == ("kernels, B / A", ["1.0000", "1.0500", "1.0100", "–"])
-    assert last == "by their kernels alone, which wait for no host, 2 of 3 do"
+    assert last == "in kernel time, which does not depend on the CPU, 2 of 3 cells agree"
 
 
 def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOutcome) -> None:
@@ -422,7 +424,7 @@ def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOut
         return write(tmp_path / name, *(attempt(number, ms) for number, ms in enumerate(kernels_ms, 1)))
 
     *_, last = describe_comparison(compare(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
-    assert last == "by their kernels alone, which wait for no host, 1 of 1 do"
+    assert last == "in kernel time, which does not depend on the CPU, 1 of 1 cells agree"
 
 
 def only_kernels(outcome: Outcome, ms: float) -> Outcome:
@@ -441,7 +443,7 @@ def test_where_no_step_was_timed_the_kernels_are_held_against_each_other(tmp_pat
     for before, after in ((kernels, both), (both, kernels)):
         *lines, last = describe_comparison(compare(before, after))
         assert "not both were timed: held against each other by what their kernels take" in lines
-        assert last == "1 of 2 agree within their intervals or 2%"
+        assert last == "1 of 2 cells agree within their intervals or 2%"
     assert [one.ratio for one in compare(kernels, both).comparisons] == [1.0, pytest.approx(5.025 / 4.025)]
     with pytest.raises(RunError, match="has no cell that was timed"):
         compare(kernels, write(tmp_path / "c", timed))
@@ -473,9 +475,11 @@ def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make
         return write(tmp_path / name, at(make_outcome(), ms, 0.1), at(make_outcome(context_length=128), long_ms, 20.0))
 
     *_, last = describe_comparison(compare(run("a", 10.0, 30.0), run("b", 10.0, 33.0)))
-    assert last == "1 of 2 agree within their intervals or 2%; of the 1 that would not wait for a host a third as fast, 0"
-    *_, last = describe_comparison(compare(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))  # of the second it would, by a little
-    assert last == "1 of 2 agree within their intervals or 2%"
+    assert last == "1 of 2 cells agree within their intervals or 2%: 0 of 1 GPU-bound on both sides, 1 of 1 CPU-bound (†)"
+    *_, last = describe_comparison(compare(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))  # the second is ‡, by a little
+    assert last == (
+        "1 of 2 cells agree within their intervals or 2%: 1 of 1 CPU-bound with a slower CPU (‡), 0 of 1 CPU-bound (†)"
+    )
 
 
 def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], sweep_here: Callable[..., Result]) -> None:
@@ -484,7 +488,7 @@ def test_the_command_says_what_differs_and_ends_as_asked(runs: tuple[Run, Run], 
     assert done.exit_code == 0
     assert "1 SAME, 1 SLOWER" in done.stdout
     assert "geometric mean of B / A: 1.0487" in done.stdout
-    assert done.stdout.endswith("\n1 of 2 agree within their intervals or 2%\n")  # of the host nothing is known
+    assert done.stdout.endswith("\n1 of 2 cells agree within their intervals or 2%\n")  # of the host nothing is known
     assert sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "3%").exit_code == 1
     assert sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "20%").exit_code == 0
     assert sweep_here("compare", *reversed(folders), "--fail-on", "slower").exit_code == 0

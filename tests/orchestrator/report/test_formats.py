@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -73,13 +73,44 @@ def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it_
     assert len(FORMATS["md"](ugly)) < len(to_markdown(ugly))
 
 
+def rejoined(printed: list[str], read: dict[str, str]) -> Iterator[str]:
+    """A row of CSV as it was printed: each mean beside its deviation, and with its mark. Empties what was read."""
+    within_noise = read.pop("within noise (~)", "").split("; ")
+    for title in printed:
+        text = read.pop(title.replace(" ± sd", ""))
+        deviation = read.pop(title.replace("mean ± ", "") if "±" in title else f"{title} sd", "")
+        text += "~" * (title in within_noise)
+        yield f"{text} ± {deviation}" if deviation and text[0].isdigit() else text
+
+
+def test_a_mean_and_its_deviation_are_numbers(results: Results) -> None:
+    """Each in its own column, also where a title has both; Markdown keeps them together."""
+    timings, phases = lay_out(results, ["timings", "phases"])
+    header, row, *_ = csv.reader(io.StringIO(to_csv(timings), newline=""))
+    read = dict(zip(header, row, strict=True))
+    assert f"{read['total']} ± {read['total sd']}" in to_markdown(timings)
+    assert header[header.index("forward") + 1] == "forward sd"
+    assert float(read["total sd"]) > 0
+    assert "mean ± sd" in phases.header
+    assert {"mean", "sd"} < set(to_csv(phases).splitlines()[0].split(","))
+    failed = next(row for row in csv.reader(io.StringIO(to_csv(timings), newline="")) if "OOM" in row)
+    assert failed[header.index("total") :][:2] == ["OOM", "–"]
+    marked = replace(timings, rows=[[text + "†" * ("±" in text) for text in row] for row in timings.rows])
+    told, rows = written_out(marked)
+    assert told[-1] == "CPU-bound (†)"
+    assert rows[0][:-1] == row
+    assert rows[0][-1] == "forward; backward; optimizer step; total"
+
+
 def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
-    """But for the commas between thousands, and for no others."""
+    """But for the commas between thousands, and for no others, and for standard deviations, which have columns of their own."""
     grouped = 0
     for page in (*pages, replace(ugly, rows=[*ugly.rows, ["1,2", "12,34 ± 1,000"]])):
         header, *rows = csv.reader(io.StringIO(to_csv(page), newline=""))
-        assert header == page.header
-        for read, printed in zip(chain(*rows), chain(*page.rows), strict=True):
+        found = [dict(zip(header, row, strict=True)) for row in rows]
+        as_printed = [list(rejoined(page.header, row)) for row in found]
+        assert not any(found)  # no other column is there
+        for read, printed in zip(chain(*as_printed), chain(*page.rows), strict=True):
             is_grouped = re.fullmatch(r"\d+,\d{3}", printed) is not None
             assert read == (printed.replace(",", "") if is_grouped else printed)
             grouped += is_grouped

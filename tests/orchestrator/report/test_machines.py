@@ -105,8 +105,8 @@ def test_each_comparison_is_judged_by_the_machines_or_says_why_it_cannot_be() ->
         "their GPU, torch or CUDA differ",
     )
     of_gpu = replace(waits, decides=Decides.GPU)
-    assert told(of_gpu, waits) == (None, "the other runs have too few times where the GPU decides")
-    assert told(replace(waits, decides=None), waits) == (None, "A does not tell whether its host decides")
+    assert told(of_gpu, waits) == (None, "the other runs have too few times where GPU-bound")
+    assert told(replace(waits, decides=None), waits) == (None, "A does not tell whether it is CPU-bound")
     assert told(replace(waits, decides=None, is_of_kernels=True), waits) == (True, "")
 
 
@@ -143,9 +143,9 @@ def test_the_table_says_it_in_additions_where_runs_were_told_in_them() -> None:
     told = both.assign(step_additions_median=[2000.0] * LEAST + [2200.0] * LEAST + [None] * LEAST)
     header, (whole, *_) = Machines().lay_out(Results(told, (RUN,), {}))
     of_all = dict(zip(header, whole, strict=True))
-    assert of_all["× or ÷ where the host does, in additions (†)"] == "1.100"
-    assert of_all["runs where the host does, in additions"] == "2"
-    assert of_all["runs where the host does"] == "3"
+    assert of_all["CPU-bound (†), in additions: × or ÷"] == "1.100"
+    assert of_all["CPU-bound (†), in additions: runs"] == "2"
+    assert of_all["CPU-bound (†): runs"] == "3"
 
 
 def test_kernels_are_held_against_each_other_whoever_decides() -> None:
@@ -166,7 +166,7 @@ def test_kernels_are_held_against_each_other_whoever_decides() -> None:
     assert len(of_several_runs(told.drop(columns="step_ms_median"))) == 2 * LEAST
     header, (whole, *_) = Machines().lay_out(Results(told, (RUN,), {}))
     of_all = dict(zip(header, whole, strict=True))
-    assert (of_all["× or ÷ of the kernels alone"], of_all["runs of the kernels alone"]) == ("1.010", "2")
+    assert (of_all["kernels alone: × or ÷"], of_all["kernels alone: runs"]) == ("1.010", "2")
 
 
 def test_of_few_pairs_nothing_is_said() -> None:
@@ -213,7 +213,7 @@ def runs(write: Write) -> list[Path]:
 
 def test_a_run_is_held_against_what_the_others_differ_by(runs: list[Path]) -> None:
     header, rows = Machines().lay_out(load_results(open_runs(runs)))
-    assert header[7:] == ["× or ÷ where the host does (†)", "runs where the host does", "pairs within where the host does"]
+    assert header[7:] == ["CPU-bound (†): × or ÷", "CPU-bound (†): runs", "CPU-bound (†): pairs within"]
     assert len(set(header)) == len(header)
     last = {row[0]: row[7:] for row in rows}
     assert last["all"] == ["2.600", "4", "–"]
@@ -228,8 +228,8 @@ def test_the_runs_that_a_factor_is_from_are_those_with_such_pairs() -> None:
     both = pd.concat([mine.assign(cell=mine["cell"] + "0"), mine[mine["run"] != "c"].assign(**ahead)], ignore_index=True)
     header, (whole, *_) = Machines().lay_out(Results(both, (RUN,), {}))
     told = dict(zip(header, whole, strict=True))
-    assert told["runs where the GPU decides"] == "2"
-    assert told["runs where the host does"] == "3"
+    assert told["GPU-bound: runs"] == "2"
+    assert told["CPU-bound (†): runs"] == "3"
 
 
 def test_the_table_is_that_of_the_cells_as_they_are_written(runs: list[Path], tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_the_report_says_it_of_several_runs_alone(runs: list[Path], sweep_here: 
 def test_a_comparison_says_whether_it_may_be_another_machine(runs: list[Path], sweep_here: Callable[..., Result]) -> None:
     a, b, c, d = runs
     last = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()[-1]
-    assert last == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: × or ÷ 1.300 where the host does"
+    assert last == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: × or ÷ 1.300 where CPU-bound (†)"
     assert sweep_here("compare", a, d, "--machines", b, "--machines", c).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
 
 
@@ -270,8 +270,10 @@ def test_what_waits_for_its_host_is_as_near_as_in_additions(
 
     a, b, c, d = (write(*own) for own in (("a", 10.0, 2000.0), ("b", 20.0, 2200.0), ("c", 15.0, 2100.0), ("d", 15.0, 3000.0)))
     *_, alike, near = sweep_here("compare", a, c, "--machines", b).stdout.splitlines()
-    assert alike == f"told in additions, 0 of the {CELLS} that wait for their host do"  # one step each: no interval
-    factors_said = "× or ÷ 1.100 where the host does, in additions"
+    assert (
+        alike == f"in additions (docs/measuring.md), which depend less on the CPU, 0 of {CELLS} CPU-bound cells agree"
+    )  # one step each: no interval
+    factors_said = "× or ÷ 1.100 where CPU-bound (†), in additions"
     assert near == f"{CELLS} of {CELLS} are as near as 95% of the other runs are to each other: {factors_said}"
     assert sweep_here("compare", a, d, "--machines", b).stdout.splitlines()[-1].startswith(f"0 of {CELLS} are")
 
@@ -296,7 +298,7 @@ def test_a_comparison_says_of_how_many_cells_the_machines_tell_nothing_and_why(
         return [line for line in lines if "as near as" in line or "--machines" in line]
 
     unknown = write("unknown", [10.0] * CELLS, lead=None)
-    assert said(unknown, a) == [f"--machines tells nothing of {CELLS}: A does not tell whether its host decides"]
+    assert said(unknown, a) == [f"--machines tells nothing of {CELLS}: A does not tell whether it is CPU-bound"]
     other = write("other", [10.0] * CELLS, gpu="NVIDIA A100")
     assert said(other, a) == [f"--machines tells nothing of {CELLS}: their GPU, torch or CUDA differ"]
     alike = write("alike", [10.0] * CELLS)

@@ -7,6 +7,7 @@ import statistics
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 import orchestrator
 from orchestrator.errors import ConfigError
 from orchestrator.report import gpus
+from orchestrator.report.answers import answers
 from orchestrator.report.derive import TOOK
 from orchestrator.report.formats import to_csv
 from orchestrator.report.frames import Results, load_results
@@ -278,9 +280,11 @@ def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launche
     column = page.header.index("pipelined")
     marks = {row[column].split()[0]: row[column][-1] for row in page.rows}
     assert (marks["10.00"], marks["29.00"], marks["30.00"], marks["15.00"]) == ("†", "‡", ")", ")")
-    assert "2 of 11 cells wait for their host (†) · 2 of 11 cells would for one a third as fast (‡)" in provenance(results)
+    assert "2 of 11 cells are CPU-bound (†) · 2 of 11 cells would be CPU-bound with a CPU a third as fast (‡)" in provenance(
+        results
+    )
     header, *read = to_csv(page).splitlines()
-    assert header.endswith(",the host decides (†),a slower host would (‡)")
+    assert header.endswith(",CPU-bound (†),CPU-bound with a slower CPU (‡)")
     assert not any("‡" in line for line in read)
 
 
@@ -319,12 +323,31 @@ def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(results_of: Ca
     timings = table(results, "timings").set_index("precision").loc["tf32"].iloc[0]
     assert (timings["forward"], timings["total"], timings["backward / forward"]) == ("12.50 ± –†", "50.00 ± –†", "2.00")
     (page,) = lay_out(results, ["precision"])
-    assert "2 of 6 cells wait for their host (†)" in page.provenance
+    assert "2 of 6 cells are CPU-bound (†)" in page.provenance
     header, *read = to_csv(page).splitlines()
-    assert header.endswith(",the host decides (†)")
+    assert header.endswith(",CPU-bound (†)")
     assert [line.rpartition(",")[2] for line in read] == ["tf32 ms; tf32 speed-up", "fp32 ms; tf32 speed-up"]
     assert "1070.0," in read[1]
     assert not any("†" in line for line in read)
+
+
+def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -> None:
+    """As the sentence says of it that it is not told apart; beside the mark of its CPU, and not of the baseline itself."""
+    steps = {"fp32": (9.0, 10.0, 11.0), "tf32": (8.0, 9.5, 10.5), "bf16": (5.0, 5.1, 5.2)}
+    results = results_of(*(outcome(ms, precision=precision) for precision, ms in steps.items()))
+    (page,) = lay_out(results, ["precision"])
+    titles = ("tf32 speed-up", "bf16 speed-up")
+    assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
+    assert "~: within noise" in page.table.read
+    assert any("tf32 is not told apart from fp32" in one for answer in answers(results) for one in answer.sentences)
+    bound = replace(results, cells=results.cells.assign(waits_for_host=True))
+    (page,) = lay_out(bound, ["precision"])
+    assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~†", "1.96×†"]
+    (read,) = pd.read_csv(StringIO(to_csv(page))).to_dict("records")
+    assert (read["tf32 speed-up"], read["within noise (~)"]) == ("1.05×", "tf32 speed-up")
+    assert read["CPU-bound (†)"].endswith("bf16 ms; bf16 speed-up")
+    ladder = results_of(*(outcome(ms, compile=way) for way, ms in (("eager", steps["fp32"]), ("blocks", steps["tf32"]))))
+    assert set(table(ladder, "jit")["speed-up"]) >= {"1.00×"}  # eager, by itself
 
 
 def outcome_of(task: str, facts: dict[str, Any], samples: Iterable[Sample], **params: Any) -> Outcome:
@@ -613,6 +636,16 @@ def test_gpus_ascend_and_leave_room_for_the_context() -> None:
     assert smallest_fitting(31.9 * GIB).startswith("40 GB")
     assert smallest_fitting(31.0 * GIB).startswith("32 GB")
     assert smallest_fitting(1e15) == "none known"
+
+
+@pytest.mark.parametrize(
+    ("precision", "card"), [("fp32", "T4"), ("fp16", "T4"), ("tf32", "RTX 4080"), ("bf16", "RTX 4080"), ("bf16_pure", "RTX 4080")]
+)
+def test_the_smallest_gpu_has_the_precision(precision: str, card: str, results_of: Callable[..., Results]) -> None:
+    """A T4 has neither tf32 nor bf16."""
+    assert card in smallest_fitting(GIB, precision)
+    (row,) = table(results_of(outcome(peak_gib=0.9, precision=precision)), "oom-map").to_dict("records")
+    assert any(text.startswith("1.0 GiB: ") and card in text for text in row.values())
 
 
 def test_pandas_reads_what_was_written(results_of: Callable[..., Results], tmp_path: Path) -> None:
