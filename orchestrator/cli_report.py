@@ -145,7 +145,9 @@ def report(
             "nothing measured yet" if results.cells.empty or not tables else f"no cell of these is for {', '.join(tables)}"
         )
     if missing := 0 if some else run.missing():
-        click.echo(f"{missing} cells that were asked for are still to be measured: sweep status says which", err=True)
+        of_each = ", ".join(f"{count} of {name}" for name, count in run.unmeasured().items()) if run.is_published else ""
+        pending = f"{missing} cells that were asked for are still to be measured: sweep status says which"
+        click.echo(f"not measured: {of_each}" if of_each else pending, err=True)
     if results.bare:
         click.echo(
             f"of {so_many(results.bare)} that ended well no sample is here: copy the run again, or measure them with --retry ok",

@@ -66,7 +66,10 @@ class Report:
         self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
         self.run.bring_artifacts()
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
-        yield self.page, to_html(self.results, self.run.missing(), self.found, self.pages, self.drawing, details)
+        yield (
+            self.page,
+            to_html(self.results, self.run.missing(), self.found, self.pages, self.drawing, details, self.run.is_published),
+        )
 
 
 def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:

@@ -156,6 +156,11 @@ class Run:
         asked = int(self.read_manifest().get("asked", 0))
         return max(0, asked - len(set(self.rows("attempts", ["cell"])))) if asked else 0
 
+    def unmeasured(self) -> dict[str, str]:
+        """`121 of 360` under the name of each run of which so much is missing."""
+        missing = self.missing()
+        return {self.folder.name: f"{missing} of {self.read_manifest()['asked']}"} if missing else {}
+
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
         give_back_memory()

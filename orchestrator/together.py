@@ -73,6 +73,13 @@ class Together(Run):
     def missing(self) -> int:
         return sum(run.missing() for run in self._runs.values())
 
+    @property
+    def is_published(self) -> bool:
+        return all(run.is_published for run in self._runs.values())
+
+    def unmeasured(self) -> dict[str, str]:
+        return {name: said for name, run in self._runs.items() for said in run.unmeasured().values()}
+
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, own = cell.rpartition(MARK)
         return self._runs[name].attempt_folder(own, number)

@@ -45,7 +45,8 @@ class Finding(NamedTuple):
 def findings_of(text: str) -> list[Finding]:
     said, *blocks = text.split("```sh\n")
     parts = [block.partition("\n```") for block in blocks]
-    return [Finding(*pair) for pair in zip([said, *(after for _, _, after in parts)], (command for command, _, _ in parts))]
+    texts = [said, *(after for _, _, after in parts[:-1])]
+    return [Finding(text, command) for text, (command, _, _) in zip(texts, parts, strict=True)]
 
 
 FINDINGS = [finding for text in PAGES.values() for finding in findings_of(text)]

@@ -52,10 +52,11 @@ def to_html(
     pages: Sequence[Page],
     drawing: Drawing,
     details: Details,
+    is_published: bool = False,
 ) -> Iterator[str]:
     """In pieces, of which none grows with the number of cells but for the tables and the texts in which cells differ.
 
-    missing: how many cells are still to be measured. found: what it says in words. pages: its tables.
+    missing: how many cells are not measured: pending, unless it is published. found: what it says in words. pages: its tables.
     """
     environment = Environment(
         loader=PackageLoader("orchestrator.report"),
@@ -72,7 +73,7 @@ def to_html(
         manifest=results.manifest,
         provenance=provenance(results),
         platforms=_platforms(results),
-        statuses=_statuses(results, missing),
+        statuses=_statuses(results, missing, "not measured" if is_published else "pending"),
         answers=found,
         failures=[page for page in pages if page.table.name == _FAILURES],
         figures=figures,
@@ -90,9 +91,9 @@ def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _statuses(results: Results, missing: int) -> dict[str, int]:
+def _statuses(results: Results, missing: int, called: str) -> dict[str, int]:
     ended = {str(status): int(count) for status, count in results.cells["status"].value_counts().items()}
-    return {**ended, "pending": missing} if ended and missing else ended
+    return {**ended, called: missing} if ended and missing else ended
 
 
 def _platforms(results: Results) -> list[dict[str, str]]:

@@ -194,7 +194,10 @@ def test_cells_that_were_not_measured_yet_are_said(runs: list[Path], tmp_path: P
         writer.write_manifest({**writer.read_manifest(), "asked": 7})
     done = command("publish", *runs, "--out", tmp_path / "published")
     assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
-    assert "<b>3</b> pending" in (tmp_path / "published" / "report" / "index.html").read_text()
+    assert "<b>3</b> not measured" in (tmp_path / "published" / "report" / "index.html").read_text()
+    for folder in (tmp_path / "published", tmp_path / "published" / "full"):
+        assert command("report", folder, "--table", "timings").stderr.splitlines() == ["not measured: 3 of 7 of full"]
+    assert "3 cells that were asked for are still to be measured" in command("report", runs[0]).stderr
 
 
 def test_a_table_alone_is_that_alone(published: Path) -> None:
