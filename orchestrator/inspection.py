@@ -37,13 +37,13 @@ _EXPLAINED = 3  # cells, beyond which their memory is a table alone
 _HOW = {
     "tracked": "every tensor followed",
     "modelled": "every tensor followed but those within fused attention, which are modelled",
-    AS_EAGER: "compiled, but predicted as if eager, an upper bound",
+    AS_EAGER: "compiled, but predicted as if eager, an upper guess",
     CLOSED_FORM: "parameters, gradients and AdamW's moments alone, a lower bound",
 }
 _FITTING = {  # what is said of one cell, and of many
     "fits": ("fits", "fit"),
     "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
-    "perhaps": 2 * ("perhaps (compiled: predicted as eager, an upper bound)",),
+    "perhaps": 2 * ("perhaps (compiled: predicted as eager, an upper guess)",),
     "unlikely": 2 * (f"unlikely (compiled: predicted more than {MOST_OVERGUESS} times what there is)",),
     "oom": ("does not fit", "do not fit"),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),

@@ -293,7 +293,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
     request = resolve(write_config(CONFIG.partition("  - task: matmul")[0]), sets, ["memory_limit_gib=null"], tmp_path / "run")
     assert list(describe_memory(request, TINY_GPU))[-2:] == [
         "how: `tracked`: every tensor followed; `modelled`: every tensor followed but those within fused attention, which are "
-        "modelled; `as eager`: compiled, but predicted as if eager, an upper bound",
+        "modelled; `as eager`: compiled, but predicted as if eager, an upper guess",
         "2 fit, 2 borderline (within 3 %), 2 unlikely (compiled: predicted more than 2.11 times what there is), 2 do not fit",
     ]
     assert list(describe_memory(request, None))[-1] == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
