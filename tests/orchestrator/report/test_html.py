@@ -326,6 +326,9 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
     charts = len(browser.find_elements("css selector", ".chart"))
     wait(browser, f"document.querySelectorAll('.chart svg.marks').length === {charts}")
     assert charts >= 4
+    browser.set_window_size(700, 1000)
+    assert browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    browser.set_window_size(1400, 1000)
     assert browser.execute_script("return window.broken") is None
 
     shown = column(browser, "cells", "step ms")
