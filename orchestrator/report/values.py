@@ -18,6 +18,7 @@ OF_TIMING = ("warmup_steps", "measured_steps", "half_width", "most_steps", "most
 SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
+_LONGEST_REASON = 160
 _SHOWN_IN_GIB = GIB / 100  # of which less is none in two digits
 NOTHING = "–"
 HOST_MARK = "†"  # after a time, or a ratio of times, that is CPU-bound: another CPU with the same GPU gives another
@@ -280,4 +281,5 @@ def where_it_ended(row: Row) -> str:
 
 def why_it_ended(row: Row) -> str:
     said = next((str(row[name]) for name in ("reason", "message") if known(row, name)), "")
-    return said.splitlines()[0][:160] if said else "–"
+    first = said.splitlines()[0] if said else NOTHING
+    return first if len(first) <= _LONGEST_REASON else f"{first[: _LONGEST_REASON - 1]}…"

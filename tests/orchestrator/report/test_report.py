@@ -25,6 +25,7 @@ from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.plots import PLOTS
 from orchestrator.report.render import lay_out, provenance, to_markdown
 from orchestrator.report.tables import TABLES
+from orchestrator.report.values import why_it_ended
 from orchestrator.store import Run
 from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
@@ -236,6 +237,13 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
     assert plan.loc["xl", "256"] == "OOM (asked 2.00 GiB more)"
     assert plan.loc["small", "256"] == "–"
     assert list(table(results, "failures")["why"]) == ["it was oom"]
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"), [("it ran out\nof this", "it ran out"), ("x" * 160, "x" * 160), ("x" * 161, "x" * 159 + "…"), (None, "–")]
+)
+def test_a_reason_that_is_cut_says_so(said: str | None, shown: str) -> None:
+    assert why_it_ended({"message": said}) == shown
 
 
 def test_what_failed_after_some_samples_is_no_result(results_of: Callable[..., Results]) -> None:
