@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
+from xml.sax.saxutils import escape
 
 T = TypeVar("T")
 
@@ -23,6 +26,8 @@ MANY = 2000  # cells, from which on a process of its own is worth the half secon
 _PNG_SCALE = 2  # pixels a point: sharp in print
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _EMBED = "window.vegaEmbed = vegaEmbed;"
+_FONTS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
+_FONT_CONFIG = "FONTCONFIG_FILE"
 _ONE_BY_ONE = ThreadPoolExecutor(1)  # two engines at a time would take twice the memory
 
 
@@ -43,11 +48,39 @@ def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
 def _draw(chart: Mapping[str, Any]) -> Picture:
     import vl_convert  # here: not where a process of its own draws
 
+    _load_fonts()
     try:
         svg = with_short_paths(numbered_anew(vl_convert.vegalite_to_svg(dict(chart))))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
     except Exception as error:
         return Picture(problem=described(error))
+
+
+@cache
+def _load_fonts() -> None:
+    """Those of the machine, for letters that vl-convert's Liberation Sans has not, but no other version of that: it would take
+    its place, and a chart be as wide as the machine's fonts say.
+    """
+    import vl_convert
+
+    before = os.environ.get(_FONT_CONFIG)
+    with TemporaryDirectory() as empty:
+        listed = "".join(f"<dir>{escape(str(folder))}</dir>" for folder in (empty, *_font_folders()))
+        config = Path(empty, "fonts.conf")
+        config.write_text(f"<fontconfig>{listed}</fontconfig>")
+        os.environ[_FONT_CONFIG] = str(config)  # it is read once, when something is drawn for the first time
+        try:
+            vl_convert.svg_to_png('<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>')
+        finally:
+            del os.environ[_FONT_CONFIG]
+            if before is not None:
+                os.environ[_FONT_CONFIG] = before
+
+
+def _font_folders() -> list[Path]:
+    roots = [Path(os.path.expanduser(root)) for root in _FONTS]
+    folders = {font.parent for root in roots for font in root.rglob("*.[ot]t[fc]")}
+    return sorted(folder for folder in folders if not any(folder.rglob("Liberation*")))
 
 
 def numbered_anew(svg: str) -> str:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
+import matplotlib
 import pytest
+from fontTools.ttLib import TTFont
 
 from orchestrator.report.drawing import MANY, begin, with_short_paths
+from tests.conftest import ROOT
 
 
 def test_of_many_cells_in_a_process_of_its_own() -> None:
@@ -41,3 +48,30 @@ def test_few_cells_are_drawn_once_and_when_they_are_asked_for() -> None:
 def test_a_path_goes_where_it_went_in_fewer_letters(path: str, short: str) -> None:
     around = '<path id="M1.234,5" aria-label="GiB: 2.3935508728" d="{}" fill="#54a24b"/>'
     assert with_short_paths(around.format(path)) == around.format(short)
+
+
+def test_a_chart_is_as_wide_whatever_fonts_the_machine_has(tmp_path: Path) -> None:
+    """Also one that calls another font Liberation Sans, as older versions of that are."""
+    bare, furnished = tmp_path / "bare", tmp_path / "furnished"
+    for folder in (bare, furnished):
+        folder.mkdir()
+    another = TTFont(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
+    for record in another["name"].names:
+        if record.nameID in (1, 4, 16):
+            record.string = "Liberation Sans"
+    another.save(furnished / "LiberationSans-Regular.ttf")
+    assert drawn_with(bare) == drawn_with(furnished)
+
+
+def drawn_with(fonts: Path) -> str:
+    config = fonts / "fonts.conf"
+    config.write_text(f"<fontconfig><dir>{fonts}</dir></fontconfig>")
+    legend = {"field": "what", "legend": {"labelLimit": 0}}
+    values = [{"what": "small · fp32 · blocks · train_step", "much": 1}]
+    chart = {"data": {"values": values}, "mark": "bar", "config": {"font": "Liberation Sans"}}
+    chart["encoding"] = {"x": {"field": "much", "type": "quantitative"}, "color": legend}
+    program = f"from orchestrator.report.drawing import draw; print(draw([{json.dumps(chart)}])[0].svg)"
+    environment = {**os.environ, "FONTCONFIG_FILE": str(config)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("<svg")
+    return done.stdout
