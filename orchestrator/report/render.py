@@ -33,8 +33,8 @@ _MARKS = {
 }
 _BINDING = {
     Decides.GPU: f"{Decides.GPU} on both sides",
-    Decides.SLOWER_HOST: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
-    Decides.HOST: f"{Decides.HOST} ({HOST_MARK})",
+    Decides.SLOWER_HOST: _MARKS[SLOWER_HOST_MARK],
+    Decides.HOST: _MARKS[HOST_MARK],
 }
 _EVERY_MARK = "".join(_MARKS)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
