@@ -174,7 +174,8 @@ def drain(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
-    """`host_lead_ms`: how far the host was ahead of the device at the end of a phase, the largest median of all phases.
+    """`forward_lead_ms`, …, `step_lead_ms`: how far the host was ahead of the device at the end of a phase, in the median;
+    `host_lead_ms`: the largest of them.
 
     Near zero, the device waited for the host all along. The drain alone does not tell: a step that ends in many small
     kernels lets the device catch up. Where adaptive timing went without pipelined steps, it is of the one that ran on before.
@@ -182,9 +183,9 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     pipelined, checked = (_of(samples, "timing", mode, "lead") for mode in ("pipelined", "check"))
     alone = checked[~checked["cell"].isin(pipelined["cell"])]
     last = alone[alone["step"] == alone.groupby("cell", observed=True)["step"].transform("max")]
-    lead = pd.concat([pipelined, last])
-    medians = lead.groupby(["cell", "phase"], observed=True)["value"].median().groupby("cell", observed=True).max()
-    return _with_text_index(medians.rename("host_lead_ms").to_frame()) if len(medians) else pd.DataFrame()
+    lead = _as_texts(pd.concat([pipelined, last]))
+    by_phase = _pivot(lead.assign(column=lead["phase"] + "_lead_ms"), "median")
+    return by_phase.assign(host_lead_ms=by_phase.max(axis=1)) if len(by_phase) else by_phase
 
 
 def peaks(samples: pd.DataFrame) -> pd.DataFrame:

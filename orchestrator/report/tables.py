@@ -277,14 +277,15 @@ TABLES: tuple[Table, ...] = (
     Table(
         "modes",
         "Waiting at each phase, or once",
-        "Median of the whole step in milliseconds in both modes. Where the CPU is hardly ever ahead of the GPU, the "
-        "step is CPU-bound: it takes as long as the CPU takes to launch its kernels.",
+        "Median of the whole step in milliseconds in both modes. In a phase at whose end the CPU is hardly ahead of the GPU, the "
+        "GPU waits for the CPU to launch its kernels. Where such phases make up more than a tenth of a step, it is CPU-bound.",
         Listing(
             (
                 ("synced", of_steps(median_interval("step_synced_ms"))),
                 ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
                 ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
                 ("CPU ahead, at most ms", ms("host_lead_ms")),
+                ("phases that wait", number("waiting_share", ".0%")),
                 ("CPU-bound", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
                 ("step / CPU's", number("host_slack", ".1f")),
                 ("drain ms", ms("drain_ms")),
@@ -304,6 +305,7 @@ TABLES: tuple[Table, ...] = (
                 ("step", of_steps(median_interval("step_ms"))),
                 ("in additions", interval_in_additions("step")),
                 ("CPU ahead, at most ms", ms("host_lead_ms")),
+                ("phases that wait", number("waiting_share", ".0%")),
                 ("other cells", number("neighbours")),
                 ("waited for a core", number("waited_for_core", ".1%")),
                 ("operations a ms before", number("host_pace_before", ".0f")),

@@ -296,6 +296,37 @@ def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launche
     assert not any("‡" in line for line in read)
 
 
+@pytest.mark.parametrize(
+    ("forward", "backward", "optimizer", "waits"),
+    [(0.1, 0.1, 20.0, 0.75), (9.0, 9.0, 0.1, 0.25), (2.6, 0.1, 2.6, 0.5), (9.0, 9.0, 9.0, 0.0), (0.1, 0.1, 0.1, 1.0)],
+)
+def test_a_step_waits_for_its_host_in_its_phases(
+    results_of: Callable[..., Results], forward: float, backward: float, optimizer: float, waits: float
+) -> None:
+    """However far the host is ahead at the end of another one. The phases take 25, 50 and 25 ms, the step 100."""
+    leads = {"forward": forward, "backward": backward, "optimizer": optimizer, "step": max(forward, backward, optimizer)}
+    measured = outcome(pipelined=[100.0])
+    samples = [Sample("timing", "lead", "ms", ms, "pipelined", phase) for phase, ms in leads.items()]
+    cell = results_of(replace(measured, samples=(*measured.samples, *samples))).cells.iloc[0]
+    assert (cell["waiting_share"], cell["waits_for_host"]) == (waits, waits > 0.1)
+    assert (cell["forward_lead_ms"], cell["host_lead_ms"]) == (forward, leads["step"])
+
+
+def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(results_of: Callable[..., Results]) -> None:
+    samples = [
+        Sample("timing", metric, "ms", ms, "pipelined", phase)
+        for metric, phase, ms in (
+            ("lead", "loss", 0.0),
+            ("duration", "loss", 9.0),
+            ("lead", "rest", 30.0),
+            ("duration", "rest", 91.0),
+        )
+    ]
+    measured = outcome()
+    cell = results_of(replace(measured, samples=(*measured.samples, *samples))).cells.iloc[0]
+    assert (cell["waiting_share"], cell["waits_for_host"]) == (pytest.approx(0.09), False)
+
+
 def test_of_a_model_of_ones_own_its_own_steps_tell(results_of: Callable[..., Results]) -> None:
     own = {"size": None, "model": "mine:Model"}
     results = results_of(
