@@ -57,7 +57,7 @@ IDS = [finding.command[31:] for finding in FINDINGS]
 def test_each_finding_has_its_command(page: str) -> None:
     found = findings_of(PAGES[page])
     assert len(found) > 5
-    assert all(re.match(r"sweep report (results/published/h200(-hosts)? )+.+\Z", finding.command) for finding in found)
+    assert all(re.match(r"sweep report (results/published/h200(-hosts|-before)? )+.+\Z", finding.command) for finding in found)
     assert sum(bool(BOLD.search(finding.said)) for finding in found) >= len(found) - 1  # one points at notes
     assert not BOLD.search(PAGES[page].rpartition("\n```")[2])
 
