@@ -197,22 +197,31 @@ def relative_sd(stem: str) -> Value:
 
 def speed_up(column: str) -> Callable[[Row, Row], str]:
     """How many times faster a row's steps are than those of its baseline, by their medians."""
-    ends = [column.replace("median", end) for end in ("ci_low", "ci_high")]
-
-    def noise(row: Row, baseline: Row) -> str:
-        if row is baseline or not all(known(one, end) for one in (row, baseline) for end in ends):
-            return ""
-        (low, high), (base_low, base_high) = ([one[end] for end in ends] for one in (row, baseline))
-        return NOISE_MARK if low < base_high and high >= base_low else ""
 
     def compare(row: Row, baseline: Row) -> str:
-        if not known(row, column):
-            return absent(row)
-        if not known(baseline, column):
-            return NOTHING
-        return f"{baseline[column] / row[column]:.2f}×{noise(row, baseline)}{mark(row, baseline)}"
+        return _times_faster(column, row, baseline, mark(row, baseline)) if known(row, column) else absent(row)
 
     return compare
+
+
+def kernels_speed_up(row: Row, baseline: Row) -> str:
+    """The same of what the kernels of a step take, which does not depend on the host."""
+    column = "step_kernel_time_ms_median"
+    return _times_faster(column, row, baseline) if known(row, column) else absent(row, column)
+
+
+def _times_faster(column: str, row: Row, baseline: Row, whose: str = "") -> str:
+    if not known(baseline, column):
+        return NOTHING
+    return f"{baseline[column] / row[column]:.2f}×{_noise(column, row, baseline)}{whose}"
+
+
+def _noise(column: str, row: Row, baseline: Row) -> str:
+    ends = [column.replace("median", end) for end in ("ci_low", "ci_high")]
+    if row is baseline or not all(known(one, end) for one in (row, baseline) for end in ends):
+        return ""
+    (low, high), (base_low, base_high) = ([one[end] for end in ends] for one in (row, baseline))
+    return NOISE_MARK if low < base_high and high >= base_low else ""
 
 
 def break_even(row: Row, baseline: Row) -> str:

@@ -348,6 +348,30 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
     assert list(rows.loc["1", ["tf32 speed-up", "bf16 ms", "bf16 speed-up"]]) == ["–", "OOM", "OOM"]
 
 
+def kernels_taking(measured: Outcome, *ms: float) -> Outcome:
+    return replace(measured, samples=(*measured.samples, *watched(ms)))
+
+
+def test_what_the_kernels_gain_stands_beside_what_the_step_gains(results_of: Callable[..., Results]) -> None:
+    fp32 = kernels_taking(outcome([100.0]), *[30.0] * 6)
+    results = results_of(
+        fp32,
+        kernels_taking(outcome([110.0], precision="bf16"), *[10.0] * 6),
+        outcome([50.0], precision="tf32"),
+        kernels_taking(outcome([90.0], compile="blocks"), 29.0, 29.0, 29.0, 31.0, 31.0, 31.0),
+    )
+    waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
+    row = table(waiting, "precision").iloc[0]
+    assert (row["bf16 speed-up"], row["bf16 speed-up of kernels"]) == ("0.91×†", "3.00×")
+    assert "tf32 speed-up of kernels" not in row
+    assert table(waiting, "compile").iloc[0]["blocks speed-up of kernels"] == "1.00×~"
+
+
+def test_without_kernel_times_no_cell_that_failed_makes_a_column_of_them(results_of: Callable[..., Results]) -> None:
+    results = results_of(outcome([100.0]), outcome(status=Status.OOM, precision="bf16"))
+    assert [name for name in table(results, "precision") if "kernels" in name] == []
+
+
 def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(results_of: Callable[..., Results]) -> None:
     measured = results_of(
         outcome([40.0], precision="bf16"), outcome([100.0], precision="fp32"), outcome([50.0], precision="tf32"),
