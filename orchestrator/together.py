@@ -22,6 +22,7 @@ from orchestrator.store import PUBLICATION_FILE, SCHEMA_VERSION, Run
 if TYPE_CHECKING:
     import pandas as pd
 
+_IN_A_TITLE = 3  # names of runs
 _LONGEST_NAME = 60  # letters, of up to 4 bytes; file systems take 255 bytes
 MARK = ":"  # between the name of a run and the id of its cell
 
@@ -42,7 +43,7 @@ class Together(Run):
         return True  # each of them is
 
     def read_manifest(self) -> dict[str, Any]:
-        """What a report says of its run: the names of all, and whatever was invoked, in the order of time."""
+        """What a report says of its run: the names of the first and of all, and whatever was invoked, in the order of time."""
         manifests = {name: run.read_manifest() for name, run in self._runs.items()}
         defaults: dict[str, dict[str, Any]] = {}
         for manifest in manifests.values():
@@ -50,7 +51,7 @@ class Together(Run):
                 defaults[task] = {**defaults.get(task, {}), **values}
         invocations = [one for manifest in manifests.values() for one in manifest.get("invocations", [])]
         return {
-            "name": ", ".join(manifests),
+            "name": _as_title(list(manifests)),
             "runs": list(manifests),
             "defaults": defaults,
             "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
@@ -88,6 +89,11 @@ class Together(Run):
         name, _, own = cell.rpartition(MARK)
         for run in [self._runs[name]] if name else self._runs.values():
             run.bring_artifacts(own)
+
+
+def _as_title(names: list[str]) -> str:
+    shown, more = names[:_IN_A_TITLE], len(names) - _IN_A_TITLE
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 class Publication(Together):

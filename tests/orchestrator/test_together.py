@@ -98,6 +98,12 @@ def test_names_are_as_long_as_they_must_be(runs: list[Path], tmp_path: Path) -> 
     assert set(together.cells["run"]) == {"a/full", "b/full"}
 
 
+def test_a_title_names_the_first_of_many_runs(runs: list[Path], tmp_path: Path) -> None:
+    copies = [shutil.copytree(runs[0], tmp_path / name) for name in "abcde"]
+    assert open_runs(copies[:3]).read_manifest()["name"] == "a, b, c"
+    assert open_runs(copies).read_manifest()["name"] == "a, b, c and 2 more"
+
+
 def test_errors_are_one_line(runs: list[Path], tmp_path: Path) -> None:
     with pytest.raises(RunError, match="is named twice"):
         open_runs([runs[0], runs[0]])
