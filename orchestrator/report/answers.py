@@ -120,7 +120,7 @@ def gain_of_compiling(results: Results) -> Iterator[str]:
 def growth_of_attention(results: Results) -> Iterator[str]:
     """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied.
 
-    What is CPU-bound takes as long with half the length: of time, such lengths are left out.
+    What is CPU-bound takes as long with half the length, or in part: of time, such lengths are left out.
     """
     cells = _measured(results, "attention", _TIME)
     if "context_length" not in cells:

@@ -177,8 +177,9 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     """`forward_lead_ms`, …, `step_lead_ms`: how far the host was ahead of the device at the end of a phase, in the median;
     `host_lead_ms`: the largest of them.
 
-    Near zero, the device waited for the host all along. The drain alone does not tell: a step that ends in many small
-    kernels lets the device catch up. Where adaptive timing went without pipelined steps, it is of the one that ran on before.
+    Where the largest is near zero, the device waited for the host all along. The drain alone does not tell: a step that ends in
+    many small kernels lets the device catch up. Where adaptive timing went without pipelined steps, it is of the one that ran on
+    before.
     """
     pipelined, checked = (_of(samples, "timing", mode, "lead") for mode in ("pipelined", "check"))
     alone = checked[~checked["cell"].isin(pipelined["cell"])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,9 @@ from orchestrator.report.values import OF_TIMING
 _HARDLY_AHEAD = 0.1  # of a phase
 _AHEAD_MS = 15.0  # enough, however long the phase: full queues of small kernels let the host be no further ahead of a long one
 _WAITING = 0.1  # of a step
+_THROUGHOUT = 0.9  # of a step, which then takes what its host takes
 _LEAD = "_lead_ms"
-_OF_STEP = (f"step{_LEAD}", f"host{_LEAD}")
-_SLACK = 3.0  # hosts of one kind of GPU were seen to differ by 2.7
+_SLACK = 3.0  # hosts of one kind of GPU were seen to differ by 2.7, in one step by 3.09
 # The axes that leave a step's launches as they are, or nearly: what the device does in each, and how it is measured.
 _SAME_LAUNCHES = frozenset(
     (
@@ -33,7 +33,7 @@ MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores
 
 class Decides(StrEnum):
     """What decides how long a step takes: one that is GPU-bound takes the same on another machine that has the same GPU, and one
-    that is CPU-bound, whose GPU waits for the CPU that launches its kernels, takes what that CPU takes.
+    that is CPU-bound, whose GPU waits for the CPU that launches its kernels, takes what that CPU takes, or in part what it takes.
     """
 
     GPU = "GPU-bound"
@@ -42,19 +42,18 @@ class Decides(StrEnum):
 
 
 def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    """`waiting_share`: how much of a step are phases at whose end the host is hardly ahead of the device, which then take as long
-    as the host; `waits_for_host`: whether that is more than a tenth.
+    """`waiting_share`: how much of a step's phases are such as end with the host hardly ahead of the device, which waits for it;
+    `waits_for_host`: whether that is more than a tenth.
 
     Where that makes a step longer, `disturbed`: whether what else ran on the host took its cores meanwhile, and `beside`: whether
     other cells ran there beside one of its repetitions.
 
     It goes by the phase, since an optimizer of few large kernels lets the host run ahead however long the device waited for it
-    before. Of 432 cells of an H200's grid whose kernels were timed apart, these were at least 90 % of a step in all 216 of which
-    that share is no more than a tenth, and 72 to 96 % in the 22 others whose host was well ahead at the end of one phase.
+    before. Of 432 steps on an H200 whose kernels were timed apart, the kernels fill at least 90 % of each of the 216 of which
+    that share is no more than a tenth, and 72 to 96 % of 22 others whose host was well ahead at the end of one phase.
     """
-    phases = _phases(wide)
-    if phases and "step_ms_median" in wide:
-        wide["waiting_share"] = _waiting_share(phases)
+    if {"host_lead_ms", "step_ms_median"} <= set(wide):
+        wide["waiting_share"] = _waiting_share(wide)
         wide["waits_for_host"] = (wide["waiting_share"] > _WAITING).astype("boolean").where(wide["waiting_share"].notna())
         wide = _with_slack(wide, axes)
     if "waited_for_core" in wide:
@@ -69,50 +68,34 @@ def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     return wide
 
 
-class _Phase(NamedTuple):
-    """took: ms; waits: of those that took what the host took, and false of what is not known."""
-
-    took: pd.Series[float]
-    waits: pd.Series[bool]
-
-
-def _phases(wide: pd.DataFrame) -> list[_Phase]:
-    """The phases of which it is known how far the host was ahead at their ends, or else the step."""
-    by_phase = [_phase(wide, lead) for lead in map(str, wide) if lead.endswith(_LEAD) and lead not in _OF_STEP]
-    step = _phase(wide, f"step{_LEAD}")
-    without = pd.concat([phase.took for phase in by_phase], axis=1).isna().all(axis=1) if by_phase else step.took.notna()
-    return [*by_phase, _Phase(step.took.where(without), step.waits & without)] if by_phase or without.any() else []
+def _waiting_share(wide: pd.DataFrame) -> pd.Series[float]:
+    """Of the phases of which it is known, or of the step where it is known of that alone."""
+    leads = [name for name in map(str, wide) if name.endswith(_LEAD) and name != f"host{_LEAD}"]
+    ahead = wide[leads].astype(float).set_axis([name.removesuffix(_LEAD) for name in leads], axis=1)
+    took = pd.DataFrame({phase: _took(wide, phase) for phase in map(str, ahead)}).where(ahead.notna())
+    if "step" in took:
+        took["step"] = took["step"].where(took.drop(columns="step").isna().all(axis=1))
+    waits = (ahead < _HARDLY_AHEAD * took) & (ahead < _AHEAD_MS)
+    return took.where(waits).sum(axis=1) / took.sum(axis=1)
 
 
-def _phase(wide: pd.DataFrame, lead: str) -> _Phase:
-    ahead, phase = _first_known(wide, lead), lead.removesuffix(_LEAD)
-    took = _first_known(wide, f"{phase}_pipelined_ms_median", f"{phase}_ms_median").where(ahead.notna())
-    return _Phase(took, (ahead < _HARDLY_AHEAD * took) & (ahead < _AHEAD_MS))
-
-
-def _first_known(wide: pd.DataFrame, *names: str) -> pd.Series[float]:
-    known = pd.Series(np.nan, index=wide.index)
-    for name in names:
-        known = known.fillna(wide[name].astype(float)) if name in wide else known
-    return known
-
-
-def _waiting_share(phases: Sequence[_Phase]) -> pd.Series[float]:
-    took = pd.concat([phase.took for phase in phases], axis=1)
-    waiting = pd.concat([phase.took.where(phase.waits) for phase in phases], axis=1)
-    return waiting.sum(axis=1) / took.sum(axis=1, min_count=1)
+def _took(wide: pd.DataFrame, phase: str) -> pd.Series[float]:
+    took = pd.Series(np.nan, index=wide.index)
+    for name in (f"{phase}_pipelined_ms_median", f"{phase}_ms_median"):
+        took = took.fillna(wide[name].astype(float)) if name in wide else took
+    return took
 
 
 def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """`host_step_ms`: what the host takes for a step, as those of the run tell that wait for it and have the same launches: no
-    less than the shortest of the same model, and than the shortest a layer of any model.
+    less than the shortest of the same model, and than the shortest a layer of any model. Those tell it that wait throughout, or
+    where there is none those that wait in part, which take longer than their host does.
 
     `host_slack`: how many times as long the step takes; `may_wait_for_host`: whether it would wait for a host a third as fast,
-    where it does not here. By how much the host is ahead does not tell: no further than the device's queue holds. A step that
-    waits in part takes longer than its host does, so that `host_step_ms` may be too long, and is never too short.
+    where it does not here. By how much the host is ahead does not tell: no further than the device's queue holds.
 
-    On an H200 the eager forward and backward pass of small, medium, large, xl and 2.7B, where they wait, took 2.16, 2.13, 2.01,
-    2.33 and 2.43 ms a layer at the least.
+    On one H200 the eager forward and backward pass of small, medium, large, xl and 2.7B, where they wait throughout, took 2.16,
+    2.13, 2.01, 2.33 and 2.43 ms a layer at the least.
     """
     timed = wide[wide["waits_for_host"].notna()]
     waits = timed["waits_for_host"].astype(bool)
@@ -122,11 +105,14 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     told_by = [name for name in ("task", *axes) if name not in _SAME_LAUNCHES]
 
     def shortest(of: pd.Series[float], names: Iterable[str]) -> pd.Series[float]:
-        return of.where(waits).groupby([timed[name].astype(str) for name in names], dropna=False).transform("min")
+        return of.groupby([timed[name].astype(str) for name in names], dropna=False).transform("min")
 
-    of_model = shortest(timed["step_ms_median"], told_by)
-    of_layer = shortest(timed["step_ms_median"] / layers, [name for name in told_by if name not in _OF_LAYERS])
-    wide["host_step_ms"] = pd.concat([of_model, of_layer * layers], axis=1).max(axis=1)
+    def of_host(telling: pd.Series[bool]) -> pd.Series[float]:
+        steps = timed["step_ms_median"].where(telling)
+        of_layer = shortest(steps / layers, [name for name in told_by if name not in _OF_LAYERS])
+        return pd.concat([shortest(steps, told_by), of_layer * layers], axis=1).max(axis=1)
+
+    wide["host_step_ms"] = of_host(timed["waiting_share"] > _THROUGHOUT).fillna(of_host(waits))
     wide["host_slack"] = wide["step_ms_median"] / wide["host_step_ms"]
     wide["may_wait_for_host"] = ((wide["host_slack"] < _SLACK) & ~waits).astype("boolean").where(wide["host_slack"].notna())
     return wide

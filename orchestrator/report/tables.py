@@ -304,7 +304,8 @@ TABLES: tuple[Table, ...] = (
     Table(
         "host",
         "CPU-bound steps",
-        "The GPU waits for the CPU that launches its kernels, so that another CPU gives another time. What that CPU did "
+        "Phases in which the GPU waits for the CPU that launches its kernels make up more than a tenth of each, so that another "
+        "CPU gives another time. What that CPU did "
         "meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's core, and how many "
         "small operations a ms it handed to torch, before the timing and after. Told in additions, which the CPU launched beside "
         "each step, the time of a step depends less on how fast the CPU happened to be.",

@@ -312,6 +312,41 @@ def test_a_step_waits_for_its_host_in_its_phases(
     assert (cell["forward_lead_ms"], cell["host_lead_ms"]) == (forward, leads["step"])
 
 
+@pytest.mark.parametrize(("lead", "waits"), [(14.0, True), (16.0, False)])
+def test_of_a_long_phase_it_is_enough_to_be_ahead_by_some_ms(
+    results_of: Callable[..., Results], lead: float, waits: bool
+) -> None:
+    """Since full queues of small kernels let the host be no further ahead of it."""
+    cell = results_of(outcome(pipelined=[400.0], lead_ms=lead)).cells.iloc[0]
+    assert (cell["backward_pipelined_ms_median"], cell["waits_for_host"]) == (200.0, waits)
+
+
+def test_what_the_host_takes_is_told_by_what_waits_throughout(results_of: Callable[..., Results]) -> None:
+    """Where there is such, of any size: a step that waits in part takes longer than its host."""
+
+    def waiting(step_ms: float, *phases: str, **params: Any) -> Outcome:
+        leads = {phase: 0.1 if phase in phases else 90.0 for phase in ("forward", "backward", "optimizer")}
+        samples = [Sample("timing", "lead", "ms", ms, "pipelined", phase) for phase, ms in leads.items()]
+        measured = outcome(pipelined=[step_ms], **params)
+        return replace(measured, samples=(*measured.samples, *samples))
+
+    everywhere = ("forward", "backward", "optimizer")
+    results = results_of(
+        waiting(10.0, *everywhere, context_length=64),  # two layers
+        waiting(50.0, "forward", size="mini", context_length=64),  # four
+        waiting(70.0, size="mini", context_length=128),
+        waiting(90.0, "forward", compile="blocks", context_length=64),
+        waiting(99.0, compile="blocks", context_length=128),
+    )
+    cells = results.cells.set_index("step_ms_median")
+    assert cells["host_step_ms"].to_dict() == {10.0: 10.0, 50.0: 20.0, 70.0: 20.0, 90.0: 90.0, 99.0: 90.0}
+    assert cells["may_wait_for_host"].to_dict() == {10.0: False, 50.0: False, 70.0: False, 90.0: False, 99.0: True}
+
+
+def test_on_a_cpu_nobody_waits_for_a_host(results_of: Callable[..., Results]) -> None:
+    assert {"waiting_share", "waits_for_host", "host_step_ms"}.isdisjoint(results_of(outcome([10.0])).cells)
+
+
 def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(results_of: Callable[..., Results]) -> None:
     samples = [
         Sample("timing", metric, "ms", ms, "pipelined", phase)
