@@ -13,6 +13,7 @@ from orchestrator.report.selections import of_task, varying, with_baseline
 from orchestrator.report.values import GIB
 
 PICTURES = ("svg", "png")
+_KERNELS = "step_kernel_time_ms_median"
 # The first is vl-convert's own, so that a chart is as wide on every machine; the others are as wide for who looks at it.
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
@@ -53,10 +54,22 @@ PLOTS: tuple[Plot, ...] = (
         SpeedUps(with_baseline("compile", "eager", ("compile_mode", "compile_cache")), "compile"),
     ),
     Plot(
+        "compile-kernels",
+        "Eager against compiled: kernels alone",
+        "How many times faster the kernels of the compiled step are than those of the eager one, whatever the CPU.",
+        SpeedUps(with_baseline("compile", "eager", ("compile_mode", "compile_cache")), "compile", _KERNELS),
+    ),
+    Plot(
         "precision-speed-up",
         "What precision gains",
         "How many times faster a step is than in the first precision; below the dashed line it is slower.",
         SpeedUps(varying("train_step", "precision"), "precision"),
+    ),
+    Plot(
+        "precision-kernels",
+        "What precision gains: kernels alone",
+        "How many times faster the kernels of a step are than in the first precision, whatever the CPU.",
+        SpeedUps(varying("train_step", "precision"), "precision", _KERNELS),
     ),
     Plot(
         "peak-memory",
