@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,15 @@ FAST = {
     "device": "cpu", "size": "tiny", "vocab_size": 200, "context_length": 16, "batch_size": 1, "warmup_steps": 1,
     "measured_steps": 2,
 }  # fmt: skip
+
+
+def with_samples(outcome: Outcome, *samples: Sample) -> Outcome:
+    return replace(outcome, samples=(*outcome.samples, *samples))
+
+
+def watched(values: Sequence[float]) -> list[Sample]:
+    """What the kernels of so many steps took, in ms."""
+    return [Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step) for step, ms in enumerate(values)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

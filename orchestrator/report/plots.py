@@ -10,10 +10,11 @@ from orchestrator.report.drawing import Picture, begin, described, draw, script_
 from orchestrator.report.frames import Results
 from orchestrator.report.plot_layouts import KernelClasses, Lines, LiveMemory, Measure, Phases, PlotLayout, SpeedUps
 from orchestrator.report.selections import of_task, varying, with_baseline
-from orchestrator.report.values import GIB
+from orchestrator.report.values import GIB, KERNEL_TIME
 
 PICTURES = ("svg", "png")
-_KERNELS = "step_kernel_time_ms_median"
+_COMPILED = with_baseline("compile", "eager", ("compile_mode", "compile_cache"))
+_IN_SEVERAL_PRECISIONS = varying("train_step", "precision")
 # The first is vl-convert's own, so that a chart is as wide on every machine; the others are as wide for who looks at it.
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
@@ -51,25 +52,25 @@ PLOTS: tuple[Plot, ...] = (
         "compile-speed-up",
         "Eager against compiled",
         "How many times faster the compiled step is than the eager one; below the dashed line it is slower.",
-        SpeedUps(with_baseline("compile", "eager", ("compile_mode", "compile_cache")), "compile"),
+        SpeedUps(_COMPILED, "compile"),
     ),
     Plot(
         "compile-kernels",
         "Eager against compiled: kernels alone",
         "How many times faster the kernels of the compiled step are than those of the eager one, whatever the CPU.",
-        SpeedUps(with_baseline("compile", "eager", ("compile_mode", "compile_cache")), "compile", _KERNELS),
+        SpeedUps(_COMPILED, "compile", KERNEL_TIME),
     ),
     Plot(
         "precision-speed-up",
         "What precision gains",
         "How many times faster a step is than in the first precision; below the dashed line it is slower.",
-        SpeedUps(varying("train_step", "precision"), "precision"),
+        SpeedUps(_IN_SEVERAL_PRECISIONS, "precision"),
     ),
     Plot(
         "precision-kernels",
         "What precision gains: kernels alone",
         "How many times faster the kernels of a step are than in the first precision, whatever the CPU.",
-        SpeedUps(varying("train_step", "precision"), "precision", _KERNELS),
+        SpeedUps(_IN_SEVERAL_PRECISIONS, "precision", KERNEL_TIME),
     ),
     Plot(
         "peak-memory",

@@ -15,6 +15,7 @@ Value = Callable[[Row], str]
 
 GIB, MIB = 1024**3, 1024**2
 OF_TIMING = ("warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds")  # null with the other `timing`
+KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
@@ -206,8 +207,7 @@ def speed_up(column: str) -> Callable[[Row, Row], str]:
 
 def kernels_speed_up(row: Row, baseline: Row) -> str:
     """The same of what the kernels of a step take, which does not depend on the host."""
-    column = "step_kernel_time_ms_median"
-    return _times_faster(column, row, baseline) if known(row, column) else absent(row, column)
+    return _times_faster(KERNEL_TIME, row, baseline) if known(row, KERNEL_TIME) else absent(row, KERNEL_TIME)
 
 
 def _times_faster(column: str, row: Row, baseline: Row, whose: str = "") -> str:

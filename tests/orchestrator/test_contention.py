@@ -19,6 +19,7 @@ from orchestrator.plan import Choice
 from orchestrator.run import Means, Request, Summary, resolve, run_sweep
 from orchestrator.store import Run
 from tasks.harness.records import Attempt, Outcome, Sample, Status
+from tests.conftest import with_samples
 from tests.orchestrator.test_run import FakeScheduler, Silent
 
 CONFIG = """
@@ -230,7 +231,7 @@ def test_what_neighbours_did_to_the_host_is_no_excuse_here(request_of: Callable[
         outcome = beside(attempt)
         pace = 400.0 if attempt.settings.alone_on else 200.0
         paces = (Sample("telemetry", "host_pace", "1/ms", pace, when) for when in ("before", "after"))
-        return replace(outcome, samples=(*outcome.samples, *paces))
+        return with_samples(outcome, *paces)
 
     _, said = go(request_of(), FakeScheduler(slowing))
     assert of_contention(said).endswith("3 SLOWER")

@@ -15,6 +15,7 @@ from orchestrator.report.plots import begin_drawing
 from orchestrator.report.render import lay_out
 from orchestrator.store import Run
 from tasks.harness.records import AllocationRow, LiveRow, Outcome, Sample, Status
+from tests.conftest import with_samples
 
 MakeOutcome = Callable[..., Outcome]
 GIB, MIB = 1024**3, 1024**2
@@ -148,7 +149,7 @@ def test_how_much_the_record_explains(results_of: Callable[..., Results], make_o
     numbers = {"peak_allocated_bytes": 4 * GIB, "peak_requested_bytes": 2 * GIB, "peak_reserved_bytes": 5 * GIB,
                "replayed_peak_bytes": 2 * GIB, "unlabelled_bytes": GIB, "events": 200_000, "wrapped": 1.0}  # fmt: skip
     samples = tuple(Sample("memory_snapshot", metric, "", value) for metric, value in numbers.items())
-    results = results_of(replace(outcome, samples=(*outcome.samples, *samples)))
+    results = results_of(with_samples(outcome, *samples))
     (row,) = table(results, "snapshots")
     assert (row["allocated"], row["replayed / requested"], row["unlabelled"]) == ("4.00", "1.0000", "25.00%")
     assert (row["events"], row["wrapped"]) == ("200000", "yes")

@@ -24,6 +24,7 @@ from orchestrator.report.sides import Side
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
 from tasks.harness.records import Outcome, Sample, Status
+from tests.conftest import with_samples
 
 STEPS = 10
 H200 = json.loads((Path(__file__).parents[2] / "data" / "h200_same.json").read_text())
@@ -263,7 +264,7 @@ def queued(outcome: Outcome, step_ms: float, lead_ms: float) -> Outcome:
     """With steps that ran on, the host so far ahead of them."""
     values = [("duration", step_ms)] * 6 + [("lead", lead_ms)] * 6
     samples = [Sample("timing", metric, "ms", ms, "pipelined", "step", step % 6) for step, (metric, ms) in enumerate(values)]
-    return replace(outcome, samples=(*outcome.samples, *samples))
+    return with_samples(outcome, *samples)
 
 
 def test_what_waits_for_its_host_is_said_where_it_differs(
@@ -282,12 +283,12 @@ def test_what_waits_for_its_host_is_said_where_it_differs(
 
 
 def waited(outcome: Outcome, share: float | None) -> Outcome:
-    return replace(outcome, samples=(*outcome.samples, Sample("telemetry", "waited_for_core", "", share, "timing")))
+    return with_samples(outcome, Sample("telemetry", "waited_for_core", "", share, "timing"))
 
 
 def paced(outcome: Outcome, before: float, after: float) -> Outcome:
     paces = (Sample("telemetry", "host_pace", "1/ms", value, when) for when, value in (("before", before), ("after", after)))
-    return replace(outcome, samples=(*outcome.samples, *paces))
+    return with_samples(outcome, *paces)
 
 
 def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
@@ -343,7 +344,7 @@ def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(tmp_path: Path,
 
     def checked(outcome: Outcome, *lead_ms: float) -> Outcome:
         samples = [Sample("timing", "lead", "ms", ms, "check", "step", step) for step, ms in enumerate(lead_ms)]
-        return replace(outcome, samples=(*outcome.samples, *samples))
+        return with_samples(outcome, *samples)
 
     run = write(tmp_path / "a", checked(make_outcome(), 9.0, 0.1), checked(make_outcome(batch_size=2), 0.1, 9.0))
     assert load_results(run).cells.set_index("batch_size")["waits_for_host"].sort_index().to_dict() == {1: True, 2: False}
@@ -363,7 +364,7 @@ def in_additions(outcome: Outcome, counts: Sequence[float]) -> Outcome:
     """Of the steps that count, after as many that were warm-up."""
     warm_up = (Sample("timing", "additions", "", 9e9, "warmup", "step", step) for step, _ in enumerate(counts))
     told = (Sample("timing", "additions", "", count, "synced", "step", step) for step, count in enumerate(counts))
-    return replace(outcome, samples=(*outcome.samples, *warm_up, *told))
+    return with_samples(outcome, *warm_up, *told)
 
 
 def test_what_waits_for_its_host_agrees_in_additions(tmp_path: Path, make_outcome: MakeOutcome) -> None:
@@ -390,7 +391,7 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
     def run(name: str, step_ms: float, more: float) -> Run:
         def cell(number: int, *added: Sample) -> Outcome:
             own = queued(make_outcome(batch_size=number), step_ms, 0.1)
-            return replace(own, samples=(*own.samples, *added))
+            return with_samples(own, *added)
 
         def watched(factor: float) -> list[Sample]:
             return [
@@ -419,7 +420,7 @@ def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOut
     def run(name: str, *kernels_ms: float) -> Run:
         def attempt(number: int, ms: float) -> Outcome:
             own = queued(make_outcome(number=number), 10.0, 0.1)
-            return replace(own, samples=(*own.samples, Sample("kernel_time", "kernel_time", "ms", ms, "", "step", 0)))
+            return with_samples(own, Sample("kernel_time", "kernel_time", "ms", ms, "", "step", 0))
 
         return write(tmp_path / name, *(attempt(number, ms) for number, ms in enumerate(kernels_ms, 1)))
 
@@ -438,7 +439,7 @@ def test_where_no_step_was_timed_the_kernels_are_held_against_each_other(tmp_pat
     kernels = write(tmp_path / "a", only_kernels(timed, 4.0), only_kernels(other, 4.0))
     both = write(
         tmp_path / "b",
-        *(replace(one, samples=(*one.samples, *only_kernels(one, ms).samples)) for one, ms in ((timed, 4.0), (other, 5.0))),
+        *(with_samples(one, *only_kernels(one, ms).samples) for one, ms in ((timed, 4.0), (other, 5.0))),
     )
     for before, after in ((kernels, both), (both, kernels)):
         *lines, last = describe_comparison(compare(before, after))
@@ -469,7 +470,7 @@ def test_of_what_no_slower_host_would_slow_it_is_said_apart(tmp_path: Path, make
     def at(own: Outcome, ms: float, lead_ms: float) -> Outcome:
         timing = {"duration": ms, "lead": lead_ms}
         added = [Sample("timing", metric, "ms", value, "pipelined", "step", 0) for metric, value in timing.items()]
-        return replace(own, samples=(*own.samples, *added))
+        return with_samples(own, *added)
 
     def run(name: str, ms: float, long_ms: float) -> Run:
         return write(tmp_path / name, at(make_outcome(), ms, 0.1), at(make_outcome(context_length=128), long_ms, 20.0))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
@@ -25,8 +24,8 @@ from orchestrator.report.html import to_html
 from orchestrator.report.plots import PLOTS, Drawing, Plot, begin_drawing, figure_files
 from orchestrator.report.render import lay_out
 from orchestrator.store import Run
-from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Outcome, Sample, Status
-from tests.conftest import ROOT
+from tasks.harness.records import ATTEMPT_FILE, LOG_FILE, Outcome, Status
+from tests.conftest import ROOT, watched, with_samples
 from tests.orchestrator.report.unpacking import cell_of, chart_of, rows_of
 from tests.test_architecture import a_run
 
@@ -206,16 +205,12 @@ def test_a_chart_shows_the_medians_of_the_table(run: Run) -> None:
 
 
 def test_a_chart_of_kernels_alone_shows_what_they_gain(tmp_path: Path, make_outcome: MakeOutcome) -> None:
-    def watched(precision: str, length: int, ms: float) -> Outcome:
-        outcome = make_outcome(precision=precision, context_length=length)
-        samples = [Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step) for step in range(6)]
-        return replace(outcome, samples=(*outcome.samples, *samples))
-
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({})
         for length in (16, 32):
-            writer.append(watched("fp32", length, 30.0), None)
-            writer.append(watched("bf16", length, 30.0 / length), None)
+            for precision, ms in (("fp32", 30.0), ("bf16", 30.0 / length)):
+                outcome = make_outcome(precision=precision, context_length=length)
+                writer.append(with_samples(outcome, *watched([ms] * 6)), None)
     figures = {figure.plot.name: figure for figure in begin_drawing(load_results(Run(tmp_path / "run"))).figures()}
     (points,) = figures["precision-kernels"].spec["datasets"].values()
     assert {point["context_length"]: point["value"] for point in points} == {16: 16.0, 32: 32.0}

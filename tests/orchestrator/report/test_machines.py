@@ -33,6 +33,7 @@ from orchestrator.report.sides import Side
 from orchestrator.store import Run
 from orchestrator.together import open_runs
 from tasks.harness.records import Outcome, Sample
+from tests.conftest import with_samples
 
 MakeOutcome = Callable[..., Outcome]
 Write = Callable[..., Path]
@@ -265,7 +266,7 @@ def test_what_waits_for_its_host_is_as_near_as_in_additions(
             for number in range(CELLS):
                 outcome = waiting(make_outcome(batch_size=number + 1), ms)
                 told = Sample("timing", "additions", "", additions, "synced", "step", 0)
-                writer.append(replace(outcome, samples=(*outcome.samples, told)), None)
+                writer.append(with_samples(outcome, told), None)
         return tmp_path / name
 
     a, b, c, d = (write(*own) for own in (("a", 10.0, 2000.0), ("b", 20.0, 2200.0), ("c", 15.0, 2100.0), ("d", 15.0, 3000.0)))

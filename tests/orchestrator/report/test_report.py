@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -30,6 +30,7 @@ from orchestrator.store import Run
 from tasks.harness.params import default_values
 from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
 from tasks.harness.registry import all_tasks, make_cell
+from tests.conftest import watched, with_samples
 
 GIB = 1024**3
 
@@ -101,7 +102,7 @@ def test_what_is_told_in_additions_is_of_synced_steps_that_count(results_of: Cal
     told = [Sample("timing", "additions", "", count, "synced", "step", step) for step, count in enumerate(counts)]
     forward = Sample("timing", "additions", "", 500.0, "synced", "forward", 0)
     warm_up = Sample("timing", "additions", "", 9000.0, "warmup", "step", 0)
-    results = results_of(replace(well, samples=(*well.samples, *told, forward, warm_up)))
+    results = results_of(with_samples(well, *told, forward, warm_up))
     row = results.cells.iloc[0]
     assert [row[f"step_additions_{name}"] for name in ("median", "ci_low", "ci_high")] == [2005.0, 1980.0, 2500.0]
     assert row["forward_additions_median"] == 500.0
@@ -113,15 +114,11 @@ def test_what_is_told_in_additions_is_of_synced_steps_that_count(results_of: Cal
 UNSEEN = Sample("kernel_time", "kernel_time", "ms", None, note="of kernels only a GPU tells")
 
 
-def watched(values: Sequence[float]) -> list[Sample]:
-    return [Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step) for step, ms in enumerate(values)]
-
-
 def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Results]) -> None:
     timed = outcome([10.0] * 6)
     results = results_of(
-        replace(timed, samples=(*timed.samples, *watched([4.0, 4.1, 4.3, 4.2, 3.9, 4.4]))),
-        replace(outcome([10.0] * 6, seed=1), samples=(*outcome([10.0] * 6).samples, *watched([900.0, 910.0]))),
+        with_samples(timed, *watched([4.0, 4.1, 4.3, 4.2, 3.9, 4.4])),
+        with_samples(outcome([10.0] * 6, seed=1), *watched([900.0, 910.0])),
         replace(outcome(seed=2), samples=(*outcome([10.0] * 6).samples, UNSEEN)),
     )
     alone, few, never = (row for _, row in results.cells.sort_values("seed").iterrows())
@@ -142,12 +139,12 @@ def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[...,
     timed, busy = outcome([10.0] * 6), Sample("kernels", "busy", "ratio", 0.9)
     trace = [Sample("kernels", "kernel_time", "ms", value, phase=phase) for phase, value in ms.items()]
     profiled = [*trace, Sample("kernels", "profiled_step", "ms", 12.0)]
-    on_gpu = replace(timed, samples=(*timed.samples, *profiled, busy))
+    on_gpu = with_samples(timed, *profiled, busy)
     row = results_of(on_gpu).cells.iloc[0]
     assert (row["step_kernel_time_ms_median"], row["busy_timed"]) == (8.0, 0.8)
     assert (row["forward_kernel_time_ms_median"], row["backward_kernel_time_ms_median"]) == (3.0, 5.0)
     assert table(results_of(on_gpu), "kernel-time")["its kernels"].item() == "8.000"
-    both = results_of(replace(on_gpu, samples=(*on_gpu.samples, *watched([4.0] * 6))))
+    both = results_of(with_samples(on_gpu, *watched([4.0] * 6)))
     assert table(both, "kernel-time")["its kernels"].item() == "4.000 [4.000, 4.000]"
     for seed, samples in enumerate((profiled, [*trace, busy]), 1):
         found = results_of(replace(outcome(seed=seed), samples=tuple(samples))).cells
@@ -296,6 +293,11 @@ def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launche
     assert not any("‡" in line for line in read)
 
 
+def leading(leads: Mapping[str, float]) -> list[Sample]:
+    """How far the host is ahead at the end of each phase, in ms."""
+    return [Sample("timing", "lead", "ms", ms, "pipelined", phase) for phase, ms in leads.items()]
+
+
 @pytest.mark.parametrize(
     ("forward", "backward", "optimizer", "waits"),
     [(0.1, 0.1, 20.0, 0.75), (9.0, 9.0, 0.1, 0.25), (2.6, 0.1, 2.6, 0.5), (9.0, 9.0, 9.0, 0.0), (0.1, 0.1, 0.1, 1.0)],
@@ -305,9 +307,7 @@ def test_a_step_waits_for_its_host_in_its_phases(
 ) -> None:
     """However far the host is ahead at the end of another one. The phases take 25, 50 and 25 ms, the step 100."""
     leads = {"forward": forward, "backward": backward, "optimizer": optimizer, "step": max(forward, backward, optimizer)}
-    measured = outcome(pipelined=[100.0])
-    samples = [Sample("timing", "lead", "ms", ms, "pipelined", phase) for phase, ms in leads.items()]
-    cell = results_of(replace(measured, samples=(*measured.samples, *samples))).cells.iloc[0]
+    cell = results_of(with_samples(outcome(pipelined=[100.0]), *leading(leads))).cells.iloc[0]
     assert (cell["waiting_share"], cell["waits_for_host"]) == (waits, waits > 0.1)
     assert (cell["forward_lead_ms"], cell["host_lead_ms"]) == (forward, leads["step"])
 
@@ -326,9 +326,7 @@ def test_what_the_host_takes_is_told_by_what_waits_throughout(results_of: Callab
 
     def waiting(step_ms: float, *phases: str, **params: Any) -> Outcome:
         leads = {phase: 0.1 if phase in phases else 90.0 for phase in ("forward", "backward", "optimizer")}
-        samples = [Sample("timing", "lead", "ms", ms, "pipelined", phase) for phase, ms in leads.items()]
-        measured = outcome(pipelined=[step_ms], **params)
-        return replace(measured, samples=(*measured.samples, *samples))
+        return with_samples(outcome(pipelined=[step_ms], **params), *leading(leads))
 
     everywhere = ("forward", "backward", "optimizer")
     results = results_of(
@@ -358,7 +356,7 @@ def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(results_of: Callab
         )
     ]
     measured = outcome()
-    cell = results_of(replace(measured, samples=(*measured.samples, *samples))).cells.iloc[0]
+    cell = results_of(with_samples(measured, *samples)).cells.iloc[0]
     assert (cell["waiting_share"], cell["waits_for_host"]) == (pytest.approx(0.09), False)
 
 
@@ -383,17 +381,13 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
     assert list(rows.loc["1", ["tf32 speed-up", "bf16 ms", "bf16 speed-up"]]) == ["–", "OOM", "OOM"]
 
 
-def kernels_taking(measured: Outcome, *ms: float) -> Outcome:
-    return replace(measured, samples=(*measured.samples, *watched(ms)))
-
-
 def test_what_the_kernels_gain_stands_beside_what_the_step_gains(results_of: Callable[..., Results]) -> None:
-    fp32 = kernels_taking(outcome([100.0]), *[30.0] * 6)
+    fp32 = with_samples(outcome([100.0]), *watched([30.0] * 6))
     results = results_of(
         fp32,
-        kernels_taking(outcome([110.0], precision="bf16"), *[10.0] * 6),
+        with_samples(outcome([110.0], precision="bf16"), *watched([10.0] * 6)),
         outcome([50.0], precision="tf32"),
-        kernels_taking(outcome([90.0], compile="blocks"), 29.0, 29.0, 29.0, 31.0, 31.0, 31.0),
+        with_samples(outcome([90.0], compile="blocks"), *watched([29.0, 29.0, 29.0, 31.0, 31.0, 31.0])),
     )
     waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
     row = table(waiting, "precision").iloc[0]

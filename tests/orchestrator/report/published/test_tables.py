@@ -6,7 +6,6 @@ import csv
 import io
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from orchestrator.report.render import Page, lay_out, notes_of
 from orchestrator.store import Run
 from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
 from tasks.harness.registry import make_cell
-from tests.conftest import ROOT
+from tests.conftest import ROOT, with_samples
 
 COURSE = {"vocab_size": 10_000, "size": "small", "context_length": 512, "batch_size": 4, "warmup_steps": 5}
 MakeOutcome = Callable[..., Outcome]
@@ -238,7 +237,7 @@ def test_shares_of_kernels(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
     """Of the made kernels all are matrix products; theirs at small/512 in training: 53.5 %."""
     outcome = make_outcome(**{**COURSE, "measured_steps": 1})
     watched = Sample("kernels", "attributed_to_phase", "1", 1.0, "profiled", "", None)
-    results = load_results(run_of(replace(outcome, samples=(*outcome.samples, watched))))
+    results = load_results(run_of(with_samples(outcome, watched)))
     shares = page(results, "against-gemm-share", "rtx5090")
     assert (column(shares, "ours"), column(shares, "theirs"), column(shares, "ours / theirs")) == (
         ["100.0%"],
