@@ -22,7 +22,7 @@ from orchestrator.attempt import Exit, by_hand, conclude, execute, recover
 from tasks.harness.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt, Outcome, Status, read_journal
 from tests.conftest import ROOT, has_ended
 
-TESTS = str(Path(__file__).resolve().parents[1])
+TESTS = str(ROOT / "tests")
 MakeAttempt = Callable[..., Attempt]
 CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (

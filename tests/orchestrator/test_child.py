@@ -21,8 +21,9 @@ from orchestrator.child import STARTER, is_forked
 from tasks.harness import adoption
 from tasks.harness.records import LOG_FILE, Attempt, Outcome, Status
 from tasks.harness.registry import make_cell
+from tests.conftest import ROOT
 
-TESTS = str(Path(__file__).resolve().parents[1])
+TESTS = str(ROOT / "tests")
 MakeAttempt = Callable[..., Attempt]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forking is for Linux")

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from orchestrator.config import Source, json_schema, load_config, parse_config, validate_config
 from orchestrator.errors import ConfigError
 from orchestrator.grid import Selection, expand, parse_selection
+from tests.conftest import ROOT
 from tests.fuzz import mutants, outcome_of
 
 NOTHING = Selection({}, {})
@@ -24,7 +25,6 @@ grids:
       size: [tiny]
       precision: [fp32, bf16]
 """
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def complaint(text: str) -> str:

@@ -16,9 +16,10 @@ from orchestrator.attempt import begin_grandparent, child_environment, execute
 from orchestrator.child import STARTER
 from orchestrator.parents import GRANDPARENT, Grandparent
 from tasks.harness.records import LOG_FILE, Attempt, Status
+from tests.conftest import ROOT
 from tests.killing import left_after
 
-TESTS = str(Path(__file__).resolve().parents[1])
+TESTS = str(ROOT / "tests")
 ON = {"OMP_NUM_THREADS": "1"}  # a place
 MakeAttempt = Callable[..., Attempt]
 

@@ -27,6 +27,7 @@ from orchestrator.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.plan import read_history
 from orchestrator.store import Run, RunWriter, find_cell
 from tasks.harness.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
+from tests.conftest import ROOT
 from tests.orchestrator.test_parts import ROW
 
 MakeOutcome = Callable[..., Outcome]
@@ -305,7 +306,7 @@ def in_own_mounts(script: str, tmp_path: Path) -> subprocess.CompletedProcess[st
     probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
     if probe.returncode:
         pytest.skip("this machine allows no mount name spaces")
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     environment = {
         **os.environ,
         "PYTHONPATH": str(root),

@@ -12,9 +12,9 @@ from orchestrator.report.frames import Results, load_results
 from orchestrator.store import Run
 from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
 from tasks.harness.registry import make_cell
-from tests.conftest import FAST
+from tests.conftest import FAST, ROOT
 
-MEASURED = Path(__file__).parents[2] / "data" / "h200_cells"
+MEASURED = ROOT / "tests" / "data" / "h200_cells"
 
 
 @pytest.fixture(scope="session")

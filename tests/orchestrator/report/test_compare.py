@@ -24,10 +24,10 @@ from orchestrator.report.sides import Side
 from orchestrator.store import Run
 from tasks.harness.order_statistics import median_rank
 from tasks.harness.records import Outcome, Sample, Status
-from tests.conftest import with_samples
+from tests.conftest import ROOT, with_samples
 
 STEPS = 10
-H200 = json.loads((Path(__file__).parents[2] / "data" / "h200_same.json").read_text())
+H200 = json.loads((ROOT / "tests" / "data" / "h200_same.json").read_text())
 MakeOutcome = Callable[..., Outcome]
 
 
