@@ -38,7 +38,7 @@ Values = dict[str, Any]
 
 
 def main() -> None:
-    from orchestrator.bytecode import keep_bytecode
+    from orchestrator.cli.bytecode_cache import keep_bytecode
 
     parser = cell_options(__doc__, 1)
     parser.add_argument("--ways", type=some_ways, default=list(WAYS), help="some of these, in their order")
@@ -106,8 +106,8 @@ def note(taken: dict[str, Taken], way: str, found: Taken) -> None:
 
 def unmeasured_in(folder: Path) -> int:
     """Of the cells that `sweep run` came to there, how many have no result."""
-    from orchestrator.store import Run
-    from tasks.harness.records import Status
+    from orchestrator.store.run import Run
+    from tasks.spec.records import Status
 
     return sum(status != Status.OK for (status,) in Run(folder).rows("attempts", ["status"]))
 
@@ -167,7 +167,7 @@ def loop(cells: list[Values]) -> list[Looped]:
 
 def by_sweep(*extra: str) -> Callable[[list[Values], Sequence[str]], list[Looped]]:
     def measure(cells: list[Values], command: Sequence[str]) -> list[Looped]:
-        from orchestrator.errors import CAME_TO_ITS_END
+        from orchestrator.common.errors import CAME_TO_ITS_END
 
         sweep = [sys.executable, "-m", "orchestrator", "run", *command, *extra]
         code = subprocess.run(sweep, stdout=subprocess.DEVNULL).returncode

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
-    from orchestrator.grid import Expansion
+    from orchestrator.config.grid import Expansion
 
 
 def cell_options(description: str | None, rounds: int, rounds_help: str | None = None) -> argparse.ArgumentParser:
@@ -58,9 +58,9 @@ def folder_to_keep(word: str) -> Path:
 
 def asked(options: argparse.Namespace) -> Expansion:
     """The cells. Ends the benchmark with the line that `sweep` would say, and its exit code, where there can be none."""
-    from orchestrator.errors import SweepError
-    from orchestrator.nvml import gpu_names
-    from orchestrator.run import resolve
+    from orchestrator.common.errors import SweepError
+    from orchestrator.hardware.nvml import gpu_names
+    from orchestrator.sweep.pipeline import resolve
 
     try:
         expansion = resolve(options.config, options.sets, options.wheres, None).expansion
@@ -72,7 +72,7 @@ def asked(options: argparse.Namespace) -> Expansion:
 
 
 def refuse(why: str) -> NoReturn:
-    from orchestrator.errors import EXIT_USER
+    from orchestrator.common.errors import EXIT_USER
 
     print(why, file=sys.stderr)
     sys.exit(EXIT_USER)
@@ -80,7 +80,7 @@ def refuse(why: str) -> NoReturn:
 
 def ending_in_order(main: Callable[[], None]) -> None:
     """Where somebody presses Ctrl-C, without a traceback."""
-    from orchestrator.errors import EXIT_INTERRUPTED
+    from orchestrator.common.errors import EXIT_INTERRUPTED
 
     try:
         main()

@@ -37,9 +37,9 @@ from model.config import SIZES
 from model.optimizer import OPTIMIZERS
 from model.transformer import TransformerLM
 from tasks.__main__ import _measure
-from tasks.harness.cell import Cell
-from tasks.harness.order_statistics import median_rank
-from tasks.harness.records import Attempt, Settings, read_journal
+from tasks.spec.cell import Cell
+from tasks.spec.order_statistics import median_rank
+from tasks.spec.records import Attempt, Settings, read_journal
 
 TOLERANCE = 0.02
 PLAIN = ("fp32", "tf32", "bf16")

@@ -27,8 +27,8 @@ import pynvml
 from options import at_least, ending_in_order, refuse
 from tabulate import tabulate
 
-from orchestrator.nvml import gpu_uuids
-from tasks.harness.parent import import_everything
+from orchestrator.hardware.nvml import gpu_uuids
+from tasks.process.fork_server import import_everything
 from tasks.train_step import TrainStepParams, build
 
 Took = Mapping[str, float]  # by its name, the milliseconds of each part

@@ -29,12 +29,12 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from orchestrator.invocations import new_invocation
-from orchestrator.parts import ATTEMPTS, SAMPLES, write_part
-from orchestrator.plan import Choice
-from orchestrator.run import Request, manifest_of, resolve
-from orchestrator.store import MERGE_BATCH, Run
-from tasks.harness.cell import Cell
+from orchestrator.planning.invocation import new_invocation
+from orchestrator.planning.plan import Choice
+from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
+from orchestrator.store.run import MERGE_BATCH, Run
+from orchestrator.sweep.pipeline import Request, manifest_of, resolve
+from tasks.spec.cell import Cell
 
 SECONDS, MB = 20.0, 500.0
 CONFIG = """

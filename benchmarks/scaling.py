@@ -29,10 +29,10 @@ from options import at_least, cell_options, ending_in_order, file_to_write, fold
 from tabulate import tabulate
 
 import orchestrator
-from orchestrator.errors import CAME_TO_ITS_END, EXIT_USER
-from orchestrator.nvml import gpu_names
-from orchestrator.report.derive import TOOK
-from orchestrator.store import Run
+from orchestrator.analysis.cells import TOOK
+from orchestrator.common.errors import CAME_TO_ITS_END, EXIT_USER
+from orchestrator.hardware.nvml import gpu_names
+from orchestrator.store.run import Run
 
 _WORST = 5
 

@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from options import asked, cell_options, ending_in_order
 from tabulate import tabulate
 
-from orchestrator.attempt import execute
-from tasks.harness.cell import Cell
-from tasks.harness.records import Attempt, Outcome, Settings, StartMethod
+from orchestrator.execution.attempt import execute
+from tasks.spec.cell import Cell
+from tasks.spec.records import Attempt, Outcome, Settings, StartMethod
 
 METHODS: tuple[StartMethod, ...] = ("fork", "spawn")
 

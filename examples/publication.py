@@ -28,12 +28,19 @@ import click
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from orchestrator.cli import run as sweep_run
-from orchestrator.errors import CAME_TO_ITS_END, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER, ConfigError, SweepError
-from orchestrator.program import git_commit
-from orchestrator.remote.address import is_address
-from orchestrator.run import resolve
-from orchestrator.store import Run
+from orchestrator.cli.main import run as sweep_run
+from orchestrator.common.errors import (
+    CAME_TO_ITS_END,
+    EXIT_INTERRUPTED,
+    EXIT_TIME_LIMIT,
+    EXIT_USER,
+    ConfigError,
+    SweepError,
+)
+from orchestrator.execution.measuring_process import git_commit
+from orchestrator.store.remote.address import is_address
+from orchestrator.store.run import Run
+from orchestrator.sweep.pipeline import resolve
 
 _STUDIES = Path(__file__).with_suffix(".yaml")
 
@@ -46,7 +53,9 @@ def main() -> None:
     for name in options.only or studies:
         _require_cells(name, [*studies[name], *options.more])
     if options.publish:
-        from orchestrator.publishing import check_place  # here: it draws, which a machine that only measures need not be able to
+        from orchestrator.report.export.export import (
+            check_place,  # here: it draws, which a machine that only measures need not be able to
+        )
 
         with _refusing():
             check_place(options.publish, {name: Run(options.out / name) for name in studies})

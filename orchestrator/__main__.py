@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 
-from orchestrator.bytecode import keep_bytecode
-from orchestrator.errors import EXIT_INTERRUPTED
+from orchestrator.cli.bytecode_cache import keep_bytecode
+from orchestrator.common.errors import EXIT_INTERRUPTED
 
 
 def main() -> None:
     try:
         keep_bytecode()
-        from orchestrator.cli import main as sweep
+        from orchestrator.cli.main import main as sweep
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sweep(prog_name="sweep")

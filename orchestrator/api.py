@@ -9,16 +9,16 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.errors import RunError
+from orchestrator.analysis.results import Results, load_results
+from orchestrator.common.errors import RunError
 from orchestrator.report.columns import describe_columns
-from orchestrator.report.frames import Results, load_results
-from orchestrator.report.published.devices import find_device
-from orchestrator.report.published.tables import against as tables_against
-from orchestrator.report.render import lay_out, written_out
-from orchestrator.report.tables import TABLES
-from orchestrator.report.values import NOTHING
-from orchestrator.store import Run
-from orchestrator.together import open_runs
+from orchestrator.report.formats.markdown import lay_out, written_out
+from orchestrator.report.references.devices import find_device
+from orchestrator.report.references.tables import against as tables_against
+from orchestrator.report.tables.formatters import NOTHING
+from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.run import Run
+from orchestrator.store.run_collection import open_runs
 
 
 class LoadedRun:

@@ -11,14 +11,14 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from orchestrator import nsys
-from orchestrator.errors import EnvironmentError, SweepError
-from orchestrator.probe import paces_here, probe_here, why_no_kernels_are_seen
-from orchestrator.program import git_commit, named, program_source
-from orchestrator.remote.address import Where, is_address
-from orchestrator.remote.claim import claimed
-from orchestrator.remote.place import Place
-from orchestrator.schedulers import RayScheduler
+from orchestrator.common.errors import EnvironmentError, SweepError
+from orchestrator.execution import nsys
+from orchestrator.execution.host_probe import paces_here, probe_here, why_no_kernels_are_seen
+from orchestrator.execution.measuring_process import git_commit, named, program_source
+from orchestrator.scheduling.ray_scheduler import RayScheduler
+from orchestrator.store.remote.address import Where, is_address
+from orchestrator.store.remote.claim import claimed
+from orchestrator.store.remote.folder import Place
 
 _GIB = 1024**3
 _TESTED_TORCH = ("2.11", "2.12", "2.13")

@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tasks.harness.lifeline import die_with_parent
-from tasks.harness.placing import come_first, go_first, pin
-from tasks.harness.records import PHASE_FILE, PREPARATION_S, Attempt, Ending, StartMethod, Status
+from tasks.process.cpu_affinity import come_first, go_first, pin
+from tasks.process.lifeline import die_with_parent
+from tasks.spec.records import PHASE_FILE, PREPARATION_S, Attempt, Ending, StartMethod, Status
 
 _STACK_BEFORE_TIMEOUT = 0.9
 
@@ -30,17 +30,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         die_with_parent(options.lifeline)
     faulthandler.enable()
     if options.probe:
-        from tasks.harness.environment import probe
+        from tasks.process.environment import probe
 
         come_first()
         print(json.dumps(probe()))
     elif options.paces:
-        from tasks.harness.pace import paces
+        from tasks.process.cpu_speed import paces
 
         come_first()
         print(json.dumps(paces(options.paces)))
     elif options.compute:
-        from tasks.harness.parent import compute, write_into
+        from tasks.process.fork_server import compute, write_into
 
         compute(options.compute)
         if options.watched:
@@ -50,11 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.into is not None:
             write_into(options.into)
     elif options.serve is not None:
-        from tasks.harness.parent import serve
+        from tasks.process.fork_server import serve
 
         serve(socket.socket(fileno=options.serve), options.device, partial(measure, start_method="fork"))
     elif options.beget is not None:
-        from tasks.harness.parent import Preparation, beget
+        from tasks.process.fork_server import Preparation, beget
 
         preparation = Preparation(options.compiled)
         beget(socket.socket(fileno=options.beget), options.device, preparation, partial(measure, start_method="fork"))
@@ -95,8 +95,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: bool) -> None:
-    from tasks.harness.journal import Journal
-    from tasks.harness.progress import Progress
+    from tasks.process.journal import Journal
+    from tasks.process.phase_file import Progress
 
     journal = Journal(stream)
     journal.stage("start")
@@ -120,12 +120,12 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
     evidence: where instruments say what they know of an error that ends one.
     """
     from tasks.harness.compilation import require_compiled
-    from tasks.harness.environment import fingerprint, read_environment
     from tasks.harness.precision import require_precision
-    from tasks.harness.registry import all_tasks
     from tasks.harness.stage import Session
     from tasks.harness.workload import Finding
     from tasks.instruments import stages_of
+    from tasks.process.environment import fingerprint, read_environment
+    from tasks.spec.registry import all_tasks
 
     task, params = all_tasks()[attempt.cell.task], attempt.cell.params
     environment = read_environment()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tasks.harness.params import Params, PositiveInt
-from tasks.harness.registry import Task
+from tasks.spec.parameters import Params, PositiveInt
+from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
     from tasks.harness.workload import Finding
@@ -37,9 +37,9 @@ def build(params: AccumulationParams) -> Finding:
     """The sum, and its error against value times count."""
     import torch
 
-    from tasks.harness.records import Sample
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
+    from tasks.spec.records import Sample
 
     dtypes = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
     device = open_capped(params)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from model.accounting import attention_flops, attention_matmul_flops, softmax_flops
-from tasks.harness.params import AttendingParams, PositiveInt
-from tasks.harness.registry import Task
+from tasks.spec.parameters import AttendingParams, PositiveInt
+from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,7 @@ def _prepare(params: AttentionParams, device: Device) -> tuple[tuple[Tensor, ...
     """What goes into a step, what computes it, and the tensors that receive gradients."""
     import torch
 
-    from tasks.harness.attention import choose_attention
+    from tasks.harness.attention_backends import choose_attention
     from tasks.harness.precision import stored_dtype
 
     place, dtype, gradients = device.torch_device, stored_dtype(params), params.pass_ != "forward"

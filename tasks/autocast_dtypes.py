@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from tasks.harness.params import Params
-from tasks.harness.registry import Task
+from tasks.spec.parameters import Params
+from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
     import torch
@@ -31,9 +31,9 @@ def build(params: AutocastDtypesParams) -> Finding:
     from torch.nn import functional
 
     from tasks.harness.precision import dtype_name
-    from tasks.harness.records import Sample
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
+    from tasks.spec.records import Sample
 
     device = open_capped(params)
     torch.manual_seed(params.seed)

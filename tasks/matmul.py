@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from tasks.harness.params import PositiveInt, TimedParams
-from tasks.harness.registry import Task
+from tasks.spec.parameters import PositiveInt, TimedParams
+from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
     from tasks.harness.workload import PhaseMarker, Workload

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from tasks.harness.params import Params, PositiveInt
-from tasks.harness.records import Sample
-from tasks.harness.registry import Task
+from tasks.spec.parameters import Params, PositiveInt
+from tasks.spec.records import Sample
+from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,11 +11,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from model.accounting import attention_matmul_flops, backward_flops, forward_flops, parameter_count, softmax_flops
+from model.accounting import (
+    attention_matmul_flops,
+    backward_flops,
+    forward_flops,
+    parameter_count,
+    softmax_flops,
+)
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from tasks.harness.params import AttendingParams, PositiveInt
-from tasks.harness.registry import Task
-from tasks.harness.source import source_digest
+from tasks.process.source_digest import source_digest
+from tasks.spec.parameters import AttendingParams, PositiveInt
+from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
     import torch
@@ -202,7 +208,7 @@ def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
     import torch
 
     from model.transformer import TransformerLM
-    from tasks.harness.attention import choose_attention
+    from tasks.harness.attention_backends import choose_attention
     from tasks.harness.precision import stored_dtype
 
     dtype = stored_dtype(params)
@@ -231,7 +237,7 @@ def _compile(model: nn.Module, params: TrainStepParams) -> None:
     """In place, so that names of parameters stay."""
     from tasks.harness.compilation import compile_options
     from tasks.harness.device import Skip
-    from tasks.harness.parts import blocks_of
+    from tasks.harness.model_parts import blocks_of
 
     if params.compile == "eager":
         return

@@ -16,10 +16,10 @@ import psutil
 import pytest
 from click.testing import CliRunner, Result
 
-from tasks.harness.cell import Cell
 from tasks.harness.device import settle_vector_math
-from tasks.harness.records import Attempt, KernelRow, Outcome, Sample, Settings, Status
-from tasks.harness.registry import make_cell
+from tasks.spec.cell import Cell
+from tasks.spec.records import Attempt, KernelRow, Outcome, Sample, Settings, Status
+from tasks.spec.registry import make_cell
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -76,7 +76,7 @@ def cell() -> Cell:
 
 @pytest.fixture
 def make_attempt(tmp_path: Path) -> Callable[..., Attempt]:
-    """An attempt at a task of tests/misbehaving.py, or at a small training cell."""
+    """An attempt at a task of tests/support/misbehaving.py, or at a small training cell."""
 
     def make(number: int = 1, task: str = "train_step", settings: dict[str, Any] | None = None, **params: Any) -> Attempt:
         values = {**FAST, **params} if task == "train_step" else {"device": "cpu", **params}
@@ -144,12 +144,12 @@ def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 def sweep_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command line in this process, in a folder of its own: this machine is probed once, and where nothing else differs the
     cells of all commands come from one prepared parent."""
-    from orchestrator.cli import main
-    from orchestrator.schedulers import SerialScheduler
+    from orchestrator.cli.main import main
+    from orchestrator.scheduling.ray_scheduler import SerialScheduler
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SerialScheduler, "close", lambda scheduler: None)
-    for module in ("schedulers", "doctor"):
+    for module in ("scheduling.ray_scheduler", "doctor"):
         monkeypatch.setattr(f"orchestrator.{module}.probe_here", _known_here)
 
     def call(*words: object) -> Result:
@@ -162,7 +162,7 @@ def sweep_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
 @cache
 def _known_here() -> Any:
-    from orchestrator.probe import probe_here
+    from orchestrator.execution.host_probe import probe_here
 
     return probe_here()
 

@@ -18,9 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from orchestrator.config import parse_config
-from orchestrator.errors import ConfigError
-from orchestrator.grid import Selection, expand, require_matches
+from orchestrator.common.errors import ConfigError
+from orchestrator.config.grid import Selection, expand, require_matches
+from orchestrator.config.schema import parse_config
 from tests.conftest import ROOT
 
 Mutation = Callable[[list[str], random.Random], None]

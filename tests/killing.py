@@ -29,7 +29,7 @@ from typing import TypeVar
 import pandas as pd
 import psutil
 
-from tasks.harness.records import JOURNAL_FILE, Status, read_journal
+from tasks.spec.records import JOURNAL_FILE, Status, read_journal
 from tests.conftest import ROOT, sweep_command
 
 T = TypeVar("T")
@@ -52,9 +52,9 @@ grids:
 
 @contextmanager
 def own_temporary_folder(folder: Path) -> Iterator[dict[str, str]]:
-    """The variables of a sweep whose cells may import tests/misbehaving.py, and whose Ray has its files in a folder of its own,
+    """The variables of a sweep whose cells may import tests/support/misbehaving.py, and whose Ray has its files in a folder of its own,
     by which its processes are told: `ray` in `folder` leads there."""
-    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")  # short: see orchestrator/schedulers.py
+    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")  # short: see orchestrator/scheduling/ray_scheduler.py
     (folder / "ray").symlink_to(temporary)
     yield {"PYTHONPATH": f"{ROOT}:{TESTS}", "TMPDIR": temporary}
     shutil.rmtree(temporary, ignore_errors=True)

@@ -23,11 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator import store
-from orchestrator.remote.run import open_run
-from tasks.harness.records import Attempt, Outcome
+from orchestrator.store import run as store
+from orchestrator.store.remote.remote_run import open_run
+from tasks.spec.records import Attempt, Outcome
 from tests.orchestrator.remote.test_remote import ADDRESS, go, measured
-from tests.s3 import Bucket, serve
+from tests.support.s3 import Bucket, serve
 
 _CELLS_A_KILL = 30  # more than a driver comes to
 _LONGEST_CELL_S = 0.04

@@ -18,10 +18,10 @@ import pytest
 from click.testing import Result
 from ruamel.yaml import YAML
 
-from orchestrator.report.frames import load_results
-from orchestrator.store import Run
-from orchestrator.together import Publication
-from tasks.harness.records import Outcome, Status
+from orchestrator.analysis.results import load_results
+from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Publication
+from tasks.spec.records import Outcome, Status
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()

@@ -17,15 +17,15 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli import main
-from orchestrator.report.formats import files_of
-from orchestrator.report.frames import Results, load_results
-from orchestrator.report.plots import Drawing
-from orchestrator.report.published.tables import published_tables
-from orchestrator.report.render import lay_out, to_markdown
-from orchestrator.reporting import make_report
-from orchestrator.store import PUBLICATION_FILE, Run
-from orchestrator.together import Publication
+from orchestrator.analysis.results import Results, load_results
+from orchestrator.cli.main import main
+from orchestrator.report.build import make_report
+from orchestrator.report.charts.registry import Drawing
+from orchestrator.report.formats.files import files_of
+from orchestrator.report.formats.markdown import lay_out, to_markdown
+from orchestrator.report.references.tables import published_tables
+from orchestrator.store.run import PUBLICATION_FILE, Run
+from orchestrator.store.run_collection import Publication
 from tests.conftest import ROOT
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("findings", "machines")}
@@ -101,7 +101,7 @@ def read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(run: Run) -> Results:
         return _read(run.folder) if isinstance(run, Publication) else load_results(run)
 
-    monkeypatch.setattr("orchestrator.report.frames.load_results", read)
+    monkeypatch.setattr("orchestrator.analysis.results.load_results", read)
 
 
 @cache
@@ -123,7 +123,7 @@ def test_its_numbers_are_printed(finding: Finding, published: Path, monkeypatch:
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_the_published_tables_are_what_is_made_of_it(folder: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fresh clone makes the same of it, byte for byte."""
-    monkeypatch.setattr("orchestrator.reporting.begin_drawing", lambda results: Drawing())
+    monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
     publication = Publication(published / PUBLISHED / folder)
     report = make_report(publication, _read(publication.folder), published_tables(publication.against))
     made = dict(files_of(report.pages, ["md"])) | {"answers.md": report.words}

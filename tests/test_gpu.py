@@ -18,25 +18,26 @@ import torch
 from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
-from orchestrator import nvml, schedulers
-from orchestrator.attempt import begin_grandparent, execute
-from orchestrator.child import STARTER
-from orchestrator.parents import GRANDPARENT
-from orchestrator.probe import why_it_does_not_compute, why_no_kernels_are_seen
-from orchestrator.store import Run
+from orchestrator.execution.attempt import begin_grandparent, execute
+from orchestrator.execution.child_process import STARTER
+from orchestrator.execution.fork_server import GRANDPARENT
+from orchestrator.execution.host_probe import why_it_does_not_compute, why_no_kernels_are_seen
+from orchestrator.hardware import nvml
+from orchestrator.scheduling import ray_scheduler as schedulers
+from orchestrator.store.run import Run
 from tasks.attention import AttentionParams, build
-from tasks.harness.progress import Progress
-from tasks.harness.records import Attempt, Outcome, Status
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot
 from tasks.instruments.memory import PeakWatcher, SavedWatcher
 from tasks.prediction.predictor import track
+from tasks.process.phase_file import Progress
+from tasks.spec.records import Attempt, Outcome, Status
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
 from tasks.train_step import TrainStepParams
 from tasks.train_step import build as build_training
 from tests.model.test_attention import BOUND, errors_in_eps
-from tests.orchestrator.test_faults import files_of_good_cells
+from tests.orchestrator.execution.test_faults import files_of_good_cells
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MakeAttempt = Callable[..., Attempt]

@@ -16,15 +16,15 @@ import click
 import pytest
 from click.testing import Result
 
-from orchestrator import prediction
-from orchestrator.cli import main
-from orchestrator.config import parse_config
-from orchestrator.errors import SweepError
-from orchestrator.grid import Selection, expand
-from orchestrator.report.tables import TABLES
+from orchestrator.cli.main import main
+from orchestrator.common.errors import SweepError
+from orchestrator.config.grid import Selection, expand
+from orchestrator.config.schema import parse_config
+from orchestrator.planning import memory_prediction as prediction
+from orchestrator.report.tables.registry import TABLES
 from tests.conftest import ROOT
-from tests.orchestrator.test_faults import FAULTS
-from tests.traces import NsysExport
+from tests.orchestrator.execution.test_faults import FAULTS
+from tests.support.traces import NsysExport
 
 README = (ROOT / "README.md").read_text()
 GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("measuring.md", "scale.md", "comparing.md")}
@@ -159,7 +159,7 @@ def test_every_fault_in_it_has_its_tests() -> None:
 
 
 def test_errors_are_drawn_in_their_docstring() -> None:
-    from orchestrator import errors
+    from orchestrator.common import errors
 
     def tree(kind: type[SweepError]) -> list[str]:
         return [kind.__name__, *(name for child in kind.__subclasses__() for name in tree(child))]

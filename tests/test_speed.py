@@ -14,19 +14,19 @@ import pytest
 
 from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import Taken, make_run, report
-from orchestrator.invocations import new_invocation
-from orchestrator.parts import ATTEMPTS, SAMPLES, write_part
-from orchestrator.plan import Choice
-from orchestrator.run import Request, manifest_of, resolve
-from orchestrator.store import MERGE_BATCH, Run
-from tasks.harness.progress import Progress
-from tasks.harness.registry import make_cell
+from orchestrator.planning.invocation import new_invocation
+from orchestrator.planning.plan import Choice
+from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
+from orchestrator.store.run import MERGE_BATCH, Run
+from orchestrator.sweep.pipeline import Request, manifest_of, resolve
 from tasks.harness.workload import run_step
 from tasks.prediction import records
 from tasks.prediction.predictor import NoData, Predictor
+from tasks.process.phase_file import Progress
+from tasks.spec.registry import make_cell
 from tasks.train_step import build_on
 from tests.conftest import sweep_command
-from tests.pace import processor_s, takes_less_than
+from tests.support.pace import processor_s, takes_less_than
 
 CONFIG = REPORTED.replace("cuda", "cpu").replace("SEEDS", ", ".join(map(str, range(28))))
 

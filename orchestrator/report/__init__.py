@@ -1,1 +1,1 @@
-"""From parts to tables: frames → derive → tables → render. Imports neither tasks nor torch."""
+"""Presents derived cells: tables, charts, one page, and files in several formats."""

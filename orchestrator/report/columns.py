@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orchestrator.report.column_guide import guide
 from orchestrator.report.described import Column, lines_of
-from orchestrator.report.guide import guide
 from orchestrator.report.raw_columns import RAW_TABLES
 
 PARAMETER = "a parameter of the cell"  # of a task that is not among ours

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tasks.harness.params import CUDA_GRAPH_MODES, CompiledParams, Params
+from tasks.spec.parameters import CUDA_GRAPH_MODES, CompiledParams, Params
 
 _BASIC_PROVENANCE = 2  # of the three levels the one that adds least to compiling
 _KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tasks.harness.device import Skip
-from tasks.harness.params import Params, TimedParams
+from tasks.spec.parameters import Params, TimedParams
 
 _OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
 _OVERRULES = {"fp32": "1", "tf32": "0"}

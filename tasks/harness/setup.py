@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from tasks.harness.device import Device, open_device
-from tasks.harness.params import Params, TimedParams
 from tasks.harness.precision import set_precision
+from tasks.spec.parameters import Params, TimedParams
 
 
 def open_capped(params: Params) -> Device:

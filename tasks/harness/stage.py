@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.harness.params import Params
-from tasks.harness.progress import Progress
-from tasks.harness.records import AllocationRow, KernelRow, LiveRow, Sample
 from tasks.harness.workload import Watcher, Workload, run_step
+from tasks.process.phase_file import Progress
+from tasks.spec.parameters import Params
+from tasks.spec.records import AllocationRow, KernelRow, LiveRow, Sample
 
 
 @dataclass

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tasks.harness.device import Device
-from tasks.harness.progress import Progress
-from tasks.harness.records import Sample
+from tasks.process.phase_file import Progress
+from tasks.spec.records import Sample
 
 PhaseMarker = Callable[[str], AbstractContextManager[None]]
 

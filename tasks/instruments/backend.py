@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is where torch's own profiler takes it from
 from torch.profiler import ProfilerActivity, profile
 
-from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
+from tasks.spec.records import Sample
 
 _BACKENDS = {  # in this order: the names of cuDNN's and Flex's kernels hold "flash" and "attention" as well
     "cudnn": r"cudnn.*(sdpa|flash|mha|fort)",

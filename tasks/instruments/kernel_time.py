@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is where torch's own profiler takes it from
 from torch.profiler import ProfilerActivity, profile
 
-from tasks.harness.collection import uncollected
 from tasks.harness.device import Device
-from tasks.harness.order_statistics import FEWEST
-from tasks.harness.records import Sample
+from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
+from tasks.spec.order_statistics import FEWEST
+from tasks.spec.records import Sample
 
 _STEPS = FEWEST  # of which the median has an interval
 _ENOUGH_MS = 1000.0  # of kernels, after which no further step is watched: those of a long step are alike from one to the next

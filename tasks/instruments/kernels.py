@@ -17,13 +17,13 @@ from tempfile import TemporaryDirectory
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from tasks.harness.artifacts import artifact_name
-from tasks.harness.collection import uncollected
 from tasks.harness.compilation import keep_provenance, kept_provenance
-from tasks.harness.parts import part_functions, parts_named
-from tasks.harness.records import Sample
+from tasks.harness.gc_pause import uncollected
+from tasks.harness.model_parts import part_functions, parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.instruments.kernel_time import REFUSED
+from tasks.spec.artifact_names import artifact_name
+from tasks.spec.records import Sample
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import read_chrome
 from tasks.traces.provenance import Graph, read_graph

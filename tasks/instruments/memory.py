@@ -17,10 +17,10 @@ from dataclasses import replace
 
 from tasks.harness.compilation import uses_cuda_graphs
 from tasks.harness.device import Device
-from tasks.harness.records import Sample
-from tasks.harness.saved import SavedTensors
+from tasks.harness.saved_tensors import SavedTensors
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
+from tasks.spec.records import Sample
 
 _STEPS_UNTIL_STEADY = 2  # a first without optimizer state, and one to leave behind what it does
 

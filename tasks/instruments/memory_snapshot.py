@@ -21,17 +21,17 @@ from torch import Tensor
 from torch.cuda import memory
 from torch.profiler import record_function
 
-from tasks.harness.artifacts import artifact_name
-from tasks.harness.backward import PartTracker
+from tasks.harness.backward_parts import PartTracker
 from tasks.harness.compilation import uses_cuda_graphs
 from tasks.harness.device import device_refused
-from tasks.harness.parts import parts_named
-from tasks.harness.records import Sample
+from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
 from tasks.snapshots.attribution import AT_BEGIN, AT_END, Holding, Role, attribute
 from tasks.snapshots.replay import Record, Snapshot, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
+from tasks.spec.artifact_names import artifact_name
+from tasks.spec.records import Sample
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
 _MOST_ENTRIES = 200_000  # of the ring buffer: some ten steps of the largest model

@@ -1,13 +1,13 @@
-"""The ranges of `nvtx`, in a process that runs under Nsight Systems; orchestrator/nsys.py reads what that saw."""
+"""The ranges of `nvtx`, in a process that runs under Nsight Systems; orchestrator/execution/nsys.py reads what that saw."""
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import replace
 
-from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
 from tasks.instruments.nvtx import annotate
+from tasks.spec.records import Sample
 
 
 def annotate_for_nsys(session: Session) -> list[Sample]:

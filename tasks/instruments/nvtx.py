@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch.profiler import record_function
 
-from tasks.harness.parts import parts_named
-from tasks.harness.records import Sample
+from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session, Stage
+from tasks.spec.records import Sample
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
 _STEPS = 2

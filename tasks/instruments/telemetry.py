@@ -22,9 +22,9 @@ from typing import Any
 
 import pynvml
 
-from tasks.harness.pace import host_pace
-from tasks.harness.records import Sample
 from tasks.harness.stage import Session, Stage
+from tasks.process.cpu_speed import host_pace
+from tasks.spec.records import Sample
 
 _Handle = Any
 _THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")

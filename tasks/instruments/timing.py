@@ -6,9 +6,9 @@ run into each other as they do in training. Host stamps beside the events say ho
 far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
 
 Beside each synced step the pace of the host is read, by which its duration is also told in `additions`: of a step that waits for
-its host that number depends less on the host (tasks/harness/pace.py).
+its host that number depends less on the host (tasks/process/cpu_speed.py).
 
-How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/harness/stopping.py finds
+How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/spec/stopping.py finds
 to be enough, and as many pipelined ones, which cannot be looked at before the last; or none of these where a step of the
 warm-up that ran on, of the mode `check`, took as long as the synced ones.
 """
@@ -24,16 +24,16 @@ from statistics import median
 
 import torch
 
-from tasks.harness.collection import uncollected
 from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
-from tasks.harness.order_statistics import half_width
-from tasks.harness.pace import Additions
-from tasks.harness.params import TimedParams
-from tasks.harness.records import Sample
+from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
-from tasks.harness.stopping import Measured, StopRule
 from tasks.harness.workload import Watcher, Workload
+from tasks.process.cpu_speed import Additions
+from tasks.spec.order_statistics import half_width
+from tasks.spec.parameters import TimedParams
+from tasks.spec.records import Sample
+from tasks.spec.stopping import Measured, StopRule
 
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time

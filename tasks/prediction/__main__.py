@@ -11,9 +11,9 @@ import os
 import sys
 import warnings
 
-from tasks.harness.lifeline import die_with_parent
-from tasks.harness.placing import go_first
 from tasks.prediction.records import Request
+from tasks.process.cpu_affinity import go_first
+from tasks.process.lifeline import die_with_parent
 
 _NICENESS = 19  # what is measured meanwhile comes first
 

@@ -23,7 +23,7 @@ from model.accounting import (
     training_moments_bytes,
 )
 from tasks.attention import AttentionParams
-from tasks.harness.records import Sample
+from tasks.spec.records import Sample
 from tasks.train_step import PHASES, TrainStepParams
 
 _NARROW, _WIDE = 2, 4  # bytes of an element: where everything is stored in bf16, and else

@@ -12,10 +12,7 @@ from torch import Tensor
 from tasks import attention
 from tasks.attention import AttentionParams
 from tasks.harness.device import CpuDevice, Skip, backend_refused, message_of
-from tasks.harness.params import default_values
-from tasks.harness.progress import Progress
-from tasks.harness.records import Sample
-from tasks.harness.saved import SavedTensors
+from tasks.harness.saved_tensors import SavedTensors
 from tasks.harness.workload import Workload, run_step
 from tasks.prediction.allocator import CachingAllocator, OutOfMemory
 from tasks.prediction.closed_form import attention_squares, closed_form, of_parameters
@@ -34,6 +31,9 @@ from tasks.prediction.records import (
 )
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
+from tasks.process.phase_file import Progress
+from tasks.spec.parameters import default_values
+from tasks.spec.records import Sample
 from tasks.train_step import TrainStepParams, build_on
 
 STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %

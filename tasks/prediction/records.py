@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from tasks.harness.cell import Cell
-from tasks.harness.params import OF_TIMING
-from tasks.harness.records import Sample
-from tasks.harness.registry import make_cell
+from tasks.spec.cell import Cell
+from tasks.spec.parameters import OF_TIMING
+from tasks.spec.records import Sample
+from tasks.spec.registry import make_cell
 
 VERSION = 4  # to be raised when the prediction of an unchanged cell would come out differently
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tasks.harness.records import Sample
 from tasks.prediction.allocator import Block, CachingAllocator
+from tasks.spec.records import Sample
 
 Step = Literal["built", "first", "steady"]
 STEPS: tuple[Step, ...] = ("built", "first", "steady")
@@ -37,7 +37,7 @@ class Span:
 class Trace:
     """Of a workload's build, its first step and its second. The storages are numbered as they were made.
 
-    saved: what the forward pass of the second step saves for the backward pass, as it is measured (tasks/harness/saved.py).
+    saved: what the forward pass of the second step saves for the backward pass, as it is measured (tasks/harness/saved_tensors.py).
     """
 
     sizes_bytes: list[int] = field(default_factory=list)

@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tasks.harness.records import AllocationRow, LiveRow
 from tasks.snapshots.attribution import How, Labelled, Role, live_at
 from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import Record
+from tasks.spec.records import AllocationRow, LiveRow
 
 PEAK, OUT_OF_MEMORY = "peak", "out of memory"  # the moments of which there are rows
 

@@ -8,7 +8,17 @@ from pathlib import Path
 from msgspec import DecodeError, Struct, field
 from msgspec.json import Decoder
 
-from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, ThreadId, Timeline
+from tasks.traces.timeline import (
+    PART_PREFIX,
+    PHASE_PREFIX,
+    Activity,
+    Kind,
+    Launch,
+    Phase,
+    Span,
+    ThreadId,
+    Timeline,
+)
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})

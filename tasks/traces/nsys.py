@@ -13,7 +13,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX, Activity, Kind, Launch, Phase, Span, ThreadId, Timeline
+from tasks.traces.timeline import (
+    PART_PREFIX,
+    PHASE_PREFIX,
+    Activity,
+    Kind,
+    Launch,
+    Phase,
+    Span,
+    ThreadId,
+    Timeline,
+)
 
 _PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "optimizer_step": "optimizer"}
 _PUSH_POP, _START_END = 59, 60  # event types of NVTX_EVENTS

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.store import Run
+from orchestrator.store.run import Run
 from tests.conftest import FAST, ROOT
 
 CONFIG = """
@@ -92,7 +92,7 @@ def test_what_cannot_be_measured_is_said(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(config.parent)
-    monkeypatch.setattr("orchestrator.nvml.gpu_names", list)
+    monkeypatch.setattr("orchestrator.hardware.nvml.gpu_names", list)
     monkeypatch.setattr(sys, "argv", ["isolation.py", *words])
     with pytest.raises(SystemExit) as ended:
         isolation.main()

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from orchestrator.nvml import gpu_names
+from orchestrator.hardware.nvml import gpu_names
 from tests.conftest import ROOT
 
 

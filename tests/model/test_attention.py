@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.attention import IMPLEMENTATIONS, Attention, causal_blocks, make_attention, naive, softmax
+from model.attention import (
+    IMPLEMENTATIONS,
+    Attention,
+    causal_blocks,
+    make_attention,
+    naive,
+    softmax,
+)
 
 HERE = torch.device("cpu")
 SHAPES = [(3, 33, 16), (2, 2, 64, 32)]

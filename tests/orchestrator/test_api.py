@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 
 import orchestrator as sweep
+from orchestrator.analysis.results import load_results
 from orchestrator.api import LoadedRun
-from orchestrator.errors import ConfigError, RunError
-from orchestrator.report.frames import load_results
-from orchestrator.store import Run
-from tasks.harness.records import KernelRow, Outcome, Status
+from orchestrator.common.errors import ConfigError, RunError
+from orchestrator.store.run import Run
+from tasks.spec.records import KernelRow, Outcome, Status
 
 
 @pytest.fixture

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from orchestrator.common.errors import EnvironmentError
 from orchestrator.doctor import _host, _profiler
-from orchestrator.errors import EnvironmentError
-from orchestrator.probe import paces_here, why_no_kernels_are_seen
+from orchestrator.execution.host_probe import paces_here, why_no_kernels_are_seen
 
 
 def test_a_host_that_has_its_cores_to_itself_is_good() -> None:
@@ -36,7 +36,9 @@ def test_it_is_read_again_and_again_as_long_as_it_is_asked_for() -> None:
 
 
 def test_where_torch_does_not_work_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.probe.PROGRAM", (sys.executable, "-c", "raise SystemExit('No module named torch')"))
+    monkeypatch.setattr(
+        "orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", "raise SystemExit('No module named torch')")
+    )
     with pytest.raises(EnvironmentError, match="torch does not work here: No module named torch"):
         paces_here(0.05)
 
@@ -46,7 +48,7 @@ def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(monkeypatch: py
         "init.cpp:146] function cbapi->getCuptiStatus() failed with error CUPTI_ERROR_NOT_INITIALIZED (15)\\nRuntimeError: none"
     )
     refusing = (sys.executable, "-c", f"import sys; sys.stderr.write('{said}'); sys.exit(1)")
-    monkeypatch.setattr("orchestrator.probe.PROGRAM", refusing)
+    monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", refusing)
     assert why_no_kernels_are_seen() == "CUPTI_ERROR_NOT_INITIALIZED"
 
     finding = _profiler("CUPTI_ERROR_NOT_INITIALIZED")
@@ -56,6 +58,6 @@ def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(monkeypatch: py
 
 
 def test_a_profiler_that_sees_them_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.probe.PROGRAM", (sys.executable, "-c", ""))
+    monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", ""))
     assert why_no_kernels_are_seen() is None
     assert _profiler(None).good is True

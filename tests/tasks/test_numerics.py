@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.attempt import execute
+from orchestrator.execution.attempt import execute
 from tasks import accumulation, autocast_dtypes, norm_sensitivity
 from tasks.harness.device import CpuDevice
-from tasks.harness.records import Attempt, Status
-from tasks.harness.registry import all_tasks, make_cell
 from tasks.harness.workload import Finding
+from tasks.spec.records import Attempt, Status
+from tasks.spec.registry import all_tasks, make_cell
 
 
 def values(finding: Finding) -> dict[str, float | None]:

@@ -14,15 +14,15 @@ from torch import nn
 
 from model.accounting import forward_flops
 from model.config import SIZES
-from orchestrator.attempt import execute
+from orchestrator.execution.attempt import execute
 from tasks import train_step
 from tasks.harness import device as device_module
 from tasks.harness.device import Skip
 from tasks.harness.precision import set_precision
-from tasks.harness.progress import Progress
-from tasks.harness.records import Attempt, Status
 from tasks.harness.stage import Session
 from tasks.instruments import stages_of
+from tasks.process.phase_file import Progress
+from tasks.spec.records import Attempt, Status
 from tasks.train_step import PHASES, TrainStepParams, build
 
 TINY: dict[str, Any] = {

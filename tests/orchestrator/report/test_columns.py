@@ -11,29 +11,29 @@ import pyarrow.parquet as pq
 import pytest
 
 import orchestrator as sweep
-from orchestrator.imports import ImportedParams
-from orchestrator.parts import SCHEMAS
+from orchestrator.analysis.cells import _EVIDENCE, _FACTS
+from orchestrator.analysis.cpu_bound import Decides
+from orchestrator.report.column_guide import QUESTIONS
 from orchestrator.report.columns import COLUMNS, PARAMETER, PARAMETERS, describe_columns, page
-from orchestrator.report.derive import _EVIDENCE, _FACTS
 from orchestrator.report.described import Column, Table
-from orchestrator.report.guide import QUESTIONS
-from orchestrator.report.host import Decides
 from orchestrator.report.raw_columns import RAW_TABLES
-from orchestrator.report.tables import TABLES
-from orchestrator.store import Run
-from tasks.harness.params import Params, SeveralGpusParams, axis_names
-from tasks.harness.records import BEFORE_ITS_TASK, Status
-from tasks.harness.registry import all_tasks
+from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.parquet_parts import SCHEMAS
+from orchestrator.store.run import Run
+from orchestrator.sweep.nsys_import import ImportedParams
 from tasks.instruments import instrument_names, stages_of
 from tasks.snapshots import attribution as of_snapshots
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK
+from tasks.spec.parameters import Params, SeveralGpusParams, axis_names
+from tasks.spec.records import BEFORE_ITS_TASK, Status
+from tasks.spec.registry import all_tasks
 from tasks.traces import attribution as of_traces
 from tasks.traces.classes import CLASSES
 from tests.conftest import ROOT
 
 FINDING = "finding"  # which no instrument measures
 RAW = {table.name: table for table in RAW_TABLES}
-SOURCES = "".join(path.read_text() for path in (*ROOT.glob("tasks/**/*.py"), *ROOT.glob("orchestrator/*.py")))
+SOURCES = "".join(path.read_text() for path in (*ROOT.glob("tasks/**/*.py"), *ROOT.glob("orchestrator/**/*.py")))
 PUBLISHED = sorted(ROOT.glob("results/published/*/cells.parquet"))
 OF_TASKS: tuple[type[Params], ...] = (*(task.params for task in all_tasks().values()), SeveralGpusParams, ImportedParams)
 AXES = {name for params in OF_TASKS for name in axis_names(params)}

@@ -15,21 +15,21 @@ import pandas as pd
 import pytest
 
 import orchestrator
-from orchestrator.errors import ConfigError
-from orchestrator.report import gpus
-from orchestrator.report.answers import answers
-from orchestrator.report.derive import TOOK
-from orchestrator.report.formats import to_csv
-from orchestrator.report.frames import Results, load_results
-from orchestrator.report.gpus import known_gpus, peak_tflops, smallest_fitting
-from orchestrator.report.plots import PLOTS
-from orchestrator.report.render import lay_out, provenance, to_markdown
-from orchestrator.report.tables import TABLES
-from orchestrator.report.values import why_it_ended
-from orchestrator.store import Run
-from tasks.harness.params import default_values
-from tasks.harness.records import Attempt, Outcome, Sample, Settings, Status
-from tasks.harness.registry import all_tasks, make_cell
+from orchestrator.analysis.cells import TOOK
+from orchestrator.analysis.results import Results, load_results
+from orchestrator.common.errors import ConfigError
+from orchestrator.hardware import gpu_catalog as gpus
+from orchestrator.hardware.gpu_catalog import known_gpus, peak_tflops, smallest_fitting
+from orchestrator.report.charts.registry import PLOTS
+from orchestrator.report.formats.files import to_csv
+from orchestrator.report.formats.markdown import lay_out, provenance, to_markdown
+from orchestrator.report.key_findings import answers
+from orchestrator.report.tables.formatters import why_it_ended
+from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.run import Run
+from tasks.spec.parameters import default_values
+from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.spec.registry import all_tasks, make_cell
 from tests.conftest import watched, with_samples
 
 GIB = 1024**3

@@ -21,10 +21,11 @@ from tasks.harness.device import (
     open_device,
     thread_refused,
 )
-from tasks.harness.environment import fingerprint, probe
-from tasks.harness.journal import Journal
-from tasks.harness.progress import Progress, read_phase
-from tasks.harness.records import (
+from tasks.harness.stage import Session, Stage
+from tasks.process.environment import fingerprint, probe
+from tasks.process.journal import Journal
+from tasks.process.phase_file import Progress, read_phase
+from tasks.spec.records import (
     AllocationRow,
     Attempt,
     Ending,
@@ -35,8 +36,7 @@ from tasks.harness.records import (
     Status,
     read_journal,
 )
-from tasks.harness.registry import all_tasks, make_cell
-from tasks.harness.stage import Session, Stage
+from tasks.spec.registry import all_tasks, make_cell
 
 MIB = 1024**2
 

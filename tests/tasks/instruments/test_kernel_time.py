@@ -11,12 +11,12 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from tasks.harness.progress import Progress
-from tasks.harness.records import Sample
 from tasks.harness.stage import Session
 from tasks.harness.workload import PhaseMarker, Workload
 from tasks.instruments import kernel_time
 from tasks.matmul import MatmulParams
+from tasks.process.phase_file import Progress
+from tasks.spec.records import Sample
 
 LARGE, SMALL = torch.ones(600, 600), torch.ones(30, 30)  # the small one waits for no other thread
 

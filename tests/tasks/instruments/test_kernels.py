@@ -19,18 +19,18 @@ from tasks.attention import AttentionParams
 from tasks.attention import build as build_attention
 from tasks.harness.compilation import kept_provenance
 from tasks.harness.device import CpuDevice
-from tasks.harness.parts import part_functions, parts_named
-from tasks.harness.progress import Progress
-from tasks.harness.records import KernelRow, Sample
+from tasks.harness.model_parts import part_functions, parts_named
 from tasks.harness.stage import Session
 from tasks.instruments import kernels as instrument
 from tasks.instruments import stages_of
+from tasks.process.phase_file import Progress
+from tasks.spec.records import KernelRow, Sample
 from tasks.traces.attribution import OUTSIDE, attribute
 from tasks.traces.chrome import from_json
 from tasks.traces.provenance import read_graph
 from tasks.traces.summary import to_rows
 from tasks.train_step import TrainStepParams, build
-from tests.pace import takes_less_than
+from tests.support.pace import takes_less_than
 
 SMALL: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}
 PROJECTIONS = ("q projection", "k projection", "v projection")

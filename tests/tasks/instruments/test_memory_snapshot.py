@@ -12,14 +12,14 @@ import torch
 
 from tasks.attention import AttentionParams
 from tasks.attention import build as build_attention
-from tasks.harness.backward import PartTracker
-from tasks.harness.parts import parts_named
-from tasks.harness.progress import Progress
-from tasks.harness.records import Sample
+from tasks.harness.backward_parts import PartTracker
+from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot as instrument
+from tasks.process.phase_file import Progress
+from tasks.spec.records import Sample
 from tasks.train_step import TrainStepParams, build
-from tests.allocator import RecordedAllocator, RecordedDevice, see_all
+from tests.support.allocator import RecordedAllocator, RecordedDevice, see_all
 
 TINY: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}
 

@@ -17,8 +17,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from tasks.harness.pace import host_pace
 from tasks.instruments import telemetry
+from tasks.process.cpu_speed import host_pace
 
 
 def session() -> Any:

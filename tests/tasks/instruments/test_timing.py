@@ -13,19 +13,19 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from orchestrator.config import parse_config
-from orchestrator.errors import ConfigError
-from orchestrator.grid import Expansion, Selection, expand, parse_selection
-from tasks.harness.cell import Cell
-from tasks.harness.order_statistics import half_width
-from tasks.harness.progress import Progress
-from tasks.harness.records import Sample
-from tasks.harness.registry import make_cell
+from orchestrator.common.errors import ConfigError
+from orchestrator.config.grid import Expansion, Selection, expand, parse_selection
+from orchestrator.config.schema import parse_config
 from tasks.harness.stage import Session
 from tasks.harness.workload import PhaseMarker, Workload
 from tasks.instruments import timing
 from tasks.matmul import MatmulParams
 from tasks.prediction.records import memory_identity
+from tasks.process.phase_file import Progress
+from tasks.spec.cell import Cell
+from tasks.spec.order_statistics import half_width
+from tasks.spec.records import Sample
+from tasks.spec.registry import make_cell
 from tests.conftest import FAST
 
 ADAPTIVE = {"timing": "adaptive"}

@@ -21,8 +21,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from model.accounting import parameter_count
 from model.config import SIZES, VOCAB_SIZE
-from tasks.harness.progress import Progress
-from tasks.harness.registry import make_cell
 from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, cublas_workspace_bytes
 from tasks.prediction.closed_form import closed_form
@@ -32,6 +30,8 @@ from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import Prediction, Request, Verdict, memory_identity
 from tasks.prediction.trace import replay
 from tasks.prediction.tracking import StorageTracker
+from tasks.process.phase_file import Progress
+from tasks.spec.registry import make_cell
 from tasks.train_step import PHASES, TrainStepParams, build
 from tests.conftest import ROOT
 
@@ -261,9 +261,9 @@ def test_fused_backward_passes_take_what_an_h200_measured(backend: SDPBackend, d
 
 
 def test_what_cannot_be_predicted_says_why() -> None:
-    own = {"model": "tests.misbehaving:NoSuch"}
+    own = {"model": "tests.support.misbehaving:NoSuch"}
     assert "NoSuch" in prediction_of(**own).reason
-    speechless = {"model": "tests.misbehaving:Model", "model_args": {"how": "speechless"}}
+    speechless = {"model": "tests.support.misbehaving:Model", "model_args": {"how": "speechless"}}
     assert "its message cannot be read" in prediction_of(**speechless).reason
     assert "No available kernel" in prediction_of(size="tiny", attention="flash", precision="fp32").reason
     assert "process" in prediction_of(size="tiny", device="cpu").reason

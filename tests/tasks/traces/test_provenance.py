@@ -9,7 +9,7 @@ import pytest
 from tasks.traces.attribution import How, Work, attribute
 from tasks.traces.chrome import from_json
 from tasks.traces.provenance import Graph, part_of_stack, read_graph
-from tests.traces import AUTOGRAD, KinetoTrace
+from tests.support.traces import AUTOGRAD, KinetoTrace
 
 FUNCTIONS = {"softmax": "softmax", "_scores": "scores"}
 

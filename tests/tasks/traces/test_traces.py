@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.harness.records import KernelRow
+from tasks.spec.records import KernelRow
 from tasks.traces.attribution import How, Work, attribute
 from tasks.traces.chrome import from_json, read_chrome
 from tasks.traces.classes import CLASSES, classify
 from tasks.traces.nsys import read_nsys
 from tasks.traces.parts import label_of
 from tasks.traces.summary import to_rows, to_samples
-from tests.traces import AUTOGRAD, KinetoTrace, NsysExport, training_step
+from tests.support.traces import AUTOGRAD, KinetoTrace, NsysExport, training_step
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>"
 

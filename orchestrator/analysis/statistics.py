@@ -1,0 +1,27 @@
+"""Statistics of raw samples. Computed when reported, never stored beside them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from tasks.spec.order_statistics import coverage, median_rank
+
+STATISTICS = ("n", "mean", "sd", "min", "median", "ci_low", "ci_high", "coverage")  # the columns of `summarise`
+
+
+def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
+    """One row a group: n, mean, sd (n - 1), min, median, and the 95 % interval of the median with its coverage."""
+    ordered = samples.sort_values([*keys, "value"], kind="stable")
+    groups = ordered.groupby(keys, sort=True, observed=True)["value"]
+    summary = pd.DataFrame(
+        {"n": groups.size(), "mean": groups.mean(), "sd": groups.std(), "min": groups.min(), "median": groups.median()}
+    )
+    counts = summary["n"].to_numpy()
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)
+    ranks = np.array([median_rank(int(n)) for n in counts], dtype=int)
+    values = ordered["value"].to_numpy()
+    summary["ci_low"] = values[starts + ranks - 1]
+    summary["ci_high"] = values[starts + counts - ranks]
+    summary["coverage"] = [coverage(int(n), int(k)) for n, k in zip(counts, ranks, strict=True)]
+    return summary

@@ -1,0 +1,1 @@
+"""The command line: Click commands and the text that they print."""

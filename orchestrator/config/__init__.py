@@ -1,0 +1,1 @@
+"""From a YAML file to cells: load, validate, select, expand."""

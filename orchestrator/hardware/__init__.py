@@ -1,0 +1,1 @@
+"""Facts about machines: GPU models, NVML, CPU cores. Needs neither torch nor Ray."""

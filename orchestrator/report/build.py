@@ -1,0 +1,80 @@
+"""The whole report of a run: what it says in words, its tables, its charts and its page, as the files of its folder.
+
+run ─load→ results ─┬─draw→ charts
+                    ├─answers→ words
+                    └─lay out→ tables   ─files→ (path, content)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from orchestrator.analysis.results import Results
+from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
+from orchestrator.report.formats.files import FORMATS, files_of, without_tags
+from orchestrator.report.formats.markdown import Page, answers_to_markdown, lay_out, provenance
+from orchestrator.report.key_findings import Answer, answers, first_sentences
+from orchestrator.report.page.cell_details import read_details
+from orchestrator.report.page.html import to_html
+from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.table import Table
+from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.parquet_parts import Content
+from orchestrator.store.run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+PAGE = "index.html"
+WORDS = "answers.md"
+
+
+@dataclass(frozen=True)
+class Report:
+    run: Run
+    results: Results
+    found: Sequence[Answer]
+    pages: Sequence[Page]
+    drawing: Drawing
+    page: str = PAGE  # within the folder
+
+    @property
+    def words(self) -> str:
+        """What it says in words, as Markdown; empty where that is nothing."""
+        return self._in_markdown(self.found)
+
+    @property
+    def first_words(self) -> str:
+        """The same for a terminal, with no more sentences than somebody reads there."""
+        file = str(self.run.folder / "report" / WORDS)
+        return self._in_markdown([first_sentences(answer, file) for answer in self.found])
+
+    def _in_markdown(self, found: Sequence[Answer]) -> str:
+        return answers_to_markdown(found, provenance(self.results)) if found else ""
+
+    def files(
+        self, formats: Collection[str] = tuple(FORMATS), pictures: Collection[str] = PICTURES
+    ) -> Iterator[tuple[str, Content]]:
+        """By path within the report's folder, each made when it is asked for: the page comes last."""
+        yield from files_of(self.pages, formats)
+        if self.words:
+            yield WORDS, without_tags(self.words)
+        yield from figure_files(self.drawing.figures(), pictures).items()
+        self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
+        self.run.bring_artifacts()
+        details = read_details(self.run, self.results, partial(read_artifacts, self.run))
+        yield (
+            self.page,
+            to_html(self.results, self.run.missing(), self.found, self.pages, self.drawing, details, self.run.is_published),
+        )
+
+
+def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:
+    """beside: tables of what others published of the same cells."""
+    drawing = begin_drawing(results)
+    report = Report(run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), drawing)
+    drawing.figures()  # when they are drawn, there is memory for all that is written
+    return report

@@ -1,0 +1,1 @@
+"""The charts of a report, drawn with Altair as SVG and PNG."""

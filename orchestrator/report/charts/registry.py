@@ -1,0 +1,185 @@
+"""The charts, as data. Adding one is one entry in PLOTS. Each is defined once, for the page, as SVG and as PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.analysis.results import Results
+from orchestrator.report.charts.layouts import (
+    KernelClasses,
+    Lines,
+    LiveMemory,
+    Measure,
+    Phases,
+    PlotLayout,
+    SpeedUps,
+)
+from orchestrator.report.charts.rendering import Picture, begin, described, draw, script_of_charts
+from orchestrator.report.tables.cell_filters import of_task, varying, with_baseline
+from orchestrator.report.tables.formatters import GIB, KERNEL_TIME
+
+PICTURES = ("svg", "png")
+_COMPILED = with_baseline("compile", "eager", ("compile_mode", "compile_cache"))
+_IN_SEVERAL_PRECISIONS = varying("train_step", "precision")
+# The first is vl-convert's own, so that a chart is as wide on every machine; the others are as wide for who looks at it.
+_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart of the report. read: how to read it, in one line."""
+
+    name: str
+    title: str
+    read: str
+    layout: PlotLayout
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart drawn. spec: of Vega-Lite, its data included. problem: why there is no drawing, else empty."""
+
+    plot: Plot
+    spec: Mapping[str, Any]
+    svg: str = ""
+    png: bytes = b""
+    problem: str = ""
+
+
+PLOTS: tuple[Plot, ...] = (
+    Plot(
+        "step-time",
+        "Step time by context length",
+        "Median of the whole step, both scales logarithmic: a straight line is a power of the length. What ran out of memory has "
+        "no point. A click on the legend singles out; shift and the wheel zoom.",
+        Lines(of_task("train_step"), "context_length", "ms a step", (Measure("step", "step_ms_median"),)),
+    ),
+    Plot(
+        "compile-speed-up",
+        "Eager against compiled",
+        "How many times faster the compiled step is than the eager one; below the dashed line it is slower.",
+        SpeedUps(_COMPILED, "compile"),
+    ),
+    Plot(
+        "compile-kernels",
+        "Eager against compiled: kernels alone",
+        "How many times faster the kernels of the compiled step are than those of the eager one, whatever the CPU.",
+        SpeedUps(_COMPILED, "compile", KERNEL_TIME),
+    ),
+    Plot(
+        "precision-speed-up",
+        "What precision gains",
+        "How many times faster a step is than in the first precision; below the dashed line it is slower.",
+        SpeedUps(_IN_SEVERAL_PRECISIONS, "precision"),
+    ),
+    Plot(
+        "precision-kernels",
+        "What precision gains: kernels alone",
+        "How many times faster the kernels of a step are than in the first precision, whatever the CPU.",
+        SpeedUps(_IN_SEVERAL_PRECISIONS, "precision", KERNEL_TIME),
+    ),
+    Plot(
+        "peak-memory",
+        "Peak memory by context length",
+        "The allocator's peak in steady state, both scales logarithmic; what was predicted beside what was measured.",
+        Lines(
+            of_task("train_step"),
+            "context_length",
+            "GiB",
+            (
+                Measure("measured", "peak_allocated_bytes", 1 / GIB),
+                Measure("predicted", "predicted_peak_allocated_bytes", 1 / GIB),
+            ),
+        ),
+    ),
+    Plot(
+        "attention-scaling",
+        "Attention by length",
+        "Median of forward and backward pass, both scales logarithmic: quadratic in the length is two decades up for one across.",
+        Lines(
+            of_task("attention"),
+            "context_length",
+            "ms",
+            (Measure("forward", "forward_ms_median"), Measure("backward", "backward_ms_median")),
+        ),
+    ),
+    Plot(
+        "phases",
+        "What a step is made of",
+        "The share of each phase in the medians of all phases, each waited for at its end.",
+        Phases(of_task("train_step")),
+    ),
+    Plot(
+        "kernel-classes",
+        "Kernels by phase and class",
+        "Milliseconds of kernels a step, stacked by the kind of work.",
+        KernelClasses(),
+    ),
+    Plot(
+        "memory-timeline",
+        "What lives when",
+        "GiB that were asked for, by role, over the recorded step on the host's clock; a dashed line is where a phase begins.",
+        LiveMemory(),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The charts of a report, which may still be being drawn: to ask for them is to wait for them.
+
+    script: shows them on a page; empty where there is nothing to show.
+    """
+
+    figures: Callable[[], list[Figure]] = list
+    script: Callable[[], str] = str
+
+
+def begin_drawing(results: Results) -> Drawing:
+    """Of the charts that the data supports. One that cannot be drawn says why, and takes nothing else with it."""
+    charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
+    specs = [_with_title(chart) for chart in charts if not chart.problem]
+    if not specs:
+        return Drawing(lambda: charts)
+    cells = len(results.cells)
+    pictures, script = begin(cells, draw, specs), begin(cells, script_of_charts)
+    return Drawing(lambda: _with_pictures(charts, pictures()), script)
+
+
+def _with_title(chart: Figure) -> dict[str, Any]:
+    """As a picture shows it: on the page the title is a heading, and what the chart has for one stands below that."""
+    said = chart.spec.get("title")
+    return {**chart.spec, "title": {"text": chart.plot.title, "subtitle": said} if said else chart.plot.title}
+
+
+def _chart(plot: Plot, results: Results) -> Figure | None:
+    """Without its pictures."""
+    try:
+        chart = plot.layout.draw(results)
+        if chart is None:
+            return None
+        spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
+    except Exception as error:
+        return Figure(plot, {}, problem=described(error))
+    return Figure(plot, {**spec, "config": {**spec["config"], "font": _FONT}})
+
+
+def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
+    """pictures: of the charts that have no problem yet."""
+    drawn = iter(pictures)
+    return [chart if chart.problem else _with_picture(chart, next(drawn)) for chart in charts]
+
+
+def _with_picture(chart: Figure, picture: Picture) -> Figure:
+    return Figure(chart.plot, {} if picture.problem else chart.spec, picture.svg, picture.png, picture.problem)
+
+
+def figure_files(figures: Sequence[Figure], pictures: Collection[str] = PICTURES) -> dict[str, str | bytes]:
+    """By path within the report's folder, in each of the formats that are asked for."""
+    found: dict[str, str | bytes] = {}
+    for figure in figures:
+        made: dict[str, str | bytes] = {"svg": figure.svg, "png": figure.png}
+        found |= {f"figures/{figure.plot.name}.{suffix}": made[suffix] for suffix in pictures if not figure.problem}
+    return found

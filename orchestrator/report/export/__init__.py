@@ -1,0 +1,1 @@
+"""`sweep publish`: runs as a folder to share, without host and user names."""

@@ -1,0 +1,175 @@
+"""Runs as others may have them: `sweep publish RUN … --out FOLDER`, whose tables `sweep report FOLDER` makes anywhere alike.
+
+    publication.json   the runs, whose numbers stand beside theirs, what was left out, and each file's digest
+    NAME/              one folder a run, to be read like any other: run.json, a part a table, and config.yaml
+    cells.parquet      one wide row a cell, of all runs
+    report/            the page, each table as Markdown, the charts as SVG
+
+runs ─redact→ parts, manifests ─read again→ report ─within the limit→ in place, whole or not at all
+
+Artifacts, logs and caches are left out, the evidence of each attempt is kept. Nothing depends on when or where that is done.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas as pd
+from ruamel.yaml import YAML
+
+from orchestrator.analysis.results import load_results
+from orchestrator.common.errors import RunError, RunUnwritable
+from orchestrator.common.hashing import file_digest
+from orchestrator.report.build import make_report
+from orchestrator.report.export.redaction import Redaction
+from orchestrator.report.references.tables import published_tables
+from orchestrator.store.parquet_parts import tables, writing
+from orchestrator.store.remote.address import Where
+from orchestrator.store.run import CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter
+from orchestrator.store.run_collection import Publication, Together, is_publication, named_runs
+
+MB = 1_000_000
+FORMATS, PICTURES = ("md",), ("svg",)  # of the report: the others are made of the same data by `sweep report`
+_NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
+_NAMED = 4  # of the largest things, where they are too large together
+
+
+@dataclass(frozen=True)
+class Published:
+    """sizes: in bytes, the largest first, by what stands at the top of the folder or of a run. left_out: a sentence each."""
+
+    cells: int
+    sizes: Mapping[str, int]
+    left_out: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(self.sizes.values())
+
+
+def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str | None) -> Published:
+    """Runs, in one folder that stays within a size; what was published there before is replaced.
+
+    against: whose numbers stand beside theirs in the report. Raises RunError where a folder holds no run, where `out` holds
+    something else than what was published before, and where it would be too large; RunUnwritable.
+    """
+    named = named_runs(folders)
+    runs = {name.replace("/", "-"): run for name, run in named.items()}
+    if len(runs) < len(named):
+        raise RunError(f"{', '.join(named)}: two of them would have one name", "Rename a folder: what is `/` here is `-` there")
+    check_place(out, runs)
+    redaction = Redaction(pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()]))
+    with _aside(out) as folder:
+        for name, run in runs.items():
+            _copy(run, folder / name, redaction)
+        RunWriter(folder).write_cells(load_results(Together({name: Run(folder / name) for name in runs}, folder)).cells)
+        left_out = (*redaction.said(), _NOT_COPIED, *_missing(runs.values()))
+        _write_contents(folder, {"runs": list(runs), "against": against, "left_out": left_out})
+        publication = Publication(folder)  # as whoever has the folder reads it
+        results = load_results(publication)
+        publication.write_report(make_report(publication, results, published_tables(against)).files(FORMATS, PICTURES))
+        sizes = _sizes(folder)
+        if sum(sizes.values()) > most_bytes:
+            raise RunError(f"{out}: {_too_large(sizes, most_bytes)}", "Publish fewer runs, or allow more with --limit-mb")
+    return Published(len(results.cells), sizes, left_out)
+
+
+def _missing(runs: Iterable[Run]) -> Iterator[str]:
+    if count := sum(run.missing() for run in runs):
+        yield f"{count} cells that were asked for and not measured yet"
+
+
+def check_place(out: Path, runs: Mapping[str, Run]) -> None:
+    """Raises RunError where they cannot be published there, measured or not yet; RunUnwritable."""
+    if out.exists() and not is_publication(out) and (not out.is_dir() or any(out.iterdir())):
+        raise RunError(f"{out}: holds something else than what was published", "Name a new folder with --out")
+    within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]
+    if within:
+        raise RunError(f"{within[0]}: lies in the folder that is to be replaced", "Name the runs that were measured, all of them")
+    if strangers := sorted(set(_published_before(out)) - set(runs)):
+        raise RunError(f"{out}: has runs that are not named: {', '.join(strangers)}", "Name them too, or a new folder with --out")
+    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    try:
+        TemporaryDirectory(dir=nearest).cleanup()
+    except OSError as error:
+        raise RunUnwritable(f"{out}: cannot be written: {error.strerror}", "Name a writable folder with --out") from error
+
+
+def _published_before(out: Path) -> list[str]:
+    try:
+        return list(Publication(out).contents["runs"]) if is_publication(out) else []
+    except RunError:  # torn: nobody can read it
+        return []
+
+
+@contextmanager
+def _aside(out: Path) -> Iterator[Path]:
+    """A folder that takes the place of `out` if all goes well, and else is gone. What was there before is back there then."""
+    new, old = (out.with_name(f".{out.name}.{which}") for which in ("new", "old"))
+    try:
+        with writing(out):
+            _settle(out, new, old)  # after a kill
+            new.mkdir(parents=True)
+        yield new
+        with writing(out):
+            if out.exists():
+                out.rename(old)
+            new.rename(out)
+    finally:
+        with suppress(OSError):  # the next time will do
+            _settle(out, new, old)
+
+
+def _settle(out: Path, new: Path, old: Path) -> None:
+    """Puts back what was moved away for something that did not come, and leaves nothing else beside it."""
+    if old.exists() and not out.exists():
+        old.rename(out)
+    for folder in (new, old):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
+    writer = RunWriter(folder)
+    for table in tables():
+        writer.write_whole(table, redaction.table(table, run.read(table)))
+    manifest = redaction.manifest(run.read_manifest())
+    writer.write_manifest(manifest)
+    if "config" in manifest:
+        _write_config(manifest["config"], folder / CONFIG_FILE)
+
+
+def _write_config(config: Mapping[str, Any], path: Path) -> None:
+    """In the order in which it is said."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
+    yaml.default_flow_style = False
+    yaml.dump(dict(config), path)
+
+
+def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
+    """Last of what is not derived: with the digest of every file that is there."""
+    files = {str(path.relative_to(folder).as_posix()): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    whole = {"schema_version": SCHEMA_VERSION, **contents, "files": files}
+    (folder / PUBLICATION_FILE).write_text(json.dumps(whole, indent=1), encoding="utf-8")
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """In bytes, of what stands at the top of it, and of each table of each run."""
+    sizes: Counter[str] = Counter()
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            sizes["/".join(path.relative_to(folder).parts[:2])] += path.stat().st_size
+    return dict(sizes.most_common())
+
+
+def _too_large(sizes: Mapping[str, int], most_bytes: int) -> str:
+    largest = ", ".join(f"{name} {size / MB:.1f} MB" for name, size in list(sizes.items())[:_NAMED])
+    return f"{sum(sizes.values()) / MB:.1f} MB, where {most_bytes / MB:g} MB are allowed; the largest are {largest}"

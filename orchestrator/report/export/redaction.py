@@ -1,0 +1,149 @@
+"""What is of a machine or of its user and of no use to a reader is left out of what is published, or reduced to what tells.
+
+a host's name               `host 1`: which cells are of the same one stays known
+a GPU's id                  `GPU 3f2a91c0`, a digest of it: the same one is called so wherever it was published
+an absolute path            from where this program, an installed package or a folder of sweeps begins; else its last part
+an address of a network     `…`
+a process id                nothing
+an environment variable     its value, wherever it stands, unless torch or CUDA is set by it
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import pandas as pd
+
+from orchestrator.common.hashing import text_digest
+from orchestrator.store.run import REDACTED
+
+_PATH = re.compile(r"(?<![\w.…~/-])~?(?:/[\w.+@%=~-]+){2,}")
+_FROM_WHERE = (  # what a path is read from, if it has it
+    re.compile(r".*/(?:site|dist)-packages/(.+)"),
+    re.compile(r".*/lib/python3\.\d+/(.+)"),
+    re.compile(r".*/((?:model|tasks|orchestrator|benchmarks|configs|results)/.+)"),
+)
+_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
+_OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)  # in the name of a variable, whosever it is
+_TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
+_GPU = "GPU"
+_IDS = {"host": "host", "gpu_uuid": _GPU}  # facts that tell one from another, and how they are called then
+_DROPPED = ("pid",)
+_ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
+_TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
+
+
+class Redaction:
+    """Of several runs together, so that a host has the same name in all of them."""
+
+    def __init__(self, attempts: pd.DataFrame) -> None:
+        """attempts: `facts` and `started_at` of all of them."""
+        facts = [json.loads(text) for text in attempts.sort_values("started_at", kind="stable")["facts"]]
+        self._names: dict[str, dict[str, str]] = {}
+        for fact, word in _IDS.items():
+            seen = dict.fromkeys(str(name) for one in facts for name in (one.get(fact), *one.get(f"{fact}s", ())) if name)
+            self._names[fact] = {name: called(name) if word == _GPU else f"{word} {place}" for place, name in enumerate(seen, 1)}
+        self._counts: Counter[str] = Counter({"process ids": sum(name in one for one in facts for name in _DROPPED)})
+        self._called = {name: alias for names in self._names.values() for name, alias in names.items()}
+        known = _any_of(self._called)
+        self._known = re.compile(rf"(?<![\w.-])(?:GPU-)?({known})(?![\w-]|\.\w)") if known else None
+        variables = {(name, str(value)) for one in facts for name, value in (one.get(_ENVIRONMENT) or {}).items()}
+        values = _any_of(value for name, value in variables if len(value) >= _TELLING and not _is_of_torch(name))
+        self._values = re.compile(values) if values else None
+
+    def said(self) -> Iterator[str]:
+        """What was left out, a sentence each."""
+        for fact, names in self._names.items():
+            if names:
+                first, *others = names.values()
+                called = f"{first} and so on" if others else first
+                yield f"{'names of hosts' if fact == 'host' else 'ids of GPUs'}: {len(names)}, called {called}"
+        for what, count in self._counts.items():
+            if count:
+                yield f"{what}: {count}"
+
+    def text(self, text: str) -> str:
+        """Without values of environment variables, paths, addresses, and the names of hosts and GPUs."""
+        if self._values:
+            text = self._values.sub(REDACTED, text)
+        text = _PATH.sub(self._path, text)
+        text = _ADDRESS.sub(self._address, text)
+        return self._known.sub(self._alias, text) if self._known else text
+
+    def table(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
+        """A table of a run, as it is published."""
+        if name == "attempts":
+            facts = rows["facts"].map(lambda text: json.dumps(self._facts(json.loads(text))))
+            return rows.assign(facts=facts, evidence=rows["evidence"].map(self._json))
+        column = _TEXTS.get(name)
+        if column is None:
+            return rows
+        short = {text: self.text(text) for text in rows[column].dropna().unique()}
+        return rows.assign(**{column: rows[column].map(short)})
+
+    def manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        """run.json, as it is published."""
+        return {name: self._entry(name, value) for name, value in manifest.items()}
+
+    def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: self._names[name].get(str(value)) if name in _IDS else self._entry(name, value)
+            for name, value in facts.items()
+            if name not in _DROPPED
+        }
+
+    def _json(self, text: str) -> str:
+        return json.dumps(self._within(json.loads(text)))
+
+    def _within(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {name: self._entry(name, one) for name, one in value.items()}
+        return [self._within(one) for one in value] if isinstance(value, list) else value
+
+    def _entry(self, name: str, value: Any) -> Any:
+        if name == _ENVIRONMENT and isinstance(value, dict):
+            return {variable: self._variable(variable, one) for variable, one in value.items()}
+        return self._within(value)
+
+    def _variable(self, name: str, value: str) -> str:
+        if _is_of_torch(name):
+            return self.text(value)
+        self._counts[f"value of the environment variable {name}"] += 1
+        return REDACTED
+
+    def _alias(self, found: re.Match[str]) -> str:
+        return self._called[str(found[1])]
+
+    def _path(self, found: re.Match[str]) -> str:
+        self._counts["beginnings of absolute paths"] += 1
+        for pattern in _FROM_WHERE:
+            if whole := pattern.fullmatch(found[0]):
+                return str(whole[1])
+        return f"{REDACTED}/{PurePosixPath(found[0]).name}"
+
+    def _address(self, found: re.Match[str]) -> str:
+        self._counts["addresses of networks"] += 1
+        return REDACTED
+
+
+def called(uuid: str) -> str:
+    """What a GPU is called where it is published; what was published before is called so already."""
+    if uuid.startswith(f"{_GPU} "):
+        return uuid
+    return f"{_GPU} {text_digest(uuid.removeprefix('GPU-'))[:8]}"
+
+
+def _is_of_torch(name: str) -> bool:
+    return name.startswith(_OF_TORCH) and not _SECRET.search(name)
+
+
+def _any_of(texts: Iterable[str]) -> str:
+    return "|".join(re.escape(text) for text in sorted(texts, key=len, reverse=True))

@@ -1,0 +1,1 @@
+"""Rendered tables as Markdown, CSV, LaTeX and Typst."""

@@ -1,0 +1,172 @@
+"""The same tables for wherever they are handed in: Markdown, CSV, LaTeX, Typst. Each says the same to the printed digit."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+from orchestrator.report.formats.latex import to_ascii_latex
+from orchestrator.report.formats.markdown import MOST_ROWS, Page, to_markdown, written_out
+
+_STRING = json.JSONEncoder(ensure_ascii=False)
+_BETWEEN = "\x1f"  # stands between the texts of a row, and in none of them, while they are escaped as one
+_TEXT_PT = 345  # how wide the text of LaTeX's article is
+_LETTER_PT = 5.25  # how wide one of its digits is, and a little
+_BETWEEN_COLUMNS_PT = 12
+
+
+def to_csv(page: Page) -> str:
+    """The header and the rows as they are printed elsewhere, but notes in full, 12,313 as 12313, and standard deviations and the
+    marks of times in columns of their own; full precision is in cells.parquet."""
+    text = io.StringIO()
+    header, rows = written_out(page)
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    return text.getvalue()
+
+
+def to_latex(page: Page) -> str:
+    r"""A table with a caption, to be \input into a document that any LaTeX sets: nothing but ASCII, no wider than the text.
+
+    What fills more than a page is a longtable.
+    """
+    return _latex_longtable(page) if len(page.rows) + len(page.notes) > MOST_ROWS else _latex_table(page)
+
+
+def _latex_table(page: Page) -> str:
+    header, *rows = _latex_rows(page)
+    lines = [
+        r"% needs \usepackage{booktabs,graphicx}",
+        r"\begin{table}",
+        r"\centering",
+        r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%",
+        rf"\begin{{tabular}}{{{'r' * len(page.header)}}}",
+        r"\toprule",
+        header,
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}}",
+        _latex_caption(page),
+        *_latex_notes(page),
+        r"\end{table}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex_longtable(page: Page) -> str:
+    """Every text of it is made smaller, not the whole: a box does not go over several pages."""
+    scale = _scale_to_fit(page)
+    header, *rows = _latex_rows(page, r"\fit" if scale < 1 else "")
+    smaller = [
+        rf"\def\fit#1{{\scalebox{{{scale:.3f}}}{{#1}}}}",
+        rf"\setlength{{\tabcolsep}}{{{scale * _BETWEEN_COLUMNS_PT / 2:.2f}pt}}",
+        rf"\renewcommand{{\arraystretch}}{{{scale:.3f}}}",
+    ]
+    head = [r"\toprule", header, r"\midrule"]
+    lines = [
+        r"% needs \usepackage{booktabs,graphicx,longtable}",
+        r"\begingroup",
+        *(smaller if scale < 1 else []),
+        r"\setlength{\LTcapwidth}{\textwidth}",
+        rf"\begin{{longtable}}{{{'r' * len(page.header)}}}",
+        rf"{_latex_caption(page)}\\",
+        *head,
+        r"\endfirsthead",
+        *head,
+        r"\endhead",
+        r"\bottomrule",
+        r"\endfoot",
+        *rows,
+        r"\end{longtable}",
+        *_latex_notes(page),
+        r"\endgroup",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _scale_to_fit(page: Page) -> float:
+    """By which a table is no wider than a page's text, by the letters of its columns; 1 where it is not."""
+    letters = sum(max(map(len, texts)) for texts in zip(page.header, *page.rows, strict=True))
+    return min(1.0, _TEXT_PT / (letters * _LETTER_PT + len(page.header) * _BETWEEN_COLUMNS_PT))
+
+
+def _latex_rows(page: Page, around: str = "") -> list[str]:
+    """The header and the rows. around: a command that each text is given to."""
+    return [_latex_row(row, around) for row in (page.header, *page.rows)]
+
+
+def _latex_caption(page: Page) -> str:
+    caption = to_ascii_latex(_printable(f"{page.table.title}. {page.table.read} {page.provenance}"))
+    return rf"\caption{{{caption}}}\label{{tab:{page.table.name}}}"
+
+
+def _latex_notes(page: Page) -> list[str]:
+    return [rf"\par\footnotesize {number}. {to_ascii_latex(_printable(note))}" for number, note in enumerate(page.notes, 1)]
+
+
+def to_typst(page: Page) -> str:
+    """A `figure` with a caption, to be included: a long one goes on over pages. Cells are strings: nothing in them is markup."""
+    lines = [
+        "#[",
+        "#show figure: set block(breakable: true)",
+        "#figure(",
+        f"  caption: {_typst(f'{page.table.title}. {page.table.read} {page.provenance}')},",
+        "  table(",
+        f"    columns: {len(page.header)}, align: right, stroke: none,",
+        f"    table.hline(), table.header({_typst_row(page.header)}), table.hline(),",
+        *(f"    {_typst_row(row)}," for row in page.rows),
+        "    table.hline(),",
+        "  ),",
+        f") <tab-{page.table.name}>",
+        "]",
+        *([f"#enum({', '.join(map(_typst, page.notes))})"] if page.notes else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_markdown_file(page: Page) -> str:
+    return without_tags(to_markdown(page, aligned=False))
+
+
+def without_tags(text: str) -> str:
+    """Markdown as who renders it is to see it: `Functor<float>` is no tag, which would be left out."""
+    return text.replace("<", r"\<")
+
+
+FORMATS: Mapping[str, Callable[[Page], str]] = {
+    "md": to_markdown_file,
+    "csv": to_csv,
+    "tex": to_latex,
+    "typ": to_typst,
+}
+
+
+def files_of(pages: Iterable[Page], formats: Collection[str] = tuple(FORMATS)) -> Iterator[tuple[str, str]]:
+    """Every page in each of the formats, after the name of its file; each made when it is asked for."""
+    return ((f"{page.table.name}.{suffix}", FORMATS[suffix](page)) for page in pages for suffix in formats)
+
+
+def _latex_row(texts: list[str], around: str = "") -> str:
+    """What it begins with is no argument of the line before."""
+    begin, end = (f"{around}{{", "}") if around else ("", "")
+    row = begin + to_ascii_latex(_BETWEEN.join(_printable_row(texts))).replace(_BETWEEN, f"{end} & {begin}") + end
+    return ("{}" if row.startswith(("[", "*")) else "") + row + r" \\"
+
+
+def _typst(text: str) -> str:
+    return _STRING.encode(_printable(text))
+
+
+def _typst_row(texts: list[str]) -> str:
+    return _STRING.encode(_printable_row(texts))[1:-1]  # a list of strings, without its brackets
+
+
+def _printable(text: str) -> str:
+    """Without control characters, such as colours in a message, which no compiler takes."""
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def _printable_row(texts: list[str]) -> list[str]:
+    return texts if "".join(texts).isprintable() else [_printable(text) for text in texts]

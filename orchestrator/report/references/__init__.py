@@ -1,0 +1,1 @@
+"""Numbers that others published, and the cells of ours that answer them."""

@@ -1,0 +1,103 @@
+"""The nodes of a cluster while cells are measured: which of them are gone, and whether one is left for what waits.
+
+Ray tells when the connection to a node closes. One that freezes, or that the network is cut off from, it only stops to count
+among the living, and what needs a node that there is none of it lets wait for ever.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from orchestrator.common.errors import NodesLost
+from orchestrator.execution.supervisor import Started
+from orchestrator.hardware.gpu_catalog import is_kind
+from orchestrator.sweep.console import format_seconds
+from tasks.spec.records import Attempt
+
+GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
+
+MEND = "Mend what `sweep doctor` says there"  # of a host that measures nothing
+
+_EVERY_S = 2.0
+_PATIENCE_S = 300.0  # for another node to join
+
+Node = Mapping[str, Any]  # as `ray.nodes()` has it
+
+
+def gpu_type(node: Node) -> str:
+    """What Ray calls its GPUs, such as H100 or GeForce-RTX-5090; empty without any."""
+    return str(node["Labels"].get(GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
+
+
+class Nodes:
+    """alive: gives those that are; working: those of them that cells may come to. say: tells the user."""
+
+    def __init__(
+        self, alive: Callable[[], Sequence[Node]], working: Callable[[], Sequence[Node]], say: Callable[[str], None]
+    ) -> None:
+        self._alive, self._working = alive, working
+        self._say = say
+        self._looked_at = -math.inf
+        self._missing_since: float | None = None
+
+    def gone(self, running: Mapping[Any, Started]) -> list[Any]:
+        """The keys of what was begun on a node that is not alive any more. Raises NodesLost where there has been none for
+        long for something that waits to begin.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < _EVERY_S:
+            return []
+        self._looked_at, nodes = now, self._alive()
+        self._require_some(self._working(), [started.attempt for started in running.values() if not started.host], now)
+        living = {node["NodeID"] for node in nodes}
+        return [key for key, started in running.items() if started.node and started.node not in living]
+
+    def _require_some(self, nodes: Sequence[Node], waiting: Sequence[Attempt], now: float) -> None:
+        without = next((attempt for attempt in waiting if not any(_has_room(node, attempt) for node in nodes)), None)
+        if without is None:
+            self._missing_since = None
+            return
+        lacking = f"no node is left that has {_asked(without)}"
+        if self._missing_since is None:
+            self._missing_since = now
+            self._say(f"{lacking}: waiting {format_seconds(_PATIENCE_S)} for one to join")
+        elif now - self._missing_since > _PATIENCE_S:
+            raise NodesLost(lacking, "Have one join (`ray start --address=…`) and run again: what is finished is kept")
+
+
+def why_nowhere(attempt: Attempt, working: Sequence[Node], broken: Iterable[str]) -> str | None:
+    """Why no host that works is left for such an attempt; None where one is, or none is broken. broken: what is said of each host
+    that measures nothing. Raises NodesLost where none is left for any."""
+    said = "; ".join(broken)
+    if not said or any(_has_room(node, attempt) for node in working):
+        return None
+    if not any(map(measures, working)):
+        raise NodesLost(f"no host is left that measures: {said}", f"{MEND}, and run again: what is finished is kept")
+    return f"no host is left that could measure it: {said}"
+
+
+def measures(node: Node) -> bool:
+    return bool(node["Resources"].get("CPU") or node["Resources"].get("GPU"))
+
+
+def _has_room(node: Node, attempt: Attempt) -> bool:
+    """Whether it could be measured there if nothing else was."""
+    params, has = attempt.cell.params, node["Resources"]
+    if attempt.settings.alone_on not in (None, node["NodeManagerHostname"]):
+        return False
+    if not params.gpu_count:
+        return bool(has.get("CPU", 0) >= 1)
+    return bool(has.get("GPU", 0) >= params.gpu_count) and (params.gpu_kind is None or is_kind(gpu_type(node), params.gpu_kind))
+
+
+def _asked(attempt: Attempt) -> str:
+    params = attempt.cell.params
+    if attempt.settings.alone_on:
+        return f"its cores, on {attempt.settings.alone_on}"
+    if not params.gpu_count:
+        return "a core"
+    kind = f"{params.gpu_kind} " if params.gpu_kind else ""
+    return f"{params.gpu_count} {kind}GPU{'s' if params.gpu_count > 1 else ''}"

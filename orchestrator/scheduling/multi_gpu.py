@@ -1,0 +1,62 @@
+"""Cells that have several GPUs of one host to themselves: which of these a cell has, and which cells find no such host.
+
+A Ray task that asks for n GPUs is on one node or on none, and has all of them or waits: it needs no placement group, which for
+one task would promise the same (STRICT_PACK of one bundle) and be one thing more to wait for and to remove. What neither promises
+is that it does not wait for ever while others take each GPU that becomes free: the scheduler begins no other meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.common.errors import EnvironmentError, GpusLost
+from orchestrator.hardware.gpu_catalog import is_kind
+from tasks.spec.records import Attempt
+
+if TYPE_CHECKING:
+    from orchestrator.planning.attempt_queue import Queue
+
+_LOST = "Reset the GPU or restart its host, and run again: what is finished is kept, and not measured twice"
+
+
+def names_in(visible: str) -> tuple[str, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names."""
+    return tuple(name.strip() for name in visible.split(",") if name.strip())
+
+
+def gpus_of(attempts: Iterable[Attempt]) -> int:
+    """How many they have, all together."""
+    return sum(attempt.cell.params.gpu_count for attempt in attempts)
+
+
+def require_gpus(attempt: Attempt, working: int, fallen: Iterable[str]) -> None:
+    """working: how many GPUs of one host there are at most that have not fallen off. fallen: what is said of those that have.
+
+    Raises GpusLost where so many are left that the attempt can be nowhere any more.
+    """
+    names, asked = list(fallen), attempt.cell.params.gpu_count
+    if names and asked > working:
+        what = "no GPU is left that works" if working <= 0 else f"no host is left with {asked} GPUs that work"
+        raise GpusLost(f"{what}: {'; '.join(names)}", _LOST)
+
+
+def leave_out_wider(queue: Queue, environments: Sequence[Mapping[str, Any]], say: Callable[[str], None]) -> None:
+    """Leaves the cells for another run that ask for more GPUs together than any host here has of their kind.
+
+    Raises EnvironmentError where that is all of them.
+    """
+
+    def most(kind: str | None) -> int:
+        hosts = ([gpu for gpu in here.get("gpus", []) if kind is None or is_kind(gpu["name"], kind)] for here in environments)
+        return max(map(len, hosts), default=0)
+
+    wider = [cell for cell in queue.cells if cell.params.gpu_count > max(1, most(cell.params.gpu_kind))]
+    if not wider:
+        return
+    asked = ", ".join(map(str, sorted({cell.params.gpu_count for cell in wider})))
+    said = f"{len(wider)} cells ask for {asked} GPUs of one host together, and here no host has more than {most(None)}"
+    if len(wider) == len(queue.cells):
+        raise EnvironmentError(said, "Have such a host join (`ray start --address=…`), or --set gpus=1")
+    queue.leave_to_another_run(wider)
+    say(f"left out: {said}. Given again where there are so many, this command measures them")

@@ -1,0 +1,555 @@
+"""Where attempts run. One verb: `run(attempts)` takes the next attempt when there is room and yields outcomes as they come.
+
+`SerialScheduler` runs them one after another in this process, for tests and for debugging; `RayScheduler` on the GPUs
+of this machine or of a cluster. Both go through `attempt.execute`. The only file that imports ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tarfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from orchestrator.common.errors import EnvironmentError, NodesLost
+from orchestrator.execution.attempt import lost
+from orchestrator.execution.attempt_archive import Parcel, leave_mark, unpack
+from orchestrator.execution.child_process import STARTER
+from orchestrator.execution.fork_server import Grandparent
+from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
+from orchestrator.execution.supervisor import (
+    Event,
+    Fallen,
+    Started,
+    begin_early,
+    cores_here,
+    measure,
+    only_on,
+    prepare_place,
+    supervise,
+)
+from orchestrator.hardware.gpu_catalog import is_kind
+from orchestrator.hardware.nvml import gpu_names
+from orchestrator.scheduling.cluster import GPU_TYPE, MEND, Nodes, gpu_type, measures, why_nowhere
+from orchestrator.scheduling.multi_gpu import gpus_of, names_in, require_gpus
+from orchestrator.scheduling.ray_reaper import MARK
+from orchestrator.scheduling.ray_session import (
+    IS_IT_RUNNING,
+    RAY_ENVIRONMENT,
+    require_listener,
+    session_folder,
+    shipped,
+    start_reaper,
+)
+from orchestrator.sweep.console import format_seconds, say
+from tasks.spec.records import PREPARATION_S, Attempt, Outcome
+
+# Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
+_BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0  # of a parent and a process; of a GPU and a host that are tried
+_ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
+_BEGIN_S = 60.0  # for one that has it to begin anything
+_CRASHES = 3  # of workers in a row, after which a node gets no other cell
+_LATE_S = 20.0  # after which it is said who has not answered
+_POLL_S = 0.5
+_OBJECT_STORE_BYTES = 100 * 1024**2
+_WORKERS_CRASH = "Ray's workers crash there"
+_SEE_STATUS = "See `ray status`"
+_NODE = "ray.io/node-id"  # a label that Ray gives each node
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+Answer = TypeVar("Answer")
+OnStart = Callable[[Started], None]
+
+
+class Scheduler(Protocol):
+    def environments(self) -> list[Mapping[str, Any]]:
+        """What each host that could measure is, as `probe` tells it."""
+        ...
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        """How many cells of a device, or of a kind of GPU, it measures at once; none of a kind that is not there."""
+        ...
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Begins to make every place ready for attempts like this one, and does not wait for it."""
+        ...
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        """Raises GpusLost when an attempt is for a GPU and the last one has fallen off."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SerialScheduler:
+    """One attempt at a time, as a child of this process, on the first GPU that has not fallen off, or as many as it takes."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, str] = {}
+        self._kinds: list[str] = []  # of them, once the environment is known
+        self._fallen: dict[str, str] = {}  # what is said of each, by its name
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        here = probe_here()
+        self._gpus, self._kinds = visible_gpus(here), [gpu["name"] for gpu in here["gpus"]]
+        return [here]
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        return int(kind is None or any(is_kind(name, kind) for name in self._kinds))
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Not before the first: it would have to be waited for."""
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        for attempt in attempts:
+            working, wanted = [name for name in self._gpus if name not in self._fallen], attempt.cell.params.gpu_count
+            require_gpus(attempt, len(working), self._fallen.values())
+            on_start(Started(attempt, "here", "", time.monotonic()))
+            gpu = ",".join(working[:wanted])
+            chosen = only_on(gpu, attempt) if self._fallen or wanted > 1 else attempt
+            event = measure(chosen, cores_here(), None, gpu, self._gpus)
+            if isinstance(event, Fallen) and event.name:
+                self._fallen[event.name] = event.place
+                yield event.outcome
+            elif isinstance(event, Fallen):
+                say(f"{event.place}. {MEND}")
+                yield event.ended
+            else:
+                yield event
+
+    def close(self) -> None:
+        STARTER.close()
+
+
+class RayScheduler:
+    """A Ray task for each attempt, with a GPU of its own, or several, or its share of the cores where the cell runs on the CPU.
+
+    address: of a cluster that is running, or None for a private one on this machine, gone with this process.
+    cpu_cells: how many CPU cells may run at once. example: an attempt like those to come, for which this machine prepares while
+    Ray starts.
+    """
+
+    def __init__(self, address: str | None = None, cpu_cells: int = 1, example: Attempt | None = None) -> None:
+        self._cpu_cells = cpu_cells
+        self._types: set[str] = set()  # of GPU, of all nodes that there have been
+        self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
+        self._fallen: dict[Any, tuple[Started, Fallen]] = {}  # by the task that holds it so that no other cell has it
+        self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
+        self._crashes: Counter[str] = Counter()  # of Ray's workers, by node, since one brought a cell to its end there
+        self._session: str | None = None
+        self._lock: int | None = None  # on the session's folder
+        if not address:
+            self._session, self._lock = session_folder()
+        self._reaper = start_reaper(self._session) if self._session else None
+        self._preparing: list[Any] = []
+        self._local: Mapping[str, Any] | None = None
+        self._grandparent: Grandparent | None = None
+        if self._session is None:
+            self._ray = _connect(address)
+        else:
+            marked = {MARK: self._session}
+            if example is not None:
+                self._grandparent = begin_early(example, Path(self._session), cpu_cells, marked)
+            marked |= self._grandparent.variables if self._grandparent else {}
+            try:
+                self._ray, self._local = _start_here(self._session, marked)
+            except BaseException:
+                self._end_helpers()
+                raise
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        environments = [self._local] if self._local is not None else self._probe_nodes()
+        for here in environments:
+            self._gpus.setdefault(str(here["host"]), {}).update(visible_gpus(here))
+        return environments
+
+    def _probe_nodes(self) -> list[Mapping[str, Any]]:
+        found, refused = self._ask_nodes(probe_here, _ANSWER_S)
+        if not found:
+            raise next(iter(refused.values()), EnvironmentError("no node of the cluster answers", _SEE_STATUS))
+        return found
+
+    def _ask_nodes(
+        self, question: Callable[[], Answer], limit_s: float, only: str = ""
+    ) -> tuple[list[Answer], dict[str, EnvironmentError]]:
+        """What those say that answer, and what is wrong with those that cannot: these get no cell, unless none could.
+
+        only: one node of them, which is not the only one that measures.
+        """
+        ask = self._ray.remote(num_cpus=0, max_retries=1)(question)  # a single worker may be killed
+        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive() if only in ("", node["NodeID"])}
+        asked = {node: ask.options(label_selector={_NODE: node}).remote() for node in nodes}
+        self._wait_for({one: nodes[node] for node, one in asked.items()}, limit_s)
+        found, refused = list[Answer](), dict[str, EnvironmentError]()
+        for node, one in asked.items():
+            try:
+                found += self._answer(one, limit_s)
+            except EnvironmentError as error:
+                refused[node] = EnvironmentError(f"host {nodes[node]}: {error.message}", error.remedy)
+        for node, why in refused.items() if found or only else ():
+            self._leave_out(node, why.message)
+        return found, refused
+
+    def _wait_for(self, asked: Mapping[Any, str], limit_s: float) -> None:
+        """asked: by answer, the host that it is to come from."""
+        _, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=_LATE_S) if asked else ([], [])
+        if late:
+            hosts = ", ".join(sorted({asked[one] for one in late}))
+            say(f"waiting for {hosts} to answer, for up to {format_seconds(limit_s)}")
+            self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
+
+    def _answer(self, asked: Any, limit_s: float) -> list[Any]:
+        """Empty of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
+        missing = self._ray.exceptions
+        try:
+            return [self._ray.get(asked, timeout=_POLL_S)]
+        except missing.RayTaskError as error:
+            if isinstance(error.cause, EnvironmentError):
+                raise error.cause from error  # whose text is not Ray's traceback
+            raise EnvironmentError(f"this program does not begin there: {error.cause!r}", MEND) from error
+        except (missing.TaskUnschedulableError, missing.NodeDiedError):
+            return []
+        except missing.WorkerCrashedError as error:
+            raise EnvironmentError(_WORKERS_CRASH, _SEE_STATUS) from error
+        except missing.GetTimeoutError as error:
+            self._end([asked])
+            raise EnvironmentError(f"no answer came from there in {format_seconds(limit_s)}", _SEE_STATUS) from error
+        except missing.RuntimeEnvSetupError as error:
+            last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
+            raise EnvironmentError(f"it does not get this program: {last}", _SEE_STATUS) from error
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        if kind is not None:
+            return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(gpu_type(node), kind)))
+        if device != "cuda":
+            return self._cpu_cells
+        return max(1, self._all_gpus() - self._held())
+
+    def prepare(self, attempt: Attempt) -> None:
+        params = attempt.cell.params
+        places = self.places(params.device, params.gpu_kind) // max(1, params.gpu_count)
+        self._preparing = [self._on_a_place(prepare_place, attempt) for _ in range(places)]
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        ray, queue = self._ray, iter(attempts)
+        running: dict[Any, Started] = {}
+        nodes = Nodes(self._living, self._alive, say)
+        try:
+            while True:
+                # Taken only when there is room, so that a queue with a deadline decides as late as it can.
+                while self._has_room(running) and (attempt := next(queue, None)):
+                    if why := why_nowhere(attempt, self._alive(), self._out.values()):
+                        yield lost(attempt, why, 0.0)
+                        continue
+                    self._require_gpu(attempt)
+                    attempt = self._off_what_fell(attempt)
+                    running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
+                if not running:
+                    return
+                for stream in nodes.gone(running):
+                    yield self._give_up(stream, running.pop(stream), "its node went away")
+                ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False) if running else ([], [])
+                for stream in ready or list(running):
+                    event = self._next_event(stream, running[stream], is_ready=bool(ready))
+                    if isinstance(event, Started):
+                        running[stream] = replace(event, at_s=time.monotonic())
+                        on_start(running[stream])
+                    elif isinstance(event, Parcel):
+                        _take_in(event)
+                    elif isinstance(event, Fallen):
+                        yield self._without(event, stream, running.pop(stream))
+                    elif event is not None:
+                        del running[stream]
+                        yield event
+        finally:
+            self._end(running)
+
+    def _without(self, fallen: Fallen, stream: Any, started: Started) -> Outcome:
+        """Has no other cell come to what fell, and gives how this one ended. A single host has no other in its place."""
+        if fallen.name:
+            self._fallen[stream] = started, fallen
+            return fallen.outcome
+        if self._has_several_hosts():
+            self._leave_out(started.node, fallen.place)
+            return fallen.outcome
+        say(f"{fallen.place}. {MEND}")
+        return fallen.ended
+
+    def _has_several_hosts(self) -> bool:
+        return sum(map(measures, self._living())) > 1
+
+    def _leave_out(self, node: str, why: str) -> None:
+        if node not in self._out:
+            say(f"{why}: it gets no other cell. {MEND}")
+            self._out[node] = why
+
+    def _end(self, streams: Iterable[Any]) -> None:
+        for stream in streams:
+            with suppress(Exception):
+                self._ray.cancel(stream, force=True)
+
+    def close(self) -> None:
+        self._end(self._fallen)
+        self._ray.shutdown()
+        self._end_helpers()
+
+    def _end_helpers(self) -> None:
+        if self._grandparent:
+            self._grandparent.close()
+        if self._reaper:
+            self._reaper.communicate()  # ends its lifeline
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _submit(self, attempt: Attempt) -> Any:
+        mark = None if self._local else _marked(attempt)
+        return self._on_a_place(_saying_what_it_has(supervise), attempt, mark, num_returns="streaming")
+
+    def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any) -> Any:
+        gpus = attempt.cell.params.gpu_count
+        cpus = self._cores_for(gpus) if gpus else self._cores_per_cpu_cell()
+        # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
+        # crashing cell four times in silence. Both hold only in the decorator.
+        labels = {**self._of_kind(attempt.cell.params.gpu_kind), **({_NODE: f"!in({','.join(self._out)})"} if self._out else {})}
+        one = {"num_cpus": cpus, "num_gpus": gpus, "label_selector": labels}
+        reserved = self._whole_host(attempt.settings.alone_on) or one
+        decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, **options)
+        return decorate(task).remote(attempt, cpus, self._gpus, *more)
+
+    def _whole_host(self, host: str | None) -> dict[str, Any]:
+        """All that a node of this host has and that still works; nothing where there is none, or none any more.
+
+        Where Ray has several nodes on it, that of its GPUs.
+        """
+        nodes = [node for node in self._alive() if node["NodeManagerHostname"] == host]
+        if not nodes:
+            return {}
+        node = max(nodes, key=lambda node: float(node["Resources"].get("GPU", 0)))
+        kept = sum(started.cpus for started, _ in self._fallen.values() if started.host == host)
+        cpus, gpus = node["Resources"].get("CPU", 0) - kept, node["Resources"].get("GPU", 0) - self._held(host)
+        return {"num_cpus": max(0, cpus), "num_gpus": max(0, gpus), "label_selector": {_NODE: node["NodeID"]}}
+
+    def _off_what_fell(self, attempt: Attempt) -> Attempt:
+        """To be anywhere, where it was to be on a GPU that has fallen off since."""
+        settings, wanted = attempt.settings, names_in(attempt.settings.env.get(_VISIBLE, ""))
+        if not any(started.host == settings.alone_on and event.name in wanted for started, event in self._fallen.values()):
+            return attempt
+        env = {name: value for name, value in settings.env.items() if name != _VISIBLE}
+        return replace(attempt, settings=replace(settings, env=env, alone_on=None))
+
+    def _of_kind(self, kind: str | None) -> dict[str, str]:
+        """What holds a cell to nodes with such GPUs, those included that will join."""
+        if kind is None:
+            return {}
+        self._types |= {gpu_type(node) for node in self._alive()}
+        wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
+        return {GPU_TYPE: f"in({','.join(wanted)})"}
+
+    def _cores_for(self, gpus: int) -> int:
+        """What every node with so many GPUs can give to them: Ray would wait for ever for what none has."""
+        return max(1, min((int(n["CPU"] * gpus // n["GPU"]) for n in self._nodes() if n["GPU"] >= gpus), default=1))
+
+    def _cores_per_cpu_cell(self) -> int:
+        return max(1, min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1) // self._cpu_cells)
+
+    def _require_gpu(self, attempt: Attempt) -> None:
+        fallen = self._fallen.values()
+        working = [node["Resources"].get("GPU", 0) - self._held(node["NodeManagerHostname"]) for node in self._alive()]
+        require_gpus(attempt, int(max(working, default=0)), [event.place for _, event in fallen])
+
+    def _held(self, host: str | None = None) -> int:
+        """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
+        return gpus_of(started.attempt for started, _ in self._fallen.values() if host in (None, started.host))
+
+    def _all_gpus(self) -> int:
+        return int(sum(node["GPU"] for node in self._nodes()))
+
+    def _nodes(self) -> list[dict[str, float]]:
+        return [{name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")} for node in self._alive()]
+
+    def _alive(self) -> list[dict[str, Any]]:
+        """Those that cells may come to."""
+        return [node for node in self._living() if node["NodeID"] not in self._out]
+
+    def _living(self) -> list[dict[str, Any]]:
+        return [node for node in self._ray.nodes() if node["Alive"]]
+
+    def _has_room(self, running: Mapping[Any, Started]) -> bool:
+        """Ray would queue what exceeds its resources; the count here decides how far ahead we look. One that still waits for
+        several GPUs has what becomes free: no other is begun."""
+        begun = [started.attempt for started in running.values()]
+        devices = {attempt.cell.params.device for attempt in begun}
+        if devices != {"cuda"}:
+            return len(begun) < (self._cpu_cells if devices else 1)
+        waits = any(gpus_of([started.attempt]) > 1 and not started.host for started in running.values())
+        return not waits and gpus_of(begun) < self.places("cuda")
+
+    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Event | None:
+        if not is_ready:
+            return self._give_up_hung(stream, started)
+        try:
+            event: Event = self._ray.get(next(stream))
+            if isinstance(event, Outcome | Fallen):
+                del self._crashes[started.node]
+            return event
+        except self._ray.exceptions.LocalRayletDiedError as error:
+            raise NodesLost("Ray's own process on this machine has died", "Run again: what is finished is kept") from error
+        except (self._ray.exceptions.RayError, StopIteration) as error:
+            reason = f"its supervisor went away: {type(error).__name__}: {error}"
+            outcome = lost(started.attempt, reason, time.monotonic() - started.at_s)
+            if self._has_several_hosts():
+                self._doubt(started, error)
+            return outcome
+
+    def _doubt(self, started: Started, error: Exception) -> None:
+        """Whether supervisors begin at all, and live, on the node of one that went away; on all nodes where it is not known."""
+        ray = self._ray.exceptions
+        if not isinstance(error, ray.RuntimeEnvSetupError | ray.WorkerCrashedError):
+            return
+        self._crashes[started.node] += isinstance(error, ray.WorkerCrashedError)
+        if started.node and self._crashes[started.node] >= _CRASHES:
+            self._leave_out(started.node, f"host {started.host}: {_WORKERS_CRASH}")
+            return
+        with suppress(ray.RayError):  # of which the next event tells
+            self._ask_nodes(_nothing, _BEGIN_S, started.node)
+
+    def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
+        """A supervisor that is itself stopped."""
+        limit = started.attempt.settings.timeout_s + _BACKSTOP_S
+        if not started.host or time.monotonic() - started.at_s < limit:
+            return None
+        return self._give_up(stream, started, f"its supervisor did not answer for {limit:g} s")
+
+    def _give_up(self, stream: Any, started: Started, reason: str) -> Outcome:
+        self._end([stream])
+        return lost(started.attempt, reason, time.monotonic() - started.at_s)
+
+
+def _nothing() -> None: ...
+
+
+@cache
+def _saying_what_it_has(measure_there: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
+    """The same, which in what says that it has begun names the node and its cores: who runs there knows, and nobody else."""
+
+    @wraps(measure_there)  # Ray calls the process by it
+    def saying(*words: Any) -> Iterator[Event]:
+        import ray
+
+        for event in measure_there(*words):
+            if isinstance(event, Started):
+                here = ray.get_runtime_context()
+                has = here.get_assigned_resources()  # type: ignore[no-untyped-call]
+                event = replace(event, node=here.get_node_id(), cpus=has.get("CPU", 0.0))
+            yield event
+
+    return saying
+
+
+class LastingScheduler:
+    """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
+
+    def __init__(self, open_scheduler: Callable[[Attempt], Scheduler]) -> None:
+        self._open = open_scheduler
+        self._scheduler: Scheduler | None = None
+
+    def opened(self, example: Attempt) -> LastingScheduler:
+        self._scheduler = self._scheduler or self._open(example)
+        return self
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return self._scheduler.environments() if self._scheduler else []
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        return self._scheduler.places(device, kind) if self._scheduler else 1
+
+    def prepare(self, attempt: Attempt) -> None:
+        if self._scheduler is not None:
+            self._scheduler.prepare(attempt)
+
+    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
+
+    def close(self) -> None:
+        """Not yet."""
+
+    def end(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+
+
+def _marked(attempt: Attempt) -> str | None:
+    """None where the driver cannot write: that is said when the cell is measured."""
+    with suppress(OSError):
+        return leave_mark(attempt)
+    return None
+
+
+def _take_in(parcel: Parcel) -> None:
+    """What it measured comes apart from this: without its log a cell is still a result."""
+    with suppress(OSError, ValueError, tarfile.TarError):
+        unpack(parcel)
+
+
+def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The UUIDs of a probed host's GPUs, by the names that they have in CUDA_VISIBLE_DEVICES."""
+    gpus, named = environment.get("gpus", []), environment.get("visible_devices")
+    names = [name.strip() for name in named.split(",")] if named else map(str, range(len(gpus)))
+    return {name: gpu["uuid"] for name, gpu in zip(names, gpus, strict=False)}
+
+
+def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, Mapping[str, Any]]:
+    """Ray on this host, with these variables, and what the host is: both at once, since each takes seconds.
+
+    Raises EnvironmentError.
+    """
+    with ThreadPoolExecutor(1) as beside:
+        probing = beside.submit(probe_here)
+        count = len(gpu_names())
+        ray = _connect(None, session, count, variables)
+        try:
+            here = probing.result()
+        except EnvironmentError:
+            ray.shutdown()
+            raise
+    if len(here["gpus"]) == count:
+        return ray, here
+    ray.shutdown()  # NVIDIA's driver counts GPUs that torch cannot use, and not those of others
+    return _connect(None, session, len(here["gpus"]), variables), here
+
+
+def _connect(address: str | None, session: str | None = None, gpus: int = 0, variables: Mapping[str, str] | None = None) -> Any:
+    """Ray, started with these variables, or joined. Raises EnvironmentError."""
+    require_listener(address)
+    os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
+    import ray
+    import ray.exceptions
+
+    local: dict[str, Any] = {
+        "num_cpus": cores_here(),
+        "num_gpus": gpus,
+        "object_store_memory": _OBJECT_STORE_BYTES,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        "_temp_dir": session and f"{session}/r",  # one of its own: Ray opens it to everybody
+    }
+    variables = variables or {}
+    os.environ.update(variables)
+    try:
+        with shipped() if address else nullcontext(local) as how:
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
+    except Exception as error:  # Ray raises that itself where its processes do not come up in time
+        remedy = IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
+        raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+    return ray

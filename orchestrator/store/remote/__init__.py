@@ -1,0 +1,1 @@
+"""Results in a bucket: list, fetch, put, and a local working copy."""

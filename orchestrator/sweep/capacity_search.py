@@ -1,0 +1,355 @@
+"""The largest context or batch that fits: by prediction and bisection, and, where asked, confirmed by measuring.
+
+    cells ─without the axis→ groups ─predict, bisect→ Limit ─measure, bisect→ Limit ─describe→ a table
+
+What is measured goes through `run_sweep`: its rows are kept in the run's folder, and are not measured again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from orchestrator.common.errors import ConfigError
+from orchestrator.config.grid import Expansion
+from orchestrator.execution.host_probe import probe_here
+from orchestrator.hardware.gpu_catalog import Card
+from orchestrator.planning.memory_prediction import cap_bytes, predicting, verdict_of
+from orchestrator.planning.plan import Choice, Past, read_history
+from orchestrator.scheduling.ray_scheduler import LastingScheduler
+from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep, smallest_card
+from tasks.prediction.records import AS_EAGER, MARGIN, Prediction, why_not
+from tasks.spec.cell import Cell
+from tasks.spec.records import Status
+from tasks.spec.registry import make_cell
+
+_GIB = 1024**3
+_DECIDED = frozenset({Status.OK, Status.OOM})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Multiples of `granularity` along `axis` are tried, none above `up_to`."""
+
+    axis: str
+    granularity: int
+    up_to: int
+
+
+class Search:
+    """The largest multiple that fits. fits, fails: the largest known to, 0 for none, and the smallest known not to.
+
+    It tries the hints first, then ever larger steps until something fails, then halves what is between.
+    """
+
+    def __init__(self, bounds: Bounds, hints: Iterable[int] = ()) -> None:
+        self._step = self._granularity = bounds.granularity
+        self._most = bounds.up_to // bounds.granularity * bounds.granularity
+        self._hints = tuple(hints)
+        self.fits = 0
+        self.fails: int | None = None
+
+    @property
+    def next(self) -> int | None:
+        """What to try; None where all is known."""
+        end = self._most + self._granularity if self.fails is None else self.fails
+        if end - self.fits <= self._granularity:
+            return None
+        hint = next((hint for hint in self._hints if self.fits < hint < end), None)
+        if hint is not None:
+            return hint
+        if self.fails is None:
+            return min(self.fits + self._step, self._most)
+        return self.fits + max(1, (end - self.fits) // self._granularity // 2) * self._granularity
+
+    def learn(self, value: int, fits: bool) -> None:
+        if fits:
+            self.fits = max(self.fits, value)
+            self._step *= 2
+        else:
+            self.fails = value if self.fails is None else min(self.fails, value)
+
+
+@dataclass
+class Limit:
+    """What was found of one cell whose axis is left open.
+
+    surely: the largest that fits with a margin; perhaps: the largest that may, None where nobody can tell; unpredicted: why
+    predicting came to no end. measured: where it was; unmeasured: why that came to no end.
+    """
+
+    at: Callable[[int], Cell]
+    surely: Search
+    perhaps: Search | None
+    predictions: dict[int, Prediction] = field(default_factory=dict)
+    unpredicted: str = ""
+    measured: Search | None = None
+    unmeasured: str = ""
+
+
+def open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:
+    """One for all cells that differ in the axis alone. Raises ConfigError where no task has it."""
+    groups: dict[str, Limit] = {}
+    for cell in expansion.cells:
+        values = cell.params.values()
+        if bounds.axis in values:
+            at = _at(cell.task, {name: value for name, value in values.items() if name != bounds.axis}, bounds.axis)
+            groups.setdefault(at(bounds.granularity).id, Limit(at, Search(bounds), Search(bounds)))
+    if not groups:
+        tasks = ", ".join(sorted({cell.task for cell in expansion.cells}))
+        raise ConfigError(f"{tasks}: has no axis {bounds.axis!r}", "Name a sweep of train_step or attention")
+    return list(groups.values())
+
+
+def _at(task: str, others: Mapping[str, Any], axis: str) -> Callable[[int], Cell]:
+    return lambda value: make_cell(task, {**others, axis: value})
+
+
+def _check_ceilings(request: Request, groups: Iterable[Limit], bounds: Bounds) -> None:
+    """Without one the search would go on until the machine ends other programs. Raises ConfigError."""
+    cells = [group.at(bounds.granularity) for group in groups]
+    endless = [cell for cell in cells if cell.params.device == "cpu" and cell.params.memory_limit_gib is None]
+    if endless and request.config.limits.host_memory_gib is None:
+        raise ConfigError("--confirm: on the CPU nothing says when memory ends", "Add --set memory_limit_gib=8")
+
+
+def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> Card | None:
+    """This machine's GPU, where something depends on it. Raises ConfigError where that is so and there is none."""
+    cells = [group.at(bounds.granularity) for group in groups]
+    predicted = [cell for cell in cells if not why_not(cell)]
+    unlimited = [cell for cell in predicted if cap_bytes(cell, None) is None]
+    if not (unlimited or (measures and predicted)):
+        return None
+    card = smallest_card([probe_here()])
+    if card is None and unlimited:
+        raise ConfigError("for which GPU? This machine has none", "Add --gpu 'RTX 5090' or --set memory_limit_gib=32")
+    return card
+
+
+def predict_limits(groups: Sequence[Limit], bounds: Bounds, card: Card | None, paths: tuple[str, ...]) -> None:
+    """Fills in what prediction finds, of all cells at once, step by step."""
+    with predicting(card, paths) as predict:
+        while asked := [(group, value) for group in groups if (value := _next_to_predict(group)) is not None]:
+            found = predict([group.at(value) for group, value in asked])
+            for group, value in asked:
+                cell = group.at(value)
+                _learn_prediction(group, value, cell, found[cell.id], card)
+
+
+def _next_to_predict(group: Limit) -> int | None:
+    if group.unpredicted:
+        return None
+    value = group.surely.next
+    return group.perhaps.next if value is None and group.perhaps is not None else value
+
+
+def _learn_prediction(group: Limit, value: int, cell: Cell, prediction: Prediction, card: Card | None) -> None:
+    group.predictions[value] = prediction
+    verdict = verdict_of(cell, prediction, card)
+    if verdict is None:
+        group.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
+        return
+    if prediction.how == AS_EAGER:  # compiled it may take less: nothing is known not to fit
+        group.perhaps = None
+    group.surely.learn(value, verdict == "fits")
+    if group.perhaps is not None:
+        group.perhaps.learn(value, verdict != "oom")
+
+
+def confirm_limits(request: Request, groups: Sequence[Limit], bounds: Bounds, means: Means) -> Summary:
+    """Measures what was found and what is next to it, and on from there where they are not as predicted.
+
+    What the folder knows already is not measured again. Gives what the last round of measuring came to: why it ended.
+    """
+    began, summary = time.monotonic(), Summary()
+    for group in groups:
+        group.measured = Search(bounds, _hints(group))
+    lasting = LastingScheduler(means.open_scheduler)
+    try:
+        while asked := _to_measure(request, groups):
+            left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
+            cells = Expansion(tuple({cell.id: cell for _, _, cell in asked}.values()))
+            once = replace(means, open_scheduler=lasting.opened, time_limit_s=left)
+            summary = run_sweep(replace(request, expansion=cells, searching=True), Choice(), once)
+            _learn_measured(request, asked)
+            if summary.stopped or summary.broken or summary.late:
+                break
+    finally:
+        lasting.end()
+    return summary
+
+
+def _hints(group: Limit) -> list[int]:
+    """What is predicted to fit, and what is predicted not to."""
+    fails = (group.perhaps or group.surely).fails
+    return [value for value in (group.surely.fits, fails) if value]
+
+
+def _to_measure(request: Request, groups: Iterable[Limit]) -> list[tuple[Limit, int, Cell]]:
+    """The next of each group that is not known from the run's folder."""
+    history = read_history(request.run)
+    asked = []
+    for group in groups:
+        while (value := _next_to_measure(group)) is not None:
+            cell = group.at(value)
+            status = history.get(cell.id, Past()).status
+            if status not in _DECIDED:
+                asked.append((group, value, cell))
+                break
+            _learn_status(group, value, status)
+    return asked
+
+
+def _next_to_measure(group: Limit) -> int | None:
+    return group.measured.next if group.measured is not None and not group.unmeasured else None
+
+
+def _learn_measured(request: Request, asked: Iterable[tuple[Limit, int, Cell]]) -> None:
+    """Of those that were begun: a round may end before all of them were."""
+    history = read_history(request.run)
+    for group, value, cell in asked:
+        if cell.id in history:
+            _learn_status(group, value, history[cell.id].status)
+
+
+def _learn_status(group: Limit, value: int, status: str) -> None:
+    if status in _DECIDED and group.measured is not None:
+        group.measured.learn(value, status == Status.OK)
+    else:
+        group.unmeasured = f"{value} ended as {status}"
+
+
+def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[str]:
+    """A row a group: what is predicted, what was measured, and what is to be said of it."""
+    from tabulate import tabulate
+
+    groups = found.groups
+    cells = Expansion(tuple(group.at(bounds.granularity) for group in groups))
+    measured_gib = _measured_gib(request) if any(group.measured for group in groups) else {}
+    header = [
+        "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from", "its peak GiB",
+        "measured up to", "measured GiB", "OOM at", "note",
+    ]  # fmt: skip
+    rows = [
+        [
+            cells.label(cell),
+            *_predicted(group, cap_bytes(cell, found.card)),
+            *_measured(group, measured_gib),
+            _remark(group, bounds),
+        ]
+        for group, cell in zip(groups, cells.cells, strict=True)
+    ]
+    kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
+    if any(_is_undecided_between(group, bounds) for group in groups):
+        undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
+        yield f"between `fits up to` and `OOM from`: {undecided}; on the GPU itself --confirm measures it"
+
+
+def _is_undecided_between(group: Limit, bounds: Bounds) -> bool:
+    """Whether something was tried neither by measuring nor by a prediction that is sure of it."""
+    fails = group.perhaps.fails if group.perhaps is not None else None
+    return group.measured is None and fails is not None and fails - group.surely.fits > bounds.granularity
+
+
+def _predicted(group: Limit, cap: int | None) -> list[str]:
+    fits = group.surely.fits
+    fails = group.perhaps.fails if group.perhaps is not None else None
+    return [
+        str(fits or ""),
+        _peak_gib(group, fits),
+        _reserved_gib(group, fits, cap),
+        f"{cap / _GIB:.2f}" if cap and group.predictions else "",
+        str(fails or ""),
+        _peak_gib(group, fails),
+    ]
+
+
+def _reserved_gib(group: Limit, value: int | None, cap: int | None) -> str:
+    """Where the device has less than the allocator would keep, it gives the rest back."""
+    with_room = _peak_gib(group, value, "peak_reserved_bytes")
+    prediction = group.predictions.get(value or 0)
+    reserved = prediction.peak_bytes("peak_reserved_bytes") if prediction else None
+    return f"{cap / _GIB:.2f} ({with_room} with room)" if cap and reserved and reserved > cap else with_room
+
+
+def _peak_gib(group: Limit, value: int | None, metric: str = "peak_allocated_bytes") -> str:
+    prediction = group.predictions.get(value or 0)
+    if prediction is None:
+        return ""
+    peak, least = prediction.peak_bytes(metric), prediction.least_bytes()
+    return f"{peak / _GIB:.2f}" if peak else f"≥ {least / _GIB:.2f}" if least else ""
+
+
+def _measured(group: Limit, measured_gib: Mapping[str, float]) -> list[str]:
+    if group.measured is None:
+        return ["", "", ""]
+    fits = group.measured.fits
+    peak = measured_gib.get(group.at(fits).id) if fits else None
+    return [str(fits or ""), f"{peak:.2f}" if peak else "", str(group.measured.fails or "")]
+
+
+def _measured_gib(request: Request) -> dict[str, float]:
+    """The peak of each cell that was measured: of the allocator, or on the CPU of the process."""
+    from orchestrator.analysis.results import load_results
+
+    cells = load_results(request.run).cells if request.run.exists else None
+    names = [] if cells is None else [name for name in ("peak_allocated_bytes", "peak_rss_bytes") if name in cells]
+    if cells is None or not names:
+        return {}
+    peaks = cells.set_index("cell")[names].bfill(axis=1).iloc[:, 0].dropna()
+    return {str(cell): float(nbytes) / _GIB for cell, nbytes in peaks.items()}
+
+
+def _remark(group: Limit, bounds: Bounds) -> str:
+    if group.measured is not None:
+        return _remark_on_measured(group, group.measured)
+    if group.unpredicted:
+        return group.unpredicted
+    search = group.perhaps or group.surely
+    if not search.fits and group.perhaps is not None:
+        return f"nothing fits: {bounds.granularity} takes {_peak_gib(group, bounds.granularity)} GiB"
+    if search.fails is None:
+        return f"not tried above {search.fits}: --up-to goes on"
+    return "compiled: predicted as eager, more may fit" if group.perhaps is None else ""
+
+
+def _remark_on_measured(group: Limit, measured: Search) -> str:
+    if group.unmeasured:
+        return group.unmeasured
+    if measured.next is not None:
+        return "not done: run it again"
+    if group.unpredicted:
+        return f"{'' if measured.fits else 'nothing fits; '}measured alone: {group.unpredicted}"
+    fails = group.perhaps.fails if group.perhaps is not None else None
+    if measured.fits < group.surely.fits:
+        return "less fits than was predicted"
+    if fails is not None and measured.fits >= fails:
+        return "more fits than was predicted"
+    if measured.fails is None:
+        return f"not tried above {measured.fits}: --up-to goes on"
+    return "confirmed" if measured.fits else "nothing fits"
+
+
+@dataclass(frozen=True)
+class Found:
+    """card: the GPU that it holds for, where that matters. summary: of the measuring."""
+
+    groups: Sequence[Limit]
+    card: Card | None
+    summary: Summary
+
+
+def find_limits(request: Request, bounds: Bounds, card: Card | None, means: Means | None) -> Found:
+    """Predicts, and with `means` measures. card: the GPU that was named, or None for this machine's. Raises ConfigError."""
+    if bounds.up_to < bounds.granularity:
+        raise ConfigError(f"--up-to {bounds.up_to}: is less than the granularity, {bounds.granularity}", "Name a larger one")
+    groups = open_groups(request.expansion, bounds)
+    if means is not None:
+        _check_ceilings(request, groups, bounds)
+    card = card or _own_card(groups, bounds, means is not None)
+    predict_limits(groups, bounds, card, request.import_paths)
+    summary = confirm_limits(request, groups, bounds, means) if means is not None else Summary()
+    return Found(groups, card, summary)

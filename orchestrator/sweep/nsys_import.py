@@ -1,0 +1,55 @@
+"""Brings in what another program traced: an export of Nsight Systems becomes an attempt of a run, with its kernels."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from orchestrator.common.hashing import file_digest
+from orchestrator.execution.nsys import read_report
+from orchestrator.store.run import Run
+from tasks.spec.cell import Cell
+from tasks.spec.parameters import Params
+from tasks.spec.records import Attempt, Outcome, Settings, Status
+from tasks.traces.attribution import attribute
+from tasks.traces.summary import to_rows, to_samples
+
+TASK = "nsys"
+
+
+class ImportedParams(Params):
+    """What is known of a cell that another program measured: the file that it came in, and a digest of what that holds: nsys
+    calls its files report1 and report2 wherever it runs."""
+
+    file: str
+    content: str
+
+
+def import_nsys(file: Path, run: Run) -> str:
+    """Adds the file to the run as a cell, whose id comes back. Raises RunError or EnvironmentError.
+
+    The same file again is a further attempt at the same cell; another of that name is another cell.
+    """
+    started_at, began = time.time(), time.monotonic()
+    timeline = read_report(file)
+    works = attribute(timeline)
+    cell = Cell(TASK, 1, ImportedParams(file=file.name, content=file_digest(file)[:12]))
+    with run.opened_for_writing() as writer:
+        earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
+        number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
+        if not run.exists:
+            writer.write_manifest({"name": run.folder.name})
+        outcome = Outcome(
+            Attempt(cell, number, str(run.attempt_folder(cell.id, number)), Settings()),
+            Status.OK,
+            stage="",
+            phase="",
+            evidence={},
+            facts={},
+            samples=tuple(to_samples(works, None, on_device=True)),
+            started_at=started_at,
+            wall_s=time.monotonic() - began,
+            kernels=tuple(to_rows(works, None)),
+        )
+        writer.append(outcome, None)
+    return cell.id

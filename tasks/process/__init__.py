@@ -1,0 +1,1 @@
+"""The life of a measuring process: fork server, lifeline, journal, CPU pinning."""

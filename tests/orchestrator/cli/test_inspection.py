@@ -1,0 +1,121 @@
+"""What `sweep show` prints of one cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from orchestrator.analysis.results import load_results
+from orchestrator.cli.inspection import describe_cell
+from orchestrator.common.errors import RunError
+from orchestrator.report.export.export import publish
+from orchestrator.report.tables.formatters import format_ms
+from orchestrator.store.run import Run
+from orchestrator.sweep.console import why_it_ended
+from tasks.spec.records import LOG_FILE, Outcome, Status
+
+GIB, MIB = 1024**3, 1024**2
+
+
+@pytest.fixture
+def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> Run:
+    """A cell that was timed until its interval was narrow, and one that ran out of memory."""
+    run = Run(tmp_path / "run")
+    adaptive = {"timing_warmup_steps": 3, "timing_stopped_by": "half-width", "timing_half_width": 0.0087}
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "run"})
+        timed = make_outcome(context_length=16)
+        writer.append(replace(timed, facts={**timed.facts, **adaptive}), None)
+        writer.append(make_outcome(Status.OOM, context_length=32), None)
+    return run
+
+
+def shown(run: Run, status: str) -> list[str]:
+    attempts = run.read("attempts").set_index("status")
+    return list(describe_cell(run, attempts.loc[status, "cell"][:8]))
+
+
+def test_how_the_number_of_steps_came_about(run: Run) -> None:
+    lines = shown(run, "ok")
+    assert {"  timing_warmup_steps: 3", "  timing_stopped_by: half-width", "  timing_half_width: 0.0087"} <= set(lines)
+    assert not any("gpu" in line for line in lines)  # of all other facts the report tells
+
+
+def test_the_evidence_and_the_samples(run: Run) -> None:
+    lines = shown(run, "oom")
+    assert "  message: it was oom" in lines
+    assert "  asked_bytes: 2,147,483,648" in lines
+    assert not any("timing_" in line for line in lines)
+    assert "  timing synced forward duration [ms]: 10, 11, 12" in shown(run, "ok")
+
+
+def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    run, red = Run(tmp_path / "run"), "\x1b[31m red\rand back"
+    own = {"size": None, "model": "package:Model", "model_args": {"name": red}, "context_length": 16}
+    outcome = replace(make_outcome(Status.FAILED, **own), evidence={"message": f"{red}\nsecond\tline\x07"})
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "run"})
+        writer.append(outcome, None)
+        (run.attempt_folder(outcome.attempt.cell.id, 1)).mkdir(parents=True)
+        (run.attempt_folder(outcome.attempt.cell.id, 1) / LOG_FILE).write_text(f"{red} in its log\n")
+    lines = shown(run, "failed")
+    assert all(letter.isprintable() or letter == "\n" for line in lines for letter in line)
+    (message,) = (line for line in lines if line.startswith("  message: "))
+    assert message == "  message: \\x1b[31m red\\rand back\n    second  line\\x07"
+    assert any("in its log" in line for line in lines)
+    assert why_it_ended(outcome.evidence) == "\\x1b[31m red\\rand back"
+    assert replace(outcome.attempt.cell, task="bell\x07").describe([]) == "bell\\x07"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"asked_bytes": 8 * MIB, "limit_bytes": 256 * MIB}, "out of memory: asked for 8 MiB, limit 256 MiB"),
+        ({"asked_bytes": 3 * GIB // 2, "free_bytes": 205 * MIB, "total_bytes": 80 * GIB},
+         "out of memory: asked for 1.5 GiB, 205 MiB of 80 GiB free"),
+        ({"asked_bytes": GIB, "limit_bytes": 99 * GIB, "free_bytes": 0, "total_bytes": 80 * GIB},
+         "out of memory: asked for 1 GiB, 0 bytes of 80 GiB free"),
+        ({"asked_bytes": 512 * MIB}, "out of memory: asked for 512 MiB"),
+        ({"asked_bytes": 4096}, "out of memory: asked for 4,096 bytes"),
+        ({"asked_bytes": None, "limit_bytes": 256 * MIB}, "x" * 159 + "…"),
+        ({}, "x" * 159 + "…"),
+    ],
+)  # fmt: skip
+def test_why_memory_ran_out_is_told_by_its_numbers_and_else_by_what_was_said(more: dict[str, int | None], said: str) -> None:
+    assert why_it_ended({"message": "x" * 200, **more}) == said
+    assert why_it_ended({"message": "x" * 160}) == "x" * 160
+
+
+def test_a_cell_that_is_not_there(run: Run) -> None:
+    with pytest.raises(RunError, match="has no cell 'nothing'"):
+        list(describe_cell(run, "nothing"))
+
+
+def test_what_came_of_it_stands_before_what_was_read(run: Run) -> None:
+    lines = shown(run, "ok")
+    result = lines.index("result, of attempt 1:")
+    assert result < lines.index("  timing synced forward duration [ms]: 10, 11, 12")
+    (step,) = (line for line in lines if line.startswith("  step, ms: "))
+    row = load_results(run).cells.set_index("status").loc["ok"]
+    assert step.startswith(f"  step, ms: {format_ms(row['step_ms_median'])} [{format_ms(row['step_ms_ci_low'])}, ")
+    assert not any(line.startswith("result") for line in shown(run, "oom"))
+
+
+def test_a_cell_of_what_was_published_is_named_as_in_its_tables(
+    run: Run, tmp_path: Path, sweep_here: Callable[..., Result]
+) -> None:
+    publish([run.folder], tmp_path / "published", 10**7, "all")
+    cell = run.read("attempts")["cell"][0]
+    alone = sweep_here("show", tmp_path / "published" / "run", cell)
+    assert f"cell {cell} of task" in alone.stdout
+    assert alone.stdout.splitlines()[-1] == "logs and artifacts are not published, nor how to measure this cell by hand"
+    assert sweep_here("show", tmp_path / "published", f"run:{cell}").stdout == alone.stdout
+    missing = sweep_here("show", tmp_path / "published", f"other:{cell}")
+    assert missing.exit_code == 2
+    assert missing.stderr.startswith("sweep: ")

@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from orchestrator.common.errors import ConfigError
+from orchestrator.config.grid import Selection, expand, parse_selection
+from orchestrator.config.schema import (
+    Source,
+    json_schema,
+    load_config,
+    parse_config,
+    validate_config,
+)
+from tests.conftest import ROOT
+from tests.fuzz import mutants, outcome_of
+
+NOTHING = Selection({}, {})
+GOOD = """
+name: test
+grids:
+  - task: train_step
+    axes:
+      size: [tiny]
+      precision: [fp32, bf16]
+"""
+
+
+def complaint(text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        expand(*parse_config(text, "my.yaml"), NOTHING)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_good() -> None:
+    config, source = parse_config(GOOD, "my.yaml")
+    assert [cell.params.values()["precision"] for cell in expand(config, source, NOTHING).cells] == ["fp32", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "said"),
+    [
+        ("precision:", "precison:", 7, "Did you mean 'precision'?"),
+        ("[tiny]", "[tinny]", 6, "Did you mean 'tiny'?"),
+        ("[fp32, bf16]", "[fp32, bf61]", 7, "Did you mean 'bf16'?"),
+        ("task: train_step", "task: trian_step", 4, "Did you mean 'train_step'?"),
+        ("axes:", "axis:", 5, "Did you mean 'axes'?"),
+        ("name: test", "nmae: test", 2, ""),
+        ("[tiny]", "[]", 6, "at least 1 item"),
+        ("[tiny]", "tiny", 6, "valid list"),
+        ("[fp32, bf16]", "[no, off]", 7, "'no' is not allowed"),
+        ("name: test", "name: ../up", 2, "pattern"),
+    ],
+)
+def test_each_error_names_its_line_and_the_nearest_word(old: str, new: str, line: int, said: str) -> None:
+    message = complaint(GOOD.replace(old, new))
+    assert message.startswith(f"my.yaml:{line}") or line == 2
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("    fixed: {d_model: 8}", "exactly one way"),
+        ("    fixed: {context_length: '128'}", "valid integer"),
+        ("    fixed: {context_length: 0}", "greater than or equal to 1"),
+        ("    fixed: {year: 2026, model: x}", "exactly one way"),
+        ("    exclude: [{precison: fp32}]", "Did you mean 'precision'?"),
+        ("    override: [{when: {size: tiny}, set: {batchsize: 2}}]", "Did you mean 'batch_size'?"),
+        ("    override: [{wehn: {}, set: {}}]", "Did you mean 'when'?"),
+        ("    include: [{contxt_length: 8}]", "Did you mean 'context_length'?"),
+        ("    exclude: [{size: tiny}]", "Every combination is excluded"),
+        ("defaults: {devise: cpu}", "Did you mean 'device'?"),
+        ("instruments: [timming]", "Did you mean 'timing'?"),
+        ("limits: {timeout: 3}", "Did you mean 'timeout_s'?"),
+        ("limits: {timeout_s: -1}", "greater than 0"),
+        ("limits: {timeout_s: 1e300}", "less than or equal to 100000000"),
+        ("limits: {host_memory_gib: .inf}", "finite number"),
+        ("limits: {host_memory_gib: 1e300}", "less than or equal to 1000000"),
+        (
+            "    fixed: {memory_limit_gib: 1e300}",
+            "my.yaml:8: grids[0].fixed.memory_limit_gib: Input should be less than or equal to",
+        ),
+        ("    fixed: {seed: 99999999999999999999}", "my.yaml:8: grids[0].fixed.seed: integers must fit in 63 bits"),
+        ("    exclude: [{seed: 99999999999999999999}]", "my.yaml:8: grids[0].exclude[0].seed: integers must fit in 63 bits"),
+        ("env: {A: 1}", "valid string"),
+        ("env: {A: x, '': x}", "'' cannot name an environment variable"),
+        ("env:\n  A: x\n  A=B: x", "my.yaml:10: env.A=B: 'A=B' cannot name an environment variable"),
+        ('env: {"A\\0": x}', r"my.yaml:8: env.'A\x00': 'A\x00' cannot name an environment variable"),
+        ('env: {A: "x\\0y"}', "my.yaml:8: env.A: cannot be the value of an environment variable"),
+        ('env: {A: "\\ud800"}', "env.A: cannot be the value of an environment variable"),
+        *((f'results: "{name}"', "my.yaml:8: results: ") for name in ("", " ", "a\\0b", "\\ud800")),
+        ('"lim\\nits": {}', "Did you mean 'limits'?"),
+    ],
+)
+def test_what_else_can_be_wrong(more: str, said: str) -> None:
+    assert said in complaint(GOOD + more)
+
+
+def test_any_text_may_be_a_value_in_the_environment() -> None:
+    config, _ = parse_config(GOOD + 'env: {A: "", B: "a=b\\nc é"}', "my.yaml")
+    assert config.env == {"A": "", "B": "a=b\nc é"}
+
+
+def test_size_of_another_year() -> None:
+    assert "10B is not of 2025" in complaint(GOOD.replace("tiny", "10B"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name: a\ngrids:\n\t- task: x", "my.yaml:3: not valid YAML"),
+        ("name: a\nname: b\n", "duplicate key"),
+        ("name: a\ngrids: [{task: train_step, fixed: {model_args: {a: !foo bar}}}]", "without a tag"),
+        ("- a\n- b\n", "not a mapping"),
+        ("", "not a mapping"),
+        ("name: !!python/object/apply:os.system ['true']\ngrids: []", ""),
+        ("name: [unclosed", "my.yaml:"),
+        ("name: \x00", "my.yaml"),
+    ],
+)
+def test_what_is_not_a_config(text: str, said: str) -> None:
+    assert said in complaint(text)
+
+
+def test_a_tab_has_its_remedy() -> None:
+    assert "Indent with spaces" in complaint("name: a\ngrids:\n\t- task: x")
+
+
+def test_a_bomb_is_refused_without_unfolding_it() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert "aliases unfold" in complaint("\n".join(lines))
+
+
+def test_nor_is_it_unfolded_in_a_complaint() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    assert "aliases unfold" in complaint("\n".join([*lines, lines[-1]]))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_ten_thousand_mutants_are_refused_in_one_line_or_are_sweeps(seed: int) -> None:
+    ended = Counter(map(outcome_of, mutants(1000, seed)))
+    assert set(ended) == {"refused", "expanded"}, ended
+
+
+def test_a_grid_of_a_thousand_million_cells_is_refused_before_it_is_multiplied_out() -> None:
+    axes = "".join(f"      {axis}: {list(range(1, 1001))}\n" for axis in ("seed", "batch_size", "context_length"))
+    assert "more than 100,000 combinations" in complaint(GOOD + axes)
+    config, source = parse_config(GOOD + axes, "my.yaml")
+    few = parse_selection(["seed=1", "batch_size=1", "context_length=1,2"], [])
+    assert len(expand(config, source, few).cells) == 4
+
+
+def test_what_contains_itself_is_refused() -> None:
+    assert "my.yaml" in complaint("name: a\ngrids: &g [*g]")
+    assert "my.yaml" in complaint("name: a\ngrids: &g [{task: train_step, fixed: {model_args: *g}}]")
+
+
+def test_an_honest_alias_is_welcome() -> None:
+    config, source = parse_config(GOOD.replace("[tiny]", "&s [tiny]") + "  - {task: train_step, axes: {size: *s}}", "x")
+    assert expand(config, source, NOTHING).duplicates == 1
+
+
+def test_numbers_are_those_of_yaml_1_2() -> None:
+    config, _ = parse_config(GOOD + "limits: {timeout_s: 1e2}", "x")
+    assert config.limits.timeout_s == 100
+
+
+def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> None:
+    write_config(GOOD, "demo.yaml")
+    with pytest.raises(ConfigError, match=r"demmo.yaml: cannot be read.*Did you mean"):
+        load_config(tmp_path / "demmo.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\xff")
+    with pytest.raises(
+        ConfigError, match=r"latin.yaml: cannot be read: byte 6 is not of UTF-8. A config is text: save it as UTF-8$"
+    ):
+        load_config(tmp_path / "latin.yaml")
+    with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
+        load_config(tmp_path)
+    with pytest.raises(ConfigError, match=r"cannot be read: File name too long$"):
+        load_config(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_schema_accepts_every_config_that_is_shipped(path: Path) -> None:
+    document = json.loads(json.dumps(YAML(typ="safe", pure=True).load(path)))
+    jsonschema.validate(document, json_schema())
+    config, source = load_config(path)
+    assert expand(config, source, NOTHING).cells
+
+
+def test_schema_refuses_what_the_loader_refuses() -> None:
+    for wrong in (GOOD.replace("precision", "precison"), GOOD.replace("[tiny]", "[tinny]"), GOOD + "limit: {}"):
+        document = YAML(typ="safe", pure=True).load(wrong)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(document, json_schema())
+
+
+def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+    assert json.loads(sweep("schema").stdout)["title"] == "SweepConfig"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "name: a\ngrids:\n- task: matmul\n  axes: {seed: [1, 2]}\n  fixed:\n    device: cpu\n    seed: 3",
+            "c.yaml:7: grids[0].fixed.seed: is among the axes of the grid too. Leave one of them out",
+        ),
+        (
+            "name: a\ninstruments: []\ngrids: [{task: matmul}]",
+            "c.yaml:2: instruments: is empty: nothing would be measured. Leave it out, or write [timing]",
+        ),
+    ],
+)
+def test_what_is_said_in_vain_is_refused_where_it_is_written(text: str, said: str) -> None:
+    """Not where it is read of a run that an earlier program let have it."""
+    with pytest.raises(ConfigError) as refused:
+        parse_config(text, "c.yaml")
+    assert str(refused.value) == said
+    validate_config(YAML(typ="safe", pure=True).load(text), Source("run.json", None))

@@ -1,0 +1,44 @@
+"""A run that has rows for every table there is."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.results import Results, load_results
+from orchestrator.store.run import Run
+from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.spec.registry import make_cell
+from tests.conftest import FAST, ROOT
+
+MEASURED = ROOT / "tests" / "data" / "h200_cells"
+
+
+@pytest.fixture(scope="session")
+def run_of_every_kind(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Cells as an H200 measured them, of each task and with each instrument, at most six samples a series; and of a CPU."""
+    folder = Path(shutil.copytree(MEASURED, tmp_path_factory.mktemp("every") / "run"))
+    with Run(folder).opened_for_writing() as writer:
+        for warmup in (0, 5):
+            writer.append(_of_the_cpu("train_step", {**FAST, "warmup_steps": warmup}), None)
+        writer.append(_of_the_cpu("matmul", {"device": "cpu", "matrix_size": 64}), None)
+    return Run(folder)
+
+
+@pytest.fixture(scope="session")
+def results_of_every_kind(run_of_every_kind: Run) -> Results:
+    return load_results(run_of_every_kind)
+
+
+def _of_the_cpu(task: str, params: dict[str, Any]) -> Outcome:
+    times = [Sample("timing", "duration", "ms", 10.0 + step, "synced", "step", step) for step in range(3)]
+    memory = [Sample("memory", "peak_rss_bytes", "bytes", 2.0**30, "steady", phase) for phase in ("forward", "backward")]
+    waited = Sample("telemetry", "waited_for_core", "", 0.25, "timing")
+    paces = [Sample("telemetry", "host_pace", "1/ms", 200.0, when) for when in ("before", "after")]
+    seconds = {"start": 0.5, "build": 0.25, "warm-up": 0.5, "timing synced": 1.0, "process": 0.25}
+    facts = {"cpu": "Test CPU", "torch": "2.13.0", "tokens": 16, "flops": {"forward": 10**9}, "stage_s": seconds}
+    attempt = Attempt(make_cell(task, params), 1, "/nowhere", Settings())
+    return Outcome(attempt, Status.OK, "", "", {}, facts, (*times, *memory, waited, *paces), 1.7e9, 2.5)

@@ -1,0 +1,124 @@
+"""A host that does not share the driver's folder, as the supervisor there and the scheduler here see it."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.execution import supervisor
+from orchestrator.execution.attempt_archive import (
+    Parcel,
+    elsewhere,
+    leave_mark,
+    pack,
+    sees_mark,
+    unpack,
+)
+from orchestrator.execution.supervisor import Event, Started
+from orchestrator.scheduling import ray_scheduler as schedulers
+from tasks.spec.records import ATTEMPT_FILE, LOG_FILE, Attempt, Outcome, Status
+
+MakeAttempt = Callable[..., Attempt]
+
+
+@pytest.fixture
+def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Attempt, str | None], list[Event]]:
+    """What a supervisor sends, of a cell that leaves a log, a file in a folder and a cache of its own."""
+
+    def execute(attempt: Attempt, variables: object) -> Outcome:
+        attempt.path.mkdir(parents=True, exist_ok=True)
+        (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
+        for name in (LOG_FILE, "deep/trace.json", "cache/inductor/kernel.py"):
+            (attempt.path / name).parent.mkdir(parents=True, exist_ok=True)
+            (attempt.path / name).write_text(f"{name} of {attempt.cell.id}")
+        return Outcome(attempt, Status.OK, "", "", {}, {}, (), 0.0, 1.0)
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "there"))
+    monkeypatch.setattr(supervisor, "execute", execute)
+    return lambda attempt, mark: list(supervisor.supervise(attempt, 1, {}, mark))
+
+
+def test_a_folder_that_somebody_else_made_is_not_used(
+    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is compiled there is run."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = elsewhere(make_attempt()).path.parents[2]
+    assert (ours.parent, ours.stat().st_mode & 0o777) == (tmp_path, 0o700)
+    theirs = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: theirs)
+    ours.rename(ours.with_name(ours.name.replace(f"-{theirs - 1}-", f"-{theirs}-")))
+    with pytest.raises(PermissionError, match="is another user's"):
+        elsewhere(make_attempt())
+
+
+def test_where_the_folder_is_shared_nothing_is_sent(
+    supervise: Callable[[Attempt, str | None], list[Event]], make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
+    attempt = make_attempt()
+    started, outcome = supervise(attempt, leave_mark(attempt))
+    assert isinstance(started, Started)
+    assert isinstance(outcome, Outcome)
+    assert (attempt.path / LOG_FILE).exists()
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_what_is_left_on_another_host_comes_to_the_driver(
+    supervise: Callable[[Attempt, str | None], list[Event]], make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
+    attempt = make_attempt()
+    leave_mark(attempt)
+    started, parcel, outcome = supervise(attempt, "another driver's")
+    assert isinstance(outcome, Outcome)
+    assert isinstance(parcel, Parcel)
+    assert (started.attempt, parcel.attempt, outcome.attempt) == (attempt, attempt, attempt)
+    assert not (attempt.path / LOG_FILE).exists()
+    schedulers._take_in(parcel)
+    assert (attempt.path / LOG_FILE).read_text() == f"{LOG_FILE} of {attempt.cell.id}"
+    assert (attempt.path / "deep" / "trace.json").exists()
+    assert Attempt.from_json((attempt.path / ATTEMPT_FILE).read_text()).folder == attempt.folder  # it says where it is now
+    assert not (attempt.path / "cache").exists()
+    assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+
+
+def test_the_cells_of_a_run_share_what_they_compile_there(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+    first, second = (elsewhere(make_attempt(seed=seed)) for seed in (0, 1))
+    assert first.path.parents[2] == second.path.parents[2] != make_attempt().path.parents[2]
+    assert first.path != second.path
+
+
+def test_variables_that_lead_to_the_drivers_folders_are_left_out(make_attempt: MakeAttempt) -> None:
+    run = make_attempt().path.parents[2]
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(run.parent / "cache"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert elsewhere(make_attempt(settings={"env": env})).settings.env == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+
+
+def test_a_mark_is_of_one_driver_and_one_attempt(make_attempt: MakeAttempt) -> None:
+    attempt = make_attempt()
+    assert not sees_mark(attempt, "")
+    mark = leave_mark(attempt)
+    assert sees_mark(attempt, mark)
+    assert leave_mark(attempt) != mark
+    assert not sees_mark(attempt, mark)
+
+
+def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("../../stray"))
+    attempt = make_attempt()
+    with pytest.raises(tarfile.TarError):
+        unpack(Parcel(attempt, stream.getvalue()))
+    schedulers._take_in(Parcel(attempt, b"torn"))  # the result itself comes apart from it
+    assert not list(tmp_path.rglob("stray"))
+
+
+def test_nothing_left_is_a_parcel_too(make_attempt: MakeAttempt) -> None:
+    unpack(pack(make_attempt(), make_attempt()))

@@ -1,0 +1,70 @@
+"""A log that is thinned while it is written keeps its end, in its order, and the disk its space."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from orchestrator.execution import child_log as log
+from orchestrator.execution.child_log import KEPT_BYTES, cut, thin
+
+LINES = 6_000_000
+
+
+@pytest.fixture
+def giving(tmp_path: Path) -> None:
+    """Where files give the disk back what is in their middle."""
+    path = tmp_path / "probe"
+    path.write_bytes(b"a" * 3 * KEPT_BYTES)
+    try:
+        with path.open("rb+") as file:
+            log._punch(file.fileno(), KEPT_BYTES, KEPT_BYTES)
+    except (OSError, AttributeError):
+        pytest.skip("this file system cannot")
+
+
+def test_the_disk_has_its_space_back(tmp_path: Path, giving: None) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"a" * 6 * KEPT_BYTES)
+    assert thin(path) == 0
+    assert path.stat().st_size == 6 * KEPT_BYTES
+    assert path.stat().st_blocks * 512 <= 2 * KEPT_BYTES + 64 * 1024
+
+
+def test_what_is_printed_while_it_is_thinned_stays_in_its_place(tmp_path: Path, giving: None) -> None:
+    path = tmp_path / "log.txt"
+    path.touch()
+
+    def flood() -> None:
+        with path.open("ab") as file:
+            for start in range(0, LINES, 100_000):
+                file.write(b"".join(b"%07d\n" % number for number in range(start, start + 100_000)))
+                file.flush()
+
+    writer = threading.Thread(target=flood)
+    writer.start()
+    while writer.is_alive():
+        assert thin(path) == 0
+    taken = cut(path)
+    lines = path.read_text().splitlines()
+    assert lines[0] == "0000000"
+    assert lines[-1] == f"{LINES - 1:07d}"
+    numbers = [int(line) for line in lines if line.isdigit()]
+    assert numbers == sorted(numbers)
+    assert taken == 8 * LINES - 2 * KEPT_BYTES
+    assert path.stat().st_size < 2 * KEPT_BYTES + 100
+
+
+def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*asked: object) -> None:
+        raise OSError(95, os.strerror(95))
+
+    monkeypatch.setattr(log, "_punch", refuse)
+    path = tmp_path / "log.txt"
+    path.write_bytes(b"a" * 5 * KEPT_BYTES)
+    assert thin(path) == 3 * KEPT_BYTES
+    assert path.stat().st_size < 2 * KEPT_BYTES + 100
+    assert thin(path) == 0

@@ -1,0 +1,117 @@
+"""The grandparent, begun before it is known where cells will be measured: what is forked from it is as good as any other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.execution.attempt import begin_grandparent, child_environment, execute
+from orchestrator.execution.child_process import STARTER
+from orchestrator.execution.fork_server import GRANDPARENT, Grandparent
+from tasks.spec.records import LOG_FILE, Attempt, Status
+from tests.conftest import ROOT
+from tests.killing import left_after
+
+TESTS = str(ROOT / "tests" / "support")
+ON = {"OMP_NUM_THREADS": "1"}  # a place
+MakeAttempt = Callable[..., Attempt]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forking is for Linux")
+
+
+@pytest.fixture
+def grandparent(make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Grandparent]:
+    STARTER.close()
+    found = begin_grandparent(tmp_path, make_attempt(), ON, {"TMPDIR": str(tmp_path)})
+    monkeypatch.setenv(GRANDPARENT, found.variables[GRANDPARENT])
+    yield found
+    STARTER.close()
+    found.close()
+    assert left_after(tmp_path, 5) == []
+
+
+def _grandparent_of(attempt: Attempt) -> int:
+    """As the cell itself has it."""
+    said = (attempt.path / LOG_FILE).read_text()
+    return int(said.split("ancestors: ")[1].split()[1])
+
+
+def telling(make_attempt: MakeAttempt, number: int, **settings: object) -> Attempt:
+    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "tell_its_ancestors"}}
+    return make_attempt(number, settings={"import_paths": (TESTS,), **settings}, **own)
+
+
+def test_cells_are_its_grandchildren(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+    """Asked for before it is ready, too: then it is waited for."""
+    attempts = [telling(make_attempt, number) for number in (1, 2)]
+    outcomes = [execute(attempt, ON) for attempt in attempts]
+    assert [outcome.status for outcome in outcomes] == [Status.OK] * 2
+    assert [outcome.facts["start_method"] for outcome in outcomes] == ["fork"] * 2
+    assert [outcome.facts["threads"] for outcome in outcomes] == [1, 1]
+    assert [_grandparent_of(attempt) for attempt in attempts] == [grandparent.pid] * 2
+
+
+def test_cells_of_another_environment_are_not(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+    attempt = telling(make_attempt, 1, env={"OMP_NUM_THREADS": "2"})
+    assert execute(attempt, ON).facts["threads"] == 2
+    assert _grandparent_of(attempt) != grandparent.pid
+
+
+def test_where_it_is_gone_a_place_helps_itself(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+    """What it had forked before lives on."""
+    assert execute(telling(make_attempt, 1), ON).status is Status.OK
+    psutil.Process(grandparent.pid).kill()
+    later = telling(make_attempt, 2)
+    assert execute(later, ON).facts["start_method"] == "fork"
+    assert STARTER._parent is not None
+    assert STARTER._parent.is_alive
+    STARTER.close()
+    last = telling(make_attempt, 3)
+    assert execute(last, ON).facts["start_method"] == "fork"
+    assert _grandparent_of(last) == os.getpid()
+
+
+def test_a_parent_of_its_that_dies_is_replaced_by_another(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+    execute(telling(make_attempt, 1), ON)
+    assert STARTER._parent is not None
+    first = psutil.Process(STARTER._parent.pid)
+    first.kill()
+    psutil.wait_procs([first], 1)
+    attempt = telling(make_attempt, 2)
+    assert execute(attempt, ON).status is Status.OK
+    assert STARTER._parent.pid != first.pid
+    assert _grandparent_of(attempt) == grandparent.pid
+
+
+def test_it_outlives_one_that_comes_and_goes_without_a_word(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+    for _ in range(3):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            caller.connect(grandparent.address)
+    attempt = telling(make_attempt, 1)
+    assert execute(attempt, ON).status is Status.OK
+    assert _grandparent_of(attempt) == grandparent.pid
+
+
+def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+    """Nor does one of its parents that whose place it was of, killed alike; while they import, as everywhere."""
+    code = (
+        "import os, time; from pathlib import Path; from orchestrator.execution.fork_server import GRANDPARENT, Grandparent, find_parent;"
+        f"found = Grandparent(Path({str(tmp_path)!r}), 'cpu', {{}}, False, {{}}); os.environ.update(found.variables);"
+        "parent = find_parent('cpu', {}, 2); print(found.pid, parent.pid, flush=True); time.sleep(60)"
+    )
+    environment = {**os.environ, **child_environment(make_attempt())}
+    driver = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    with driver, driver.stdout:
+        kin = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
+        assert len(kin) == 2
+        driver.kill()
+    _, alive = psutil.wait_procs(kin, 5)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,243 @@
+"""In which order cells come, and how long they then take: on GPUs that are numbers, in a time that is counted."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.planning import attempt_queue as queue_module
+from orchestrator.planning.attempt_queue import Queue
+from orchestrator.planning.duration_estimate import Conditions, Estimator
+from orchestrator.planning.oom_inference import Witnesses
+from orchestrator.planning.plan import Choice, Past, make_plan
+from orchestrator.store.run import Run
+from orchestrator.sweep.console import LiveDisplay
+from tasks.spec.cell import Cell
+from tasks.spec.compile_groups import shared_graph
+from tasks.spec.records import Attempt, Outcome, Settings, Status
+from tasks.spec.registry import make_cell
+
+GPU = "NVIDIA H200"
+Took = Callable[[Cell], float]
+
+
+def cell(**params: Any) -> Cell:
+    return make_cell("train_step", {"size": "small", **params})
+
+
+class Simulation:
+    """Takes cells from a queue as a scheduler with `gpus` GPUs does. began, ended: when each cell did, in seconds."""
+
+    def __init__(self, folder: Path, cells: Sequence[Cell], gpus: int, choice: Choice = Choice(), **queue: Any) -> None:  # noqa: B008
+        self.now = 0.0
+        self.gpus = gpus
+        self.began: list[tuple[float, Cell]] = []
+        self.order: list[Cell] = []
+        plan = make_plan(cells, {}, replace(choice, infer_oom="keep_inferred" in queue), 3)
+        self.queue = Queue(Run(folder), cells, plan, Settings(), None, **queue)
+        self.queue.arrange({"cuda": gpus}, GPU)
+
+    def run(self, took: Took, ends: Callable[[Cell], Status] = lambda one: Status.OK) -> float:
+        """The makespan."""
+        attempts, running = iter(self.queue), []
+        while True:
+            while len(running) < self.gpus and (attempt := next(attempts, None)):
+                self.order.append(attempt.cell)
+                self.began.append((self.now, attempt.cell))
+                heapq.heappush(running, (self.now + took(attempt.cell), len(self.order), attempt))
+            if not running:
+                return self.now
+            self.now, _, ended = heapq.heappop(running)
+            self.queue.finished(outcome(ended, ends(ended.cell), took(ended.cell)))
+
+
+def outcome(attempt: Attempt, status: Status, wall_s: float) -> Outcome:
+    return Outcome(attempt, status, "", "", {}, {}, (), 0.0, wall_s)
+
+
+def a_grid() -> list[Cell]:
+    """As people write them: the sizes ascend, so that the longest come last."""
+    lengths = (128, 256, 512, 1024)
+    return [
+        cell(size=size, context_length=length, precision=precision)
+        for size in ("small", "medium", "large", "xl", "2.7B")
+        for length in lengths
+        for precision in ("fp32", "bf16")
+    ]
+
+
+def truth(chance: random.Random) -> Took:
+    """What a machine would take that the guess does not know: another pace, and each cell off it by up to a third."""
+    guess, off = Estimator([], {}, Conditions(GPU)), {}
+
+    def took(one: Cell) -> float:
+        return 1.7 * guess.seconds(one) * off.setdefault(one, chance.uniform(0.75, 1.33))
+
+    return took
+
+
+def test_longest_first_is_within_four_thirds_of_what_no_order_can_beat(tmp_path: Path) -> None:
+    cells, took = a_grid(), truth(random.Random(7))
+    for gpus in (2, 4, 8):
+        longest_first = Simulation(tmp_path, cells, gpus).run(took)
+        as_written = _in_the_order_of_the_grid(cells, gpus, took)
+        bound = max(sum(map(took, cells)) / gpus, max(map(took, cells)))
+        assert longest_first <= as_written
+        assert longest_first <= bound * 4 / 3
+
+
+def _in_the_order_of_the_grid(cells: Sequence[Cell], gpus: int, took: Took) -> float:
+    free = [0.0] * gpus
+    for one in cells:
+        heapq.heapreplace(free, free[0] + took(one))
+    return max(free)
+
+
+def test_one_gpu_keeps_the_order_of_the_grid(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, a_grid(), 1)
+    simulation.run(truth(random.Random(1)))
+    assert simulation.order == a_grid()
+
+
+def test_every_cell_once_before_any_again(tmp_path: Path) -> None:
+    cells = a_grid()[:6]
+    simulation = Simulation(tmp_path, cells, 2, Choice(repeat=3))
+    simulation.run(truth(random.Random(1)))
+    rounds = [simulation.order[start : start + 6] for start in (0, 6, 12)]
+    assert all(set(one) == set(cells) for one in rounds)
+    assert rounds[0] != cells
+
+
+def test_the_order_follows_what_is_learnt(tmp_path: Path) -> None:
+    """By FLOPs bf16 over 1024 tokens takes longer than fp32 over 256; here it does not, and once one has ended that is known."""
+    kinds = (("fp32", 1024), ("bf16", 1024), ("fp32", 256))
+    long, quick, medium = (
+        [cell(size="xl", precision=precision, context_length=length, seed=seed) for seed in range(4)]
+        for precision, length in kinds
+    )
+    took = {**dict.fromkeys(long, 10.0), **dict.fromkeys(quick, 1.0), **dict.fromkeys(medium, 5.0)}
+    simulation = Simulation(tmp_path, [*medium, *quick, *long], 2)
+    simulation.run(took.__getitem__)
+    assert simulation.order == [*long, *quick[:2], *medium, *quick[2:]]
+
+
+def compiled(**params: Any) -> Cell:
+    return cell(compile="blocks", **params)
+
+
+def test_what_shares_a_graph() -> None:
+    one = compiled(size="xl")
+    same = [
+        compiled(size="xl", seed=3, measured_steps=50, warmup_steps=9, optimizer="fused", memory_limit_gib=32.0),
+        compiled(size="xl", **{"pass": "forward_backward"}),
+        compiled(size="xl", **{"pass": "forward_grad"}),
+        compiled(size=None, d_model=1600, d_ff=6400, num_layers=12, num_heads=25, vocab_size=500),
+    ]
+    assert {shared_graph(other) for other in same} == {shared_graph(one)}
+    others = [
+        compiled(),
+        compiled(size="xl", context_length=1024),
+        compiled(size="xl", precision="bf16"),
+        compiled(size="xl", compile_mode="max-autotune"),
+        compiled(size="xl", **{"pass": "forward"}),
+        cell(size="xl", compile="model"),
+        cell(size=None, compile="model", d_model=1600, d_ff=6400, num_layers=12, num_heads=25),
+    ]
+    assert len({shared_graph(other) for other in [one, *others]}) == 1 + len(others)
+    assert shared_graph(cell(size="xl")) is None
+    assert shared_graph(compiled(size="xl", compile_cache="cold")) is None
+
+
+def test_cells_that_share_a_graph_wait_for_the_one_that_fills_the_cache(tmp_path: Path) -> None:
+    sharing = [compiled(size="xl", seed=seed) for seed in range(4)]
+    simulation = Simulation(tmp_path, [*sharing, *[cell(seed=seed) for seed in range(100)]], 4)
+    simulation.run(lambda one: 20.0 if one.params.compiled else 1.0)
+    began = sorted(at for at, one in simulation.began if one.params.compiled)
+    assert began == [0.0, 20.0, 20.0, 20.0]
+
+
+def test_where_only_such_cells_are_left_nobody_waits(tmp_path: Path) -> None:
+    simulation = Simulation(tmp_path, [compiled(seed=seed) for seed in range(4)], 2)
+    assert simulation.run(lambda one: 10.0) == 20.0
+
+
+def test_the_next_fills_the_cache_where_the_first_failed(tmp_path: Path) -> None:
+    sharing = [compiled(size="xl", seed=seed) for seed in range(3)]
+    simulation = Simulation(tmp_path, [*sharing, *[cell(seed=seed) for seed in range(60)]], 3)
+    crashed = lambda one: Status.CRASHED if one == simulation.order[0] else Status.OK  # noqa: E731
+    simulation.run(lambda one: 5.0 if one.params.compiled else 1.0, crashed)
+    assert simulation.order[0].params.compiled
+    assert sorted(at for at, one in simulation.began if one.params.compiled) == [0.0, 5.0, 10.0]
+
+
+def test_where_memory_is_inferred_small_cells_stay_first(tmp_path: Path) -> None:
+    """A large one that ran out would spare nobody."""
+    kept: list[Outcome] = []
+    cells = [cell(context_length=length) for length in (128, 256, 512, 1024, 2048)]
+    simulation = Simulation(tmp_path, cells, 2, keep_inferred=kept.append)
+    simulation.run(lambda one: 1.0, lambda one: Status.OOM if one != cells[0] else Status.OK)
+    assert simulation.order == cells[:3]
+    assert len(kept) == 2
+    assert Witnesses([cells[1]]).of(cells[4])
+
+
+def test_the_time_to_go_is_that_of_all_places_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(queue_module.time, "monotonic", lambda: now)
+    cells = [cell(size="xl", seed=seed) for seed in range(6)]
+    simulation = Simulation(tmp_path, cells, 2)
+    guess = Estimator([], {}, Conditions(GPU)).seconds(cells[0])
+    assert simulation.queue.remaining_s() == pytest.approx(3 * guess)
+    attempts = iter(simulation.queue)
+    first, _ = next(attempts), next(attempts)
+    now = 10.0
+    assert simulation.queue.remaining_s() == pytest.approx(3 * guess - 10)
+    simulation.queue.finished(outcome(first, Status.OK, 2 * guess))
+    later = simulation.queue.remaining_s()
+    assert later is not None
+    assert later > 3.5 * guess
+    assert Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None).remaining_s() is None
+
+
+def test_the_display_shows_it(tmp_path: Path) -> None:
+    from rich.console import Console
+
+    simulation = Simulation(tmp_path, [cell(size="xl", context_length=1024)], 1)
+    display = LiveDisplay(1, Cell.describe, Console(quiet=True), simulation.queue.remaining_s)
+    try:
+        assert "left 1  after 0 s, about 40 s to go" in str(display._render())
+    finally:
+        display.close()
+
+
+def test_what_would_not_end_in_time_makes_room_for_what_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_module.time, "monotonic", lambda: 0.0)
+    long, short = cell(size="2.7B", context_length=1024), cell()
+    history = {one.id: Past((Status.OK,), (wall,), 1) for one, wall in ((long, 60.0), (short, 5.0))}
+    plan = make_plan([long, short], history, Choice(repeat=2), 3)
+    queue = Queue(Run(tmp_path), [long, short], plan, Settings(), deadline=30.0)
+    queue.arrange({"cuda": 2}, GPU)
+    assert [attempt.cell for attempt in queue] == [short]
+    assert queue.late == 1
+
+
+def test_a_free_gpu_does_not_wait_for_cells_of_another_kind(tmp_path: Path) -> None:
+    """Two GPUs, of a kind each, and first all the cells of one of them."""
+    cells = [cell(gpu_kind=kind, seed=seed) for kind in ("H100", "A100") for seed in range(3)]
+    queue = Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None)
+    queue.arrange({"cuda": 2}, GPU, {"H100": 1, "A100": 1})
+    attempts = iter(queue)
+    first, second = next(attempts), next(attempts)
+    assert [one.cell.params.gpu_kind for one in (first, second)] == ["H100", "A100"]
+    queue.finished(outcome(second, Status.OK, 5.0))
+    third = next(attempts)
+    assert third.cell.params.gpu_kind == "A100"
+    queue.finished(outcome(third, Status.OK, 5.0))
+    queue.finished(outcome(next(attempts), Status.OK, 5.0))
+    assert next(attempts).cell.params.gpu_kind == "H100"  # nothing else is left: it waits in Ray

@@ -1,0 +1,191 @@
+"""How long cells take: the guess, what is learnt, and what `plan` says of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from orchestrator.cli import inspection
+from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
+from orchestrator.planning.plan import Past
+from tasks.spec.cell import Cell
+from tasks.spec.records import Status
+from tasks.spec.registry import all_tasks, make_cell
+
+S = Status
+H200 = Conditions("NVIDIA H200")
+
+
+def cell(task: str = "train_step", **params: Any) -> Cell:
+    return make_cell(task, {"size": "small", **params} if task == "train_step" else params)
+
+
+def work(one: Cell) -> float:
+    return all_tasks()[one.task].work(one.params)
+
+
+def guess(one: Cell, conditions: Conditions = H200) -> float:
+    return Estimator([], {}, conditions).seconds(one)
+
+
+# What cells took on an H200, in seconds: forked, with timing, memory and telemetry.
+@pytest.mark.parametrize(
+    ("params", "wall_s"),
+    [
+        ({"precision": "bf16_pure"}, 2.0),
+        ({"precision": "fp16"}, 2.2),
+        ({"size": "xl", "optimizer": "fused"}, 20.0),  # 25 steps of 782 ms
+        ({"size": "xl", "context_length": 1024}, 40.7),
+        ({"size": "2.7B", "precision": "bf16"}, 8.5),
+        ({"task": "attention", "context_length": 16384, "precision": "bf16_pure", "causal": True}, 17.7),
+    ],
+)
+def test_the_guess_is_within_a_factor_of_two_of_what_a_gpu_took(params: dict[str, Any], wall_s: float) -> None:
+    assert wall_s / 2 < guess(cell(**params)) < wall_s * 2
+
+
+def test_what_is_not_timed_and_what_is_not_forked() -> None:
+    assert guess(cell(size="xl"), Conditions("NVIDIA H200", timed=False)) < guess(cell(size="xl")) / 4
+    assert guess(cell(), Conditions("NVIDIA H200", forked=False)) == pytest.approx(guess(cell()) + 4.6)
+
+
+def test_a_slower_gpu_takes_longer_and_an_unknown_one_is_no_ground_to_go_by() -> None:
+    large = cell(size="2.7B", context_length=1024)
+    assert guess(large, Conditions("NVIDIA A100-SXM4-80GB")) > 2 * guess(large)
+    assert Estimator([], {}, H200).knows([large])
+    assert not Estimator([], {}, Conditions("GPU of tomorrow")).knows([large])
+    assert not Estimator([], {}, H200).knows([cell(device="cpu")])
+
+
+def test_only_the_first_of_those_that_share_a_graph_compiles() -> None:
+    cells = [cell(size="xl", compile="model", seed=seed) for seed in (0, 1)]
+    first, second = Estimator([], {}, H200).each(cells)
+    assert first - second == pytest.approx(48 * (3.1 - 1.05))
+    cold = [cell(size="xl", compile="model", seed=seed, compile_cache="cold") for seed in (0, 1)]
+    assert len(set(Estimator([], {}, H200).each(cold))) == 1
+    learned = Estimator([], {}, H200)
+    learned.learn(cells[0], S.OK, 200.0)
+    assert learned.seconds(cells[1]) < 200
+
+
+def test_what_was_measured_takes_as_long_again() -> None:
+    one = cell()
+    assert Estimator([one], {one.id: Past((S.OK,), (5.0,))}).seconds(one) == 5.0
+    assert Estimator([one], {one.id: Past((S.FAILED,), (99.0,))}, H200).seconds(one) == guess(one)
+
+
+def test_others_of_its_kind_set_the_pace() -> None:
+    short, long, longer = (cell(size="tiny", device="cpu", context_length=length) for length in (128, 512, 1024))
+    estimator = Estimator([short], {short.id: Past((S.OK,), (5.0,))})
+    steps = {one: guess(one) - 0.7 for one in (short, long)}
+    assert estimator.seconds(long) == pytest.approx(0.7 + (5 - 0.7) * steps[long] / steps[short])
+    estimator.learn(long, S.OK, 25.0)
+    assert 25.0 * 1.9 < estimator.seconds(longer) < 25.0 * 3
+    assert estimator.at_most(longer) == pytest.approx(1.25 * estimator.seconds(longer))
+
+
+def test_repetitions_of_one_length_do_not_hide_the_pace() -> None:
+    """All of one length say nothing of what is fixed: their shortest must not be taken for it."""
+    alike, longer = [cell(seed=seed) for seed in range(3)], cell(size="xl")
+    estimator = Estimator(alike, {one.id: Past((S.OK,), (wall,)) for one, wall in zip(alike, (2.0, 2.1, 2.2), strict=True)}, H200)
+    assert estimator.seconds(longer) > 2.1 * 5
+
+
+def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
+    """Start-up varies by seconds: taken for the pace of a tiny cell it would foresee hours."""
+    lengths = (16, 32, 64, 512)
+    cells = [cell(size="tiny", device="cpu", context_length=length) for length in lengths]
+    walls = dict(zip(lengths, (6.0, 9.0, 7.5, 12.0), strict=True))
+    history = {c.id: Past((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
+    longest = cell(size="tiny", device="cpu", context_length=1024)
+    truth = 6.0 + (12.0 - 6.0) * work(longest) / work(cells[-1])
+    assert truth < Estimator(cells, history).seconds(longest) < truth * 1.5
+
+
+def test_what_is_unlike_all_others_is_guessed_and_corrected_by_them() -> None:
+    estimator = Estimator([], {}, H200)
+    assert estimator.at_most(cell()) is None  # a guess holds nothing back
+    estimator.learn(cell(), S.OK, 3 * guess(cell()))
+    other = cell(precision="bf16", context_length=128)
+    assert estimator.seconds(other) == pytest.approx(3 * guess(other))
+    estimator.learn(cell(size="xl"), S.OK, 500.0)
+    assert estimator.at_most(other) == 500.0
+
+
+def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
+    """1 + 6 + 6 steps where the fixed one takes 5 + 10 + 10, and what surrounds them."""
+    fixed, adaptive = (guess(cell(size="xl", context_length=1024, timing=timing)) for timing in ("fixed", "adaptive"))
+    assert 0.5 * fixed < adaptive < 0.7 * fixed
+
+
+def test_makespan() -> None:
+    assert makespan_s([3, 3, 2, 2, 2], 2) == 7
+    assert makespan_s([5, 1, 1], 1) == 7
+    assert makespan_s([4], 2, under_way=[10, 1]) == 10
+    assert makespan_s([4], 2, under_way=[3]) == 4
+    assert makespan_s([], 3) == 0
+
+
+def test_a_plan_is_expected_to_begin_with_the_longest_where_there_are_several_places() -> None:
+    cells = [cell(seed=seed) for seed in range(8)] + [cell(size="xl", context_length=1024)]
+    estimator = Estimator([], {}, H200)
+    alone, four = (expect(estimator, cells, {"cuda": places}) for places in (1, 4))
+    assert alone is not None
+    assert four is not None
+    assert alone.wall_s == pytest.approx(alone.gpu_s) == pytest.approx(four.gpu_s)
+    assert four.wall_s == pytest.approx(guess(cells[-1]))
+    assert expect(estimator, [], {"cuda": 1}) is None
+
+
+CONFIG = "name: c\ngrids: [{task: train_step, fixed: {device: %s}, axes: {size: [small, xl]}}]"
+Here = Callable[..., Result]
+
+
+@pytest.fixture
+def said(sweep_here: Here, tmp_path: Path) -> Callable[..., str]:
+    def say(device: str, *words: str) -> str:
+        (tmp_path / "c.yaml").write_text(CONFIG % device)
+        lines = sweep_here("plan", "c.yaml", *words).output.splitlines()
+        return "".join(line for line in lines if line.startswith("expected"))
+
+    return say
+
+
+def test_a_plan_says_how_long_it_will_take(said: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    how = "GPU-hours (from FLOPs; after the first cells, from what they took)"
+    assert said("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, 0.01 {how}"
+    monkeypatch.setattr(inspection, "gpu_names", lambda: ("NVIDIA H200",) * 2)
+    assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
+    monkeypatch.setattr(inspection, "gpu_names", lambda: ())
+    assert said("cuda") == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
+    assert said("cuda", "--gpu", "T4") == "expected time: unknown, no source gives a peak speed of T4"
+    assert said("cpu") == ""
+
+
+def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
+    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(inspection, "gpu_names", lambda: ())
+    monkeypatch.setattr(inspection, "_measured_on", lambda request: {"NVIDIA H200"})
+    small = make_cell("train_step", {"size": "small"})
+    real = inspection.describe_cost
+
+    def with_history(request: Any, plan: Any, card: Any) -> str:
+        return real(request, dataclasses.replace(plan, history={small.id: Past((S.OK,), (100.0,))}), card)
+
+    monkeypatch.setattr(inspection, "describe_cost", with_history)
+    assert "GPU-hours (from what 1 finished cell took)" in said("cuda")
+    assert "from what 1" in said("cuda", "--gpu", "H200")
+    assert "from FLOPs" in said("cuda", "--gpu", "H100")
+
+
+@pytest.mark.parametrize(("gpu", "remedy"), [("H2000", "Did you mean 'H200'?"), ("A100", "Say which: A100 40GB, A100 80GB")])
+def test_an_unknown_gpu_is_one_line(gpu: str, remedy: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text(CONFIG % "cuda")
+    done = sweep_here("plan", "c.yaml", "--memory", "--gpu", gpu)
+    assert (done.exit_code, done.stderr) == (2, f"sweep: --gpu {gpu}: no such GPU is known. {remedy}\n")

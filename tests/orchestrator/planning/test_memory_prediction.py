@@ -1,0 +1,340 @@
+"""Predicting in processes of their own: each need once, remembered, kept beside what is measured, and never in the way."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.analysis.results import load_results
+from orchestrator.cli.inspection import describe_memory
+from orchestrator.common.errors import ConfigError
+from orchestrator.execution.measuring_process import lifeline
+from orchestrator.execution.supervisor import Started
+from orchestrator.hardware.gpu_catalog import Card, find_card, is_kind, seen_card
+from orchestrator.planning import memory_prediction as prediction
+from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
+from orchestrator.planning.plan import Choice
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.sweep.pipeline import Means, resolve, run_sweep
+from tasks.prediction.records import Prediction, Request, Verdict, unknown
+from tasks.spec.cell import Cell
+from tasks.spec.records import Attempt, Outcome, Sample, Status
+from tasks.spec.registry import make_cell
+
+GIB = 1024**3
+TINY_GPU = Card("Tiny", 400 * 1024**2, 9.0)
+
+
+def cell_of(**values: Any) -> Cell:
+    return make_cell("train_step", {"size": "tiny", "context_length": 16, **values})
+
+
+def a_prediction(gib: float, verdicts: Mapping[int, Verdict] | None = None, how: str = "tracked") -> Prediction:
+    samples = tuple(
+        Sample("prediction", f"peak_{kind}_bytes", "bytes", gib * GIB * more, mode, "forward", note=how)
+        for mode in ("first", "steady")
+        for kind, more in (("requested", 1.0), ("allocated", 1.0), ("reserved", 1.1))
+    )
+    parameters = Sample("prediction", "at_peak_bytes", "bytes", GIB, "steady", "forward", note="parameters")
+    return Prediction(how, "", (*samples, parameters), verdicts or {})
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+    """Every request, answered without a process: a training step of 2 GiB that fits nowhere."""
+    requests: list[Request] = []
+
+    def answer(child: object, request: Request) -> Prediction:
+        requests.append(request)
+        return a_prediction(2.0, dict.fromkeys(request.caps_bytes, "oom"))
+
+    monkeypatch.setattr(prediction._Child, "ask", answer)
+    return requests
+
+
+@pytest.mark.slow
+def test_a_process_predicts_and_the_answer_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = [cell_of(), cell_of(seed=3), cell_of(**{"pass": "forward"}), make_cell("matmul", {})]
+    found = predict_memory(cells, TINY_GPU, ())
+    assert found[cells[0].id] == found[cells[1].id]
+    assert [found[cell.id].how for cell in cells] == ["tracked", "tracked", "tracked", ""]
+    assert verdict_of(cells[0], found[cells[0].id], TINY_GPU) == "fits"
+    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: unknown("asked again"))
+    again = predict_memory(cells, TINY_GPU, ())
+    assert again == found
+
+
+def test_each_need_is_asked_for_once(asked: list[Request]) -> None:
+    cells = [cell_of(seed=seed, memory_limit_gib=limit, compile=how) for seed in (0, 1) for limit in (1.0, 2.0)
+             for how in ("eager", "blocks")]  # fmt: skip
+    found = predict_memory(cells, None, ())
+    assert [request.caps_bytes for request in asked] == [(GIB, 2 * GIB)]
+    assert {found[cell.id].how for cell in cells} == {"tracked", "as eager"}
+    predict_memory(cells, None, ())
+    assert len(asked) == 1
+    plain = [cell_of(memory_limit_gib=limit) for limit in (1.9, 3.0)]
+    found = predict_memory(plain, None, ())
+    assert [verdict_of(cell, found[cell.id], None) for cell in plain] == ["oom", "fits"]  # the sizes are known, and say so
+    assert len(asked) == 1
+    predict_memory([cell_of(memory_limit_gib=2.25)], None, ())  # there the allocator must be tried
+    assert len(asked) == 2
+
+
+def test_a_model_of_ones_own_is_not_remembered(asked: list[Request]) -> None:
+    own = make_cell("train_step", {"model": "torch.nn:Embedding"})
+    for _ in range(2):
+        predict_memory([own], None, ())
+    assert len(asked) == 2
+
+
+def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [unknown("not now"), a_prediction(1.0)]
+    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: answers.pop(0))
+    assert [predict_memory([cell_of()], None, ())[cell_of().id].how for _ in range(3)] == ["", "tracked", "tracked"]
+
+
+def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one is asked of another process, however soon: that it is dead is known later than that it says no more."""
+    slow = "import sys, time; sys.stdin.readline(); time.sleep(60)"
+    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", slow))
+    monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.15)
+    with lifeline() as end:
+        child = prediction._Child(end)
+        reasons = {child.ask(Request(cell_of())).reason for _ in range(15)}
+        child.end()
+    assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
+
+
+def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", "import sys; sys.exit('no torch here')"))
+    found = predict_memory([cell_of(), cell_of(context_length=32)], None, ())
+    assert {one.how for one in found.values()} == {""}
+    assert all("the predictor died: " in one.reason for one in found.values())
+
+
+def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.5)
+    assert "died" in predict_memory([cell_of()], None, ())[cell_of().id].reason
+
+
+def test_the_smaller_of_limit_and_gpu_counts() -> None:
+    assert cap_bytes(cell_of(), None) is None
+    assert cap_bytes(cell_of(memory_limit_gib=0.05), TINY_GPU) == int(0.05 * GIB)
+    assert cap_bytes(cell_of(memory_limit_gib=1.0), TINY_GPU) == TINY_GPU.usable_bytes
+
+
+@pytest.mark.parametrize("name", ["RTX 5090", "rtx 5090", "NVIDIA GeForce RTX 5090"])
+def test_gpus_by_name(name: str) -> None:
+    card = find_card(name)
+    assert (card.usable_bytes, card.compute_capability) == ((32607 - 600) * 1024**2, 12.0)
+
+
+def test_an_unknown_gpu_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"RTX 5091.*Did you mean 'RTX 5090'"):
+        find_card("RTX 5091")
+    assert seen_card("NVIDIA H200", 140 * GIB) == Card("NVIDIA H200", 140 * GIB - 600 * 1024**2, 9.0)
+    assert seen_card("Something new", GIB).compute_capability is None
+
+
+@pytest.mark.parametrize(
+    ("device", "capability"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 8.0), ("NVIDIA A100-PCIE-40GB", 8.0), ("Tesla T4", 7.5), ("NVIDIA H100 80GB HBM3", 9.0),
+        ("NVIDIA GeForce RTX 4090", 8.9), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 12.0),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_known_by_what_its_driver_calls_it(device: str, capability: float) -> None:
+    assert seen_card(device, 16 * GIB).compute_capability == capability
+
+
+def test_no_card_has_more_memory_than_its_driver_shows() -> None:
+    assert find_card("T4").usable_bytes <= (15360 - 600) * 1024**2  # 16 GB, less what error correction takes
+
+
+@pytest.mark.parametrize(
+    ("device", "kind", "is_one"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100", True),
+        ("NVIDIA H100 PCIe", "h100 pcie", True),
+        ("NVIDIA H100 PCIe", "NVIDIA H100", True),
+        ("NVIDIA H200", "H100", False),
+        ("NVIDIA A100-SXM4-80GB", "A100", True),
+        ("NVIDIA A1000", "A100", False),
+        ("GeForce-RTX-5090", "RTX 5090", True),  # as Ray calls it
+        ("", "H100", False),
+    ],
+)
+def test_a_gpu_is_of_a_kind_by_the_words_of_its_name(device: str, kind: str, is_one: bool) -> None:
+    assert is_kind(device, kind) is is_one
+
+
+class Measuring:
+    """A scheduler that measures nothing: a cell on an H200 that took 2.5 GiB."""
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return [{"fingerprints": {"cuda": [{"gpu": "H"}]}, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 140 * GIB}]}]
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        return 1
+
+    def prepare(self, attempt: Attempt) -> None: ...
+
+    def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Any:
+        for attempt in attempts:
+            yield self._outcome(attempt)
+
+    def _outcome(self, attempt: Attempt) -> Outcome:
+        samples = (Sample("memory", "peak_allocated_bytes", "bytes", 2.5 * GIB, "steady", "forward"),)
+        return Outcome(attempt, Status.OK, "", "", {}, {}, samples, 1.7e9, 1.0)
+
+    def close(self) -> None:
+        pass
+
+
+class Silent:
+    def started(self, started: Started) -> None: ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+    def close(self) -> None: ...
+
+
+CONFIG = """
+name: test
+grids:
+  - task: train_step
+    fixed: {size: tiny, pass: forward}
+    axes: {context_length: [16, 32]}
+  - task: train_step
+    fixed: {size: tiny, memory_limit_gib: 1}
+  - task: matmul
+"""
+
+
+def a_run(write_config: Callable[..., Path], tmp_path: Path, said: list[str], **means: Any) -> Any:
+    request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
+    how = Means(open_scheduler=lambda example: Measuring(), open_display=lambda total, left: Silent(), say=said.append, **means)
+    return request, run_sweep(request, Choice(), how)
+
+
+def test_a_run_keeps_predictions_beside_measurements(
+    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    said: list[str] = []
+    request, summary = a_run(write_config, tmp_path, said)
+    assert (summary.statuses[Status.OK], summary.foreseen) == (4, 0)
+    assert said == ["predicting the memory of 3 cells"]
+    cells = pd.read_parquet(tmp_path / "run" / "cells.parquet").set_index("task")
+    training = cells.loc["train_step"]
+    assert list(training["predicted_peak_allocated_bytes"]) == [2 * GIB] * 3
+    assert list(training["predicted_forward_peak_reserved_bytes"]) == [pytest.approx(2.2 * GIB)] * 3
+    assert set(training["predicted_how"]) == {"tracked"}
+    assert set(training["predicted_verdict"]) == {"oom"}
+    assert pd.isna(cells.loc["matmul", "predicted_peak_allocated_bytes"])
+    pages = {page.table.name: page for page in lay_out(load_results(request.run))}
+    rows = pd.DataFrame(pages["prediction"].rows, columns=pages["prediction"].header)
+    assert list(rows.loc[rows["phase"] == "forward", "ratio"]) == ["0.8000"] * 3
+    assert "predicted" in pages["memory"].header
+    assert pages["predicted-roles"].rows[0][-1] == "1.00"
+    assert any("; predicted 2.2 GiB, oom" in text for row in pages["oom-map"].rows for text in row)
+
+
+def test_cells_are_left_out_only_when_asked(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    said: list[str] = []
+    _, summary = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
+    assert (summary.statuses[Status.OK], summary.foreseen, summary.left) == (1, 3, 0)
+    assert [line.split(":")[0] for line in said[1:]] == ["left out"] * 3
+    assert any("to reserve 2.2 GiB, and there are 1.0" in line for line in said)
+    _, summary = a_run(write_config, tmp_path, said)
+    assert summary.statuses[Status.OK] == 3
+
+
+def test_a_prediction_never_stops_a_run(
+    write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "_COMMAND", ("/nowhere/to/be/found",))
+    _, summary = a_run(write_config, tmp_path, [])
+    assert summary.statuses[Status.OK] == 4
+    assert pd.read_parquet(tmp_path / "run" / "cells.parquet")["predicted_reason"].notna().sum() == 3
+
+
+def test_the_plan_shows_a_table(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
+    text = "\n".join(describe_memory(request, find_card("H200")))
+    assert "on H200" in text
+    assert "2.00" in text
+    assert "the memory of matmul is not predicted" in text
+    assert "oom" in text
+
+
+def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
+    monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    verdicts: dict[int, Verdict] = {8: "fits", 16: "borderline", 32: "oom", 64: "oom"}
+
+    def answer(child: object, request: Request) -> Prediction:
+        length = request.cell.params.values()["context_length"]
+        return a_prediction(2.0, dict.fromkeys(request.caps_bytes, verdicts[length]), "modelled" if length == 64 else "tracked")
+
+    monkeypatch.setattr(prediction._Child, "ask", answer)
+    sets = ["context_length=8,16,32,64", "compile=eager,blocks"]
+    request = resolve(write_config(CONFIG.partition("  - task: matmul")[0]), sets, ["memory_limit_gib=null"], tmp_path / "run")
+    assert list(describe_memory(request, TINY_GPU))[-2:] == [
+        "how: `tracked`: every tensor followed; `modelled`: every tensor followed but those within fused attention, which are "
+        "modelled; `as eager`: compiled, but predicted as if eager, an upper guess",
+        "2 fit, 2 borderline (within 3 %), 2 unlikely (compiled: predicted more than 2.11 times what there is), 2 do not fit",
+    ]
+    assert list(describe_memory(request, None))[-1] == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
+    one = replace(request, expansion=replace(request.expansion, cells=request.expansion.cells[:1]))
+    assert list(describe_memory(one, TINY_GPU))[-1] == "1 fits"
+
+
+def test_why_no_memory_is_predicted_is_said_once(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    on_cpu = resolve(write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run")
+    assert list(describe_memory(on_cpu, None)) == [
+        "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
+    ]  # fmt: skip
+    assert list(describe_memory(on_cpu, find_card("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
+    said = list(describe_memory(resolve(write_config(CONFIG), [], [], tmp_path / "run"), None))
+    assert said[-2] == "1 cell not predicted: the memory of matmul is not predicted"
+    assert not asked or all(request.cell.params.device == "cuda" for request in asked)
+
+
+def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+    """By the formula and as predicted; where there are many, a table says enough."""
+    request = resolve(write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run")
+    text = "\n".join(describe_memory(request, None))
+    assert "what is there at the peak" in text
+    assert "4·N, N = 1,411,392" in text
+    assert "12·N + A + 2·4·BSV = " in text
+    assert [line.split()[i] for line in text.splitlines() if line.startswith("parameters") for i in (0, -1)] == [
+        "parameters",
+        "1.000",
+    ]
+    many = resolve(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
+    assert "at the peak" not in "\n".join(describe_memory(many, None))
+
+
+def test_what_is_known_by_formula_alone_is_labelled_so(
+    monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    samples = (Sample("prediction", "closed_form_bytes", "bytes", 3 * GIB, "steady", note="parameters"),)
+    known = Prediction("closed form", "it looks at its data", (*unknown("it looks at its data").samples, *samples))
+    monkeypatch.setattr(prediction._Child, "ask", lambda child, request: known)
+    config = write_config("name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]")
+    text = "\n".join(describe_memory(resolve(config, [], [], tmp_path / "run"), find_card("H200")))
+    assert "≥ 3.00" in text
+    assert "closed form, activations unknown: it looks at its data" in text
+    assert "3.000" in text

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.planning.plan import PENDING, Choice, Past, make_plan
+from tasks.spec.cell import Cell
+from tasks.spec.records import Status
+from tasks.spec.registry import make_cell
+
+S = Status
+
+
+DEFAULT = Choice()
+
+
+def cell(**params: Any) -> Cell:
+    return make_cell("train_step", {"size": "tiny", "device": "cpu", **params})
+
+
+def decide(past: tuple[Status, ...], choice: Choice = DEFAULT, attempts: int = 3) -> tuple[bool, str]:
+    one = cell()
+    decision = make_plan([one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts).decisions[0]
+    return decision.times > 0, decision.reason
+
+
+@pytest.mark.parametrize("status", [S.FAILED, S.CRASHED, S.TIMEOUT, S.HOST_OOM, S.LOST])
+def test_what_failed_is_tried_again(status: Status) -> None:
+    assert decide((status,)) == (True, f"retry: was {status}")
+
+
+@pytest.mark.parametrize("status", [S.OK, S.OOM, S.SKIPPED])
+def test_what_is_done_is_kept(status: Status) -> None:
+    assert decide((status,)) == (False, f"done: {status}")
+    assert decide((S.FAILED, status)) == (False, f"done: {status}")
+
+
+def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
+    one, other = cell(), cell(batch_size=2)
+    history = {one.id: Past((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})), other.id: Past((S.OK,), (1.0,), 1)}
+    assert make_plan([one, other], history, DEFAULT, 3).to_run == []
+    plan = make_plan([one, other], history, Choice(retry=frozenset({"disturbed"})), 3)
+    assert plan.to_run == [one]
+    assert (plan.decisions[0].reason, plan.decisions[0].replaces) == ("retry: was disturbed", True)
+    assert make_plan([one, other], history, Choice(retry=frozenset({"beside"})), 3).to_run == []
+
+
+def test_a_success_that_was_replaced_is_no_repetition() -> None:
+    one = cell()
+    history = {one.id: Past((S.OK, S.OK, S.CRASHED), (1.0,) * 3, 3, replaced=1)}
+    decision = make_plan([one], history, Choice(repeat=3), 3).decisions[0]
+    assert (decision.times, decision.replaces, decision.reason) == (2, False, "repeat: measured 1 of 3 times")
+
+
+@pytest.mark.parametrize("choice", [Choice(retry=frozenset({"ok"}), repeat=3), Choice(fresh=True, repeat=3)])
+def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice) -> None:
+    one = cell()
+    decision = make_plan([one], {one.id: Past((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
+    assert (decision.times, decision.replaces) == (3, True)
+    assert not make_plan([one], {one.id: Past((S.FAILED,), (1.0,), 1)}, choice, 3).decisions[0].replaces
+
+
+@pytest.mark.parametrize(
+    ("choice", "flaws", "times", "replaces"),
+    [
+        (Choice(retry=frozenset({"beside"})), {"beside"}, 3, True),  # no less often than before
+        (Choice(only=frozenset({"ok"}), retry=frozenset({"beside"})), {"beside"}, 3, True),
+        (Choice(only=frozenset({"ok"}), retry=frozenset({"beside"})), set(), 0, False),
+        (Choice(only=frozenset({"ok"}), repeat=3), set(), 3, True),
+        (Choice(only=frozenset({"ok"}), repeat=5), set(), 2, False),
+        (Choice(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),
+    ],
+)
+def test_repetitions_are_kept_in_number(choice: Choice, flaws: set[str], times: int, replaces: bool) -> None:
+    one = cell()
+    history = {one.id: Past((S.OK,) * 3, (1.0,) * 3, 3, flaws=frozenset(flaws))}
+    decision = make_plan([one], history, choice, 3).decisions[0]
+    assert (decision.times, decision.replaces) == (times, replaces)
+
+
+def test_up_to_the_limit_of_attempts() -> None:
+    assert decide((S.FAILED, S.CRASHED))[0]
+    run, reason = decide((S.FAILED, S.CRASHED, S.TIMEOUT))
+    assert not run
+    assert "given up after 3 attempts: timeout" in reason
+    assert decide((S.FAILED, S.CRASHED, S.TIMEOUT), Choice(retry=frozenset({"timeout"})))[0]
+
+
+def test_lost_attempts_do_not_count() -> None:
+    assert decide((S.LOST,) * 7)[0]
+
+
+def test_a_success_is_never_overshadowed() -> None:
+    assert Past((S.OK, S.CRASHED), (1, 1)).status == S.OK
+    assert Past((S.OOM, S.LOST), (1, 1)).status == S.OOM
+    assert Past().status == PENDING
+
+
+@pytest.mark.parametrize(
+    ("choice", "past", "runs"),
+    [
+        (Choice(retry=frozenset({"oom"})), (S.OOM,), True),
+        (Choice(retry=frozenset({"oom"})), (S.OK,), False),
+        (Choice(only=frozenset({"failed"})), (), False),
+        (Choice(only=frozenset({"failed"})), (S.FAILED,), True),
+        (Choice(only=frozenset({"failed"})), (S.CRASHED,), False),
+        (Choice(only=frozenset({PENDING})), (), True),
+        (Choice(only=frozenset({"oom"})), (S.OOM,), True),
+        (Choice(only=frozenset({"crashed"})), (S.CRASHED,) * 9, True),
+        (Choice(fresh=True), (S.OK,), True),
+        (Choice(fresh=True, only=frozenset({"oom"})), (S.OK,), False),
+    ],
+)
+def test_choices(choice: Choice, past: tuple[Status, ...], runs: bool) -> None:
+    assert decide(past, choice)[0] is runs
+
+
+def test_repetitions_come_in_rounds_and_count_what_is_there() -> None:
+    first, second, oom = cell(context_length=128), cell(context_length=512), cell(context_length=1024)
+    history = {first.id: Past((S.OK,), (1.0,), 1), oom.id: Past((S.OOM,), (1.0,), 1)}
+    plan = make_plan([first, second, oom], history, Choice(repeat=3), 3)
+    assert plan.to_run == [first, second, first, second, second]
+    assert plan.decisions[0].reason == "repeat: measured 1 of 3 times"
+    assert make_plan([first], {first.id: Past((S.OK,) * 3, (1.0,) * 3, 3)}, Choice(repeat=3), 3).to_run == []

@@ -1,0 +1,77 @@
+"""Where the charts of a large report are drawn, and what their pictures take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import pytest
+from fontTools.ttLib import TTFont
+
+from orchestrator.report.charts.rendering import MANY, begin, with_short_paths
+from tests.conftest import ROOT
+
+
+def test_of_many_cells_in_a_process_of_its_own() -> None:
+    assert begin(MANY - 1, os.getpid)() == os.getpid()
+    assert begin(MANY, os.getpid)() != os.getpid()
+
+
+def test_one_at_a_time_and_each_is_there_however_often_it_is_asked_for() -> None:
+    first, second = begin(MANY, divmod, 7, 2), begin(MANY, divmod, 9, 2)
+    assert (second(), first(), first()) == ((4, 1), (3, 1), (3, 1))
+
+
+def test_few_cells_are_drawn_once_and_when_they_are_asked_for() -> None:
+    drawn: list[int] = []
+    picture = begin(1, drawn.append, 1)
+    assert drawn == []
+    assert (picture(), picture()) == (None, None)
+    assert drawn == [1]
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("", ""),
+        ("M0,155.185L50.199,140.374", "M0,155.2L50.2,140.4"),
+        ("M1.04,2L1.04,3.5L2.26,3.51L2.31,3.52L-0.04,7", "M1,2V3.5H2.3L0,7"),
+        ("M0,0L0,5L0,5ZM0,5L0,6L0,0Z", "M0,0V5ZM0,5V6V0Z"),
+        ("M175.375,1.887379141862766e-14h51.75v58.303654906594524h-51.75Z", "M175.4,0h51.8v58.3h-51.8Z"),
+        ("M2.739,0A2.739,2.739,0,1,1,-2.739,0L2.739,0L5,0", "M2.7,0A2.7,2.7,0,1,1,-2.7,0L2.7,0H5"),
+    ],
+)
+def test_a_path_goes_where_it_went_in_fewer_letters(path: str, short: str) -> None:
+    around = '<path id="M1.234,5" aria-label="GiB: 2.3935508728" d="{}" fill="#54a24b"/>'
+    assert with_short_paths(around.format(path)) == around.format(short)
+
+
+def test_a_chart_is_as_wide_whatever_fonts_the_machine_has(tmp_path: Path) -> None:
+    """Also one that calls another font Liberation Sans, as older versions of that are."""
+    bare, furnished = tmp_path / "bare", tmp_path / "furnished"
+    for folder in (bare, furnished):
+        folder.mkdir()
+    another = TTFont(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf"))
+    for record in another["name"].names:
+        if record.nameID in (1, 4, 16):
+            record.string = "Liberation Sans"
+    another.save(furnished / "LiberationSans-Regular.ttf")
+    assert drawn_with(bare) == drawn_with(furnished)
+
+
+def drawn_with(fonts: Path) -> str:
+    config = fonts / "fonts.conf"
+    config.write_text(f"<fontconfig><dir>{fonts}</dir></fontconfig>")
+    legend = {"field": "what", "legend": {"labelLimit": 0}}
+    values = [{"what": "small · fp32 · blocks · train_step", "much": 1}]
+    chart = {"data": {"values": values}, "mark": "bar", "config": {"font": "Liberation Sans"}}
+    chart["encoding"] = {"x": {"field": "much", "type": "quantitative"}, "color": legend}
+    program = f"from orchestrator.report.charts.rendering import draw; print(draw([{json.dumps(chart)}])[0].svg)"
+    environment = {**os.environ, "FONTCONFIG_FILE": str(config)}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("<svg")
+    return done.stdout

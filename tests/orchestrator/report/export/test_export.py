@@ -1,0 +1,436 @@
+"""What was measured, published: the same tables wherever it is copied, nothing of the machine, no piece missing unnoticed."""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
+
+import orchestrator as sweep
+from orchestrator.analysis.results import load_results
+from orchestrator.cli.main import main
+from orchestrator.common.errors import RunUnwritable
+from orchestrator.planning.invocation import new_invocation
+from orchestrator.planning.plan import Choice
+from orchestrator.report.charts.registry import Drawing
+from orchestrator.report.export.export import _aside, publish
+from orchestrator.store.parquet_parts import tables
+from orchestrator.store.run import PUBLICATION_FILE, Run
+from orchestrator.store.run_collection import Publication, open_runs
+from orchestrator.sweep.pipeline import manifest_of, resolve
+from tasks.spec.cell import Cell
+from tasks.spec.records import AllocationRow, Attempt, LiveRow, Outcome, Sample, Settings, Status
+from tests.conftest import ROOT
+
+Rendered = Callable[[Path], Mapping[str, bytes]]
+
+SECRETS = ("secret-host", "/home/ann", "10.0.0.5", "s3cr3t", "4711")
+EVIDENCE = 'File "/home/ann/repo/tasks/train_step.py", line 3, on secret-host, with s3cr3t'
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the first test leaves what each of the others copies."""
+    return tmp_path_factory.mktemp("once")
+
+
+@pytest.fixture
+def runs(once: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]) -> list[Path]:
+    """Two runs that share cells; one cell out of memory, one failed; everything a part can hold, and secrets in it."""
+    if not (once / "full").exists():
+        _measure([once / "full", once / "capped"], make_outcome)
+    return [shutil.copytree(once / name, tmp_path / name) for name in ("full", "capped")]
+
+
+@pytest.fixture
+def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which take seconds to draw."""
+    monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
+
+
+@pytest.fixture
+def published(once: Path, runs: list[Path], tmp_path: Path, no_charts: None) -> Path:
+    if not (once / "gpu").exists():
+        done = command("publish", *runs, "--out", once / "gpu")
+        assert done.exit_code == 0, done.output
+    return shutil.copytree(once / "gpu", tmp_path / "published" / "gpu")
+
+
+def _measure(folders: list[Path], make_outcome: Callable[..., Outcome]) -> None:
+    for folder in folders:
+        with Run(folder).opened_for_writing() as writer:
+            writer.write_manifest(_manifest(folder.name))
+            for context in (16, 32):
+                writer.append(_with_all(make_outcome(context_length=context)), "abc")
+            writer.append(_told(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)), "abc")
+            writer.append(_told(make_outcome(Status.FAILED, context_length=128)), "abc")
+            writer.write_cells(load_results(writer).cells)
+
+
+def _manifest(name: str) -> dict[str, object]:
+    config = {"name": name, "env": {"TOKEN": "s3cr3t"}, "grids": [{"task": "train_step", "fixed": {"size": "tiny"}}]}
+    command = ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"]
+    return {"name": name, "config": config, "invocations": [{"time": "2026-11-20", "command": command, "commit": "abc"}]}
+
+
+def _with_all(outcome: Outcome) -> Outcome:
+    held = AllocationRow("peak", "forward", "activations", "ffn", "scope", "forward", "/home/ann/m.py:3 f", 512, 2, 1024)
+    lives = tuple(LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3))
+    return replace(_told(outcome), allocations=(held,), live=lives)
+
+
+def _told(outcome: Outcome) -> Outcome:
+    facts = {**outcome.facts, "host": "secret-host", "pid": 4711, "env": {"TOKEN": "s3cr3t"}}
+    evidence = {**outcome.evidence, "traceback": EVIDENCE} if outcome.evidence else outcome.evidence
+    return replace(outcome, facts=facts, evidence=evidence)
+
+
+def command(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
+
+
+def files_of(folder: Path) -> Mapping[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rendered]:
+    """Copies what was published, but for its report, and gives what is made of that in another folder, zone and locale."""
+
+    def rendered(published: Path) -> Mapping[str, bytes]:
+        copy = tmp_path / "another place" / "ä"
+        shutil.copytree(published, copy, ignore=shutil.ignore_patterns("report"))
+        monkeypatch.chdir(copy.parent)
+        monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        done = command("report", copy.name)
+        assert done.exit_code == 0, done.output
+        return files_of(copy / "report")
+
+    yield rendered
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(published: Path, runs: list[Path], elsewhere: Rendered) -> None:
+    before = files_of(published / "report")
+    assert {"index.html", "answers.md", "timings.md", "failures.md", "composition.md"} <= set(before)
+    assert command("report", published).exit_code == 0
+    here = files_of(published / "report")
+    assert {name: here[name] for name in before} == before
+    assert {path.rpartition(".")[2] for path in here} == {"html", "md", "csv", "tex", "typ"}
+    shutil.rmtree(runs[0])
+    assert elsewhere(published) == here
+
+
+def test_the_charts_are_the_same_too(runs: list[Path], tmp_path: Path, elsewhere: Rendered) -> None:
+    assert command("publish", *runs, "--out", tmp_path / "gpu").exit_code == 0
+    before = files_of(tmp_path / "gpu" / "report")
+    assert {"figures/step-time.svg", "figures/phases.svg"} <= set(before)
+    there = elsewhere(tmp_path / "gpu")
+    assert {name: there[name] for name in before} == before
+
+
+def test_the_tables_are_those_of_the_runs(published: Path, runs: list[Path]) -> None:
+    assert command("report", *runs, "--against", "all").exit_code == 0
+    own = files_of(runs[0] / "with-capped" / "report")
+    for name, content in files_of(published / "report").items():
+        if name.endswith(".md") and not any(secret.encode() in own[name] for secret in SECRETS):
+            assert content == own[name], name
+
+
+def test_publishing_again_replaces_it_with_the_same(published: Path, runs: list[Path]) -> None:
+    before = files_of(published)
+    (published / "left.over").touch()
+    assert command("publish", *runs, "--out", published).exit_code == 0
+    assert files_of(published) == before
+    assert not list(published.parent.glob(".*"))
+
+
+def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[Path]) -> None:
+    for folder in runs:
+        ours, theirs = Run(folder), Run(published / folder.name)
+        assert set(tables()) - {"predictions"} <= {path.name for path in theirs.folder.iterdir()}
+        for table in tables():
+            plain, copied = ours.read(table), theirs.read(table)
+            kept = [column for column in plain if column not in ("facts", "evidence", "call_chain")]
+            assert copied[kept].equals(plain[kept]), table
+            assert copied.dtypes.equals(plain.dtypes), table
+    failures = (published / "report" / "failures.md").read_text()
+    assert "it was oom" in failures
+    evidence = Publication(published).read("attempts")["evidence"]
+    assert evidence.str.contains(r'File \\"tasks/train_step.py\\", line 3, on host 1').any()
+
+
+def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list[Path]) -> None:
+    texts = [path.read_text() for path in published.rglob("*") if path.suffix in (".json", ".yaml", ".md", ".html")]
+    texts += [str(pq.read_table(path).to_pydict()) for path in published.rglob("*.parquet")]
+    assert len(texts) > 20
+    for secret in SECRETS:
+        assert not any(secret in text for text in texts), secret
+        own = [str(pq.read_table(path).to_pydict()) for path in runs[0].rglob("*.parquet")]
+        assert any(secret in text for text in [*own, (runs[0] / "run.json").read_text()]), secret
+    page = (published / "report" / "index.html").read_text()
+    assert "names of hosts: 1, called host 1" in page
+    assert re.search(r"value of the environment variable TOKEN: [1-9]", page)
+
+
+def test_cells_that_were_not_measured_yet_are_said(runs: list[Path], tmp_path: Path, no_charts: None) -> None:
+    with Run(runs[0]).opened_for_writing() as writer:
+        writer.write_manifest({**writer.read_manifest(), "asked": 7})
+    done = command("publish", *runs, "--out", tmp_path / "published")
+    assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
+    assert "<b>3</b> not measured" in (tmp_path / "published" / "report" / "index.html").read_text()
+    for folder in (tmp_path / "published", tmp_path / "published" / "full"):
+        assert command("report", folder, "--table", "timings").stderr.splitlines() == ["not measured: 3 of 7 of full"]
+    assert "3 cells that were asked for are still to be measured" in command("report", runs[0]).stderr
+
+
+def test_a_table_alone_is_that_alone(published: Path) -> None:
+    done = command("report", published, "--table", "timings")
+    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == ["## End to end"]
+    assert command("report", published, "--table", "against-timings").exit_code == 0  # known without --against
+
+
+def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
+    together = sweep.load(published)
+    assert set(together.cells["run"]) == {"full", "capped"}
+    assert len(together.cells) == 8
+    assert list(pq.read_table(published / "cells.parquet")["cell"].to_pylist()) == list(together.cells["cell"])
+    alone = sweep.load(published / "full")
+    shown = command("show", published / "full", alone.cells["cell"].iloc[0])
+    assert "parameters: " in shown.output
+    assert command("compare", published / "full", published / "capped").exit_code == 0
+    assert YAML(typ="safe").load((published / "full" / "config.yaml").read_text())["grids"]
+    beside = open_runs([published, runs[0]])
+    names = set(beside.read("attempts")["cell"].str.rpartition(":")[0])
+    assert names == {"gpu/full", "gpu/capped", f"{runs[0].parent.name}/full"}
+
+
+@pytest.mark.usefixtures("no_charts")
+def test_runs_in_which_nothing_was_timed(tmp_path: Path, make_outcome: Callable[..., Outcome], no_charts: None) -> None:
+    """As those that look for what runs out of memory, or those of which all cells failed."""
+    for name, status in (("limits", Status.OOM), ("broken", Status.FAILED)):
+        with Run(tmp_path / name).opened_for_writing() as writer:
+            writer.write_manifest(_manifest(name))
+            writer.append(make_outcome(status), "abc")
+            writer.write_cells(load_results(writer).cells)
+    done = command("publish", tmp_path / "limits", tmp_path / "broken", "--out", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    assert "published 2 cells" in done.stdout
+    assert command("report", tmp_path / "out", "--table", "failures").exit_code == 0
+
+
+def test_one_run_alone(runs: list[Path], tmp_path: Path) -> None:
+    assert command("publish", runs[0], "--out", tmp_path / "one").exit_code == 0
+    assert len(sweep.load(tmp_path / "one").cells) == 4
+    assert "run" not in sweep.load(tmp_path / "one").table("timings")  # the same in all rows
+
+
+def test_a_limit_is_kept_and_says_what_is_largest(published: Path, runs: list[Path]) -> None:
+    before = files_of(published)
+    done = command("publish", *runs, "--out", published, "--limit-mb", "0.1")
+    assert done.exit_code == 2
+    assert "0.1 MB are allowed; the largest are " in done.stderr
+    assert "report/index.html 0.1 MB" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert files_of(published) == before
+    assert not list(published.parent.glob(".*"))
+
+
+def remove_a_part(folder: Path) -> None:
+    (folder / "full" / "samples" / "all.parquet").unlink()
+
+
+def tear_a_part(folder: Path) -> None:
+    part = folder / "full" / "kernels" / "all.parquet"
+    part.write_bytes(part.read_bytes()[:-9])
+
+
+def remove_a_run(folder: Path) -> None:
+    shutil.rmtree(folder / "capped")
+
+
+def tear_the_list(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text("{")
+
+
+def list_less(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text("{}")
+
+
+def list_nothing(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text("null")
+
+
+def come_from_the_future(folder: Path) -> None:
+    (folder / PUBLICATION_FILE).write_text(json.dumps({"schema_version": 99}))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (remove_a_part, "full/samples/all.parquet of what was published is missing. Copy"),
+        (tear_a_part, "full/kernels/all.parquet: is torn, or not what was published. Copy"),
+        (remove_a_run, " and 6 more of what was published is missing. Copy"),
+        (tear_the_list, f"{PUBLICATION_FILE}: cannot be read: Expecting"),
+        (list_less, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
+        (list_nothing, f"{PUBLICATION_FILE}: is no list of what was published. Copy"),
+        (come_from_the_future, "was published with schema 99, newer than 1. Update"),
+    ],
+)
+def test_a_missing_or_torn_piece_is_one_line(harm: Callable[[Path], None], said: str, published: Path) -> None:
+    harm(published)
+    done = command("report", published)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[Path], tmp_path: Path) -> None:
+    refused = command("publish", *runs, "--out", runs[1])
+    assert refused.exit_code == 2
+    assert "capped: holds something else than what was published" in refused.stderr
+    refused = command("publish", published / "full", "--out", published)
+    assert refused.exit_code == 2
+    assert "full: lies in the folder that is to be replaced" in refused.stderr
+    refused = command("publish", runs[0], "--out", published)
+    assert refused.exit_code == 2
+    assert f"has runs that are not named: {runs[1].name}. Name them too" in refused.stderr
+    for folder in (published, published / "full"):
+        with pytest.raises(RunUnwritable, match="is published"), Run(folder).opened_for_writing():
+            pass
+    refused = command("status", published)
+    assert refused.exit_code == 2
+    assert f"Name one of them: {published / 'capped'}, {published / 'full'}" in refused.stderr
+    assert command("publish", tmp_path / "nothing", "--out", tmp_path / "out").exit_code == 2
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("at_home", [False, True])
+def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on(
+    tmp_path: Path, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_charts: None, at_home: bool
+) -> None:
+    """In a copy, by a command that runs there, also where that of the day names a folder of somebody's machine."""
+    path = write_config(TWO, "c.yaml")
+    monkeypatch.chdir(tmp_path)
+    config = path.absolute() if at_home else Path("c.yaml")
+    words = ["run", str(config), "--set", "size=tiny", "--time-limit", "9s", "--out", str(tmp_path / "own")]
+    monkeypatch.setattr(sys, "argv", ["sweep", *words])
+    request = resolve(config, ["size=tiny"], [], tmp_path / "own")
+    with request.run.opened_for_writing() as writer:
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
+        writer.append(ended(request.expansion.cells[0]), None)
+    publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
+    run = tmp_path / "published" / "own"
+    lines = command("status", run).stdout.splitlines()
+    copied = "results/own/config.yaml" if at_home else "c.yaml"
+    assert lines[2:-1] == [
+        "this run is published and closed: 1 of the 2 cells asked for were measured",
+        f"to go on, copy it: cp -r {run} results/own",
+        f"then: sweep run {copied} --set size=tiny --out results/own",
+        "which would run 1 cell:",
+    ]
+    shutil.copytree(run, "results/own")
+    planned = command("plan", *shlex.split(lines[4])[3:])
+    assert planned.stdout.splitlines()[:2] == ["2 cells: 1 ok, 1 pending", "1 to run"]
+    assert f"cp -r {run} results/own-copy" in command("status", run).stdout
+    with Run(Path("results/own")).opened_for_writing() as writer:
+        writer.append(ended(request.expansion.cells[1]), None)
+    publish([Path("results/own")], tmp_path / "whole", 10**7, None)
+    whole = command("status", tmp_path / "whole" / "own").stdout.splitlines()
+    assert whole == ["     2 ok", "this run is published and closed: 2 of the 2 cells asked for were measured"]
+
+
+TWO = """
+name: c
+grids:
+  - task: train_step
+    fixed: {device: cpu}
+    axes: {size: [tiny], context_length: [16, 32]}
+"""
+
+
+def ended(cell: Cell) -> Outcome:
+    return Outcome(
+        Attempt(cell, 1, "", Settings()), Status.OK, "", "", {}, {}, (Sample("timing", "duration", "ms", 1.0),), 1.7e9, 1.0
+    )
+
+
+def beside(folder: Path) -> set[str]:
+    return {path.name for path in folder.parent.iterdir()}
+
+
+def test_what_was_published_before_is_back_where_the_new_one_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, move = tmp_path / "gpu", Path.rename
+    out.mkdir()
+    (out / "it").write_text("old")
+
+    def refuse_the_new(own: Path, to: Path) -> Path:
+        if own.name == ".gpu.new":
+            raise OSError(errno.EIO, "Input/output error")
+        return move(own, to)
+
+    def publish(end: Exception | None = None) -> None:
+        with _aside(out) as folder:
+            (folder / "it").write_text("new")
+            if end is not None:
+                raise end
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", refuse_the_new)
+        with pytest.raises(RunUnwritable, match="Input/output error"):
+            publish()
+    assert ((out / "it").read_text(), beside(out)) == ("old", {"gpu"})
+
+    out.rename(tmp_path / ".gpu.old")  # as one killed between the two leaves it
+    with pytest.raises(RuntimeError, match="too large"):
+        publish(RuntimeError("too large"))
+    assert ((out / "it").read_text(), beside(out)) == ("old", {"gpu"})
+
+    publish()
+    assert ((out / "it").read_text(), beside(out)) == ("new", {"gpu"})
+
+
+def test_runs_that_would_have_one_name_are_refused(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> None:
+    folders = [tmp_path / name for name in ("x-y/z", "x/y-z", "w/z")]
+    _measure(folders, make_outcome)
+    refused = command("publish", *folders, "--out", tmp_path / "out")
+    assert refused.exit_code == 2, refused.output
+    assert "two of them would have one name. Rename a folder" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "tracked"),
+    [
+        ("results/published/h200/full/samples/all.parquet", True),
+        ("results/published/h200/report/index.html", True),
+        ("results/published/h200/report/timings.md", True),
+        ("results/published/h200/report/figures/step-time.svg", True),
+        ("results/published/h200/report/timings.csv", False),
+        ("results/published/h200/report/figures/step-time.png", False),
+        ("results/full/run.json", False),
+        ("results/README.md", True),
+    ],
+)
+def test_what_git_keeps_of_results(path: str, tracked: bool) -> None:
+    asked = subprocess.run(["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT, capture_output=True)
+    if asked.returncode == 128:
+        pytest.skip("not a checkout")
+    assert (asked.returncode == 1) is tracked

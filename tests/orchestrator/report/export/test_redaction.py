@@ -1,0 +1,95 @@
+"""What is of somebody's machine goes, what a reader needs stays."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+import pandas as pd
+import pytest
+
+from orchestrator.report.export.redaction import Redaction
+
+UUID = "ecfaa693-9706-3340-2855-767684b9d5d1"
+GPU = f"GPU {hashlib.sha256(UUID.encode()).hexdigest()[:8]}"
+
+
+@pytest.fixture
+def redaction() -> Redaction:
+    """Of two hosts, of which the second was there first, and one GPU."""
+    facts = [{"host": "node-7.lab", "gpu_uuid": UUID, "pid": 12}, {"host": "alpha", "pid": 13}]
+    return Redaction(pd.DataFrame({"facts": map(json.dumps, facts), "started_at": [2, 1]}))
+
+
+@pytest.mark.parametrize(
+    ("text", "left"),
+    [
+        ('File "/home/ann/sweep/tasks/__main__.py", line 79', 'File "tasks/__main__.py", line 79'),
+        ("/opt/v/lib/python3.12/site-packages/torch/nn/modules/module.py:1751", "torch/nn/modules/module.py:1751"),
+        ("/usr/lib/python3.12/threading.py", "threading.py"),
+        ("--out=/scratch/ann/res/full", "--out=…/full"),
+        ("~/private/mine.yaml", "…/mine.yaml"),
+        ("/home/ann/sweeps/configs/full.yaml", "configs/full.yaml"),
+        ("at 10.0.0.5:6379 and 192.168.1.20", "at …:6379 and …"),
+        ("on node-7.lab, GPU-" + UUID, f"on host 2, {GPU}"),
+        ("alpha", "host 1"),
+        ("alphabet, alpha.example, pre-alpha", "alphabet, alpha.example, pre-alpha"),
+        ("ms/step, 1/2, a/b/c, tasks/train_step.py:153", "ms/step, 1/2, a/b/c, tasks/train_step.py:153"),
+        ("https://pytorch.org/docs/stable/notes/cuda.html", "https://pytorch.org/docs/stable/notes/cuda.html"),
+        ("torch 2.11.0+cu130, driver 580.159.04", "torch 2.11.0+cu130, driver 580.159.04"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)", "void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)"),
+    ],
+)
+def test_of_a_text(redaction: Redaction, text: str, left: str) -> None:
+    assert redaction.text(text) == left
+
+
+def test_of_an_attempt(redaction: Redaction) -> None:
+    facts = {
+        "host": "alpha",
+        "pid": 13,
+        "gpu": "alpha 200",
+        "flops": {"forward": 3},
+        "torch": "2.11",
+        "env": {"HF_TOKEN": "secret"},
+    }
+    evidence = {"traceback": "/a/b/c.py", "asked_bytes": 7}
+    rows = pd.DataFrame({"facts": [json.dumps(facts)], "evidence": [json.dumps(evidence)], "params": ['{"model": "/a/b:C"}']})
+    found = redaction.table("attempts", rows).iloc[0]
+    kept = {"host": "host 1", "gpu": "host 1 200", "flops": {"forward": 3}, "torch": "2.11"}
+    assert json.loads(found["facts"]) == {**kept, "env": {"HF_TOKEN": "…"}}
+    assert json.loads(found["evidence"]) == {"traceback": "…/c.py", "asked_bytes": 7}
+    assert found["params"] == '{"model": "/a/b:C"}'  # of which the cell's id is made
+
+
+def test_what_was_published_before_is_called_as_it_was() -> None:
+    facts = [{"gpu_uuid": name} for name in ("GPU 7", UUID, f"GPU-{UUID}")]
+    redaction = Redaction(pd.DataFrame({"facts": map(json.dumps, facts), "started_at": [1, 2, 3]}))
+    rows = pd.DataFrame({"facts": map(json.dumps, facts), "evidence": ["{}"] * 3})
+    assert [json.loads(one)["gpu_uuid"] for one in redaction.table("attempts", rows)["facts"]] == ["GPU 7", GPU, GPU]
+
+
+def test_of_a_manifest(redaction: Redaction) -> None:
+    manifest = {
+        "config": {
+            "name": "n",
+            "env": {"HF_TOKEN": "secret", "NVIDIA_API_KEY": "secret", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+        },
+        "invocations": [
+            {"command": ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"], "asked": {"env": {"HF_TOKEN": "secret"}}}
+        ],
+    }
+    found = redaction.manifest(manifest)
+    kept = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    assert found["config"]["env"] == {"HF_TOKEN": "…", "NVIDIA_API_KEY": "…", **kept}
+    assert found["invocations"] == [{"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}]
+    assert manifest["config"]["env"]["HF_TOKEN"] == "secret"  # type: ignore[index]
+    assert list(redaction.said()) == [
+        "names of hosts: 2, called host 1 and so on",
+        f"ids of GPUs: 1, called {GPU}",
+        "process ids: 2",
+        "value of the environment variable HF_TOKEN: 2",
+        "value of the environment variable NVIDIA_API_KEY: 1",
+        "beginnings of absolute paths: 1",
+        "addresses of networks: 1",
+    ]

@@ -1,0 +1,196 @@
+"""The tables of what memory is made of, from rows written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from orchestrator.analysis.results import Results, load_results
+from orchestrator.report.charts.registry import begin_drawing
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.store.run import Run
+from tasks.spec.records import AllocationRow, LiveRow, Outcome, Sample, Status
+from tests.conftest import with_samples
+
+MakeOutcome = Callable[..., Outcome]
+GIB, MIB = 1024**3, 1024**2
+
+
+def alike(role: str, part: str, size_mib: int, count: int, made_in: str = "", chain: str = "") -> AllocationRow:
+    size = size_mib * MIB
+    return AllocationRow("peak", "backward", role, part, "part", made_in, chain, size, count, size * count)
+
+
+STEP = (
+    alike("activations", "softmax", 64, 8, "forward", "model/attention.py:32 softmax"),
+    alike("activations", "ffn", 32, 4, "forward", "model/layers.py:113 forward"),
+    alike("activations", "rope", 1, 3, "forward"),
+    alike("activations", "norm", 1, 1, "forward"),
+    alike("parameters", "ffn", 100, 2),
+    alike("parameters", "head", 56, 1),
+    alike("temporary", "loss", 90, 1, "backward"),
+    alike("buffers", "", 6, 1),
+    alike("unlabelled", "", 4, 1),
+    replace(alike("slack", "", 24, 1), count=0),
+)
+TOTAL_MIB = 512 + 128 + 3 + 1 + 256 + 90 + 6 + 4 + 24
+
+
+@pytest.fixture
+def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Results]:
+    def load(*outcomes: Outcome, predictions: Mapping[str, list[Sample]] | None = None) -> Results:
+        run = Run(tmp_path / "allocations")
+        with run.opened_for_writing() as writer:
+            writer.write_manifest({"name": "allocations"})
+            writer.append_predictions(predictions or {})
+            for outcome in outcomes:
+                writer.append(outcome, None)
+        return load_results(run)
+
+    return load
+
+
+def table(results: Results, name: str) -> list[dict[str, str]]:
+    pages = lay_out(results, [name])
+    return [dict(zip(page.header, row, strict=True)) for page in pages for row in page.rows]
+
+
+def test_the_composition_adds_up(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    rows = table(results_of(replace(make_outcome(), allocations=STEP)), "composition")
+    assert [(row["role"], row["part"], row["GiB"], row["allocations"]) for row in rows] == [
+        ("parameters", "–", "0.250", "3"),
+        ("buffers", "–", "0.006", "1"),
+        ("activations", "softmax", "0.500", "8"),
+        ("activations", "ffn", "0.125", "4"),
+        ("activations", "other parts", "0.004", "4"),
+        ("temporary", "loss", "0.088", "1"),
+        ("slack", "–", "0.023", "–"),
+        ("unlabelled", "–", "0.004", "1"),
+        ("in all", "–", "1.000", "22"),
+    ]
+    assert rows[0]["moment"] == "peak, backward"
+    assert rows[2]["share"] == f"{512 / TOTAL_MIB:.1%}" == "50.0%"
+    assert rows[-1]["share"] == "100.0%"
+
+
+def test_two_moments_of_one_cell_are_two_compositions(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    later = tuple(replace(row, moment="end", phase="optimizer") for row in STEP)
+    rows = table(results_of(replace(make_outcome(), allocations=STEP + later)), "composition")
+    assert [(row["moment"], row["GiB"]) for row in rows if row["role"] == "in all"] == [
+        ("peak, backward", "1.000"), ("end, optimizer", "1.000")
+    ]  # fmt: skip
+
+
+def test_the_largest_of_each_role(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    rows = table(results_of(replace(make_outcome(), allocations=STEP)), "largest-allocations")
+    assert [(row["role"], row["MiB"], row["as large"], row["part"], row["made in"]) for row in rows] == [
+        ("parameters", "100.00", "2", "ffn", "before"),
+        ("temporary", "90.00", "1", "loss", "backward"),
+        ("activations", "64.00", "8", "softmax", "forward"),
+        ("buffers", "6.00", "1", "–", "before"),
+        ("unlabelled", "4.00", "1", "–", "before"),
+    ]
+    assert rows[2]["call chain"] == "model/attention.py:32 softmax"
+
+
+def test_the_ten_that_take_most(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    many = tuple(alike("activations", f"part {place}", 1, place + 1, "forward") for place in range(20))
+    rows = table(results_of(replace(make_outcome(), allocations=many)), "top-allocations")
+    assert [row["allocations"] for row in rows] == [str(count) for count in range(20, 10, -1)]
+    assert (rows[0]["MiB each"], rows[0]["share"]) == ("1.00", f"{20 / 210:.1%}")
+    assert (rows[0]["role"], rows[0]["part"]) == ("activations", "part 19")
+
+
+def test_predicted_beside_measured(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    outcome = replace(make_outcome(), allocations=STEP)
+    roles = {"parameters": 256, "activations: ffn": 100, "activations: attention squares": 500, "inputs": 6, "workspace": 32}
+    predicted = [Sample("prediction", "at_peak_bytes", "bytes", mib * MIB, "steady", "backward", note=role)
+                 for role, mib in roles.items()]  # fmt: skip
+    predicted.append(Sample("prediction", "peak_allocated_bytes", "bytes", GIB, "steady", "backward", note="tracked"))
+    results = results_of(outcome, predictions={outcome.attempt.cell.id: predicted})
+    rows = {row["role"]: row for row in table(results, "composition-predicted")}
+    found = {role: (row["predicted GiB"], row["measured GiB"], row["off by, of the peak"]) for role, row in rows.items()}
+    assert found == {
+        "parameters": ("0.250", "0.250", "+0.00%"),
+        "inputs": ("0.006", "0.006", "+0.00%"),
+        "activations": ("0.586", "0.629", f"{(600 - 644) / TOTAL_MIB:+.2%}"),
+        "temporary": ("–", "0.088", f"{-90 / TOTAL_MIB:+.2%}"),
+        "workspace": ("0.031", "–", f"{32 / TOTAL_MIB:+.2%}"),
+        "slack": ("–", "0.023", f"{-24 / TOTAL_MIB:+.2%}"),
+        "unlabelled": ("–", "0.004", f"{-4 / TOTAL_MIB:+.2%}"),
+    }
+
+
+def test_what_filled_the_memory_stands_beside_the_peaks(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    filled = tuple(replace(row, moment="out of memory", phase="forward") for row in STEP)
+    oom = replace(make_outcome(Status.OOM, context_length=64), allocations=filled)
+    results = results_of(replace(make_outcome(), allocations=STEP), oom)
+    rows = table(results, "composition")
+    assert {(row["context_length"], row["moment"]) for row in rows} == {
+        ("16", "peak, backward"),
+        ("64", "out of memory, forward"),
+    }
+
+
+def test_without_snapshots_there_are_no_such_tables(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    results = results_of(make_outcome())
+    for name in ("composition", "largest-allocations", "top-allocations", "composition-predicted", "snapshots"):
+        assert table(results, name) == []
+    assert "memory-timeline" not in {figure.plot.name for figure in begin_drawing(results).figures()}
+
+
+def test_how_much_the_record_explains(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    outcome = make_outcome()
+    numbers = {"peak_allocated_bytes": 4 * GIB, "peak_requested_bytes": 2 * GIB, "peak_reserved_bytes": 5 * GIB,
+               "replayed_peak_bytes": 2 * GIB, "unlabelled_bytes": GIB, "events": 200_000, "wrapped": 1.0}  # fmt: skip
+    samples = tuple(Sample("memory_snapshot", metric, "", value) for metric, value in numbers.items())
+    results = results_of(with_samples(outcome, *samples))
+    (row,) = table(results, "snapshots")
+    assert (row["allocated"], row["replayed / requested"], row["unlabelled"]) == ("4.00", "1.0000", "25.00%")
+    assert (row["events"], row["wrapped"]) == ("200000", "yes")
+    assert "peak_allocated_bytes" not in results.cells  # of a step on record: no peak of training
+
+
+def curve(scale: float) -> tuple[LiveRow, ...]:
+    moments = (("", 0.0), ("forward", 0.001), ("forward", 0.001), ("backward", 2.0))
+    return tuple(
+        LiveRow(event, at_ms, phase, role, round(scale * nbytes * (event + 1)))
+        for event, (phase, at_ms) in enumerate(moments)
+        for role, nbytes in (("parameters", GIB), ("activations", 2 * GIB))
+    )
+
+
+def test_what_lives_when_is_a_picture(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+    training, forward = replace(make_outcome(), live=curve(1)), replace(make_outcome(**{"pass": "forward"}), live=curve(0.5))
+    (figure,) = (f for f in begin_drawing(results_of(training, forward)).figures() if f.plot.name == "memory-timeline")
+    assert figure.problem == ""
+    assert figure.png.startswith(b"\x89PNG")
+    (data,) = figure.spec["datasets"].values()
+    rows = pd.DataFrame(data)
+    assert sorted(rows["panel"].unique()) == ["forward", "train_step"]
+    moments = rows[(rows["panel"] == "train_step") & rows["at_ms"].notna()]
+    assert moments["at_ms"].tolist() == [0.0, 0.001, 2.0]  # of two at one place the higher
+    assert moments["activations"].tolist() == [2.0, 6.0, 8.0]
+    begins = rows[rows["begin_ms"].notna()].set_index(["panel", "phase"])["begin_ms"].to_dict()
+    assert begins["train_step", "backward"] == 2.0
+    for phase in ("forward", "backward"):
+        assert f">{phase}</text>" in figure.svg
+
+
+def test_frames_hold_what_counts(results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path) -> None:
+    import orchestrator
+
+    results_of(
+        replace(make_outcome(), allocations=STEP[:1], live=curve(1)), replace(make_outcome(number=2), allocations=STEP, live=())
+    )
+    run = orchestrator.load(tmp_path / "allocations")
+    assert len(run.allocations) == len(STEP)
+    assert run.allocations.groupby("role")["total_bytes"].sum().to_dict()["parameters"] == 256 * MIB
+    assert run.live.empty
+    columns: list[Any] = ["event", "at_ms", "phase", "role", "live_bytes"]
+    assert set(columns) < set(run.live.columns)

@@ -1,0 +1,193 @@
+"""The tables of kernels, from rows written by hand: every number in them can be worked out on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.analysis.results import Results, choose_cells, load_results
+from orchestrator.common.errors import RunError
+from orchestrator.report.formats.markdown import lay_out
+from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
+from orchestrator.store.run import Run
+from tasks.spec.records import KernelRow, Outcome, Sample
+
+MakeOutcome = Callable[..., Outcome]
+STEPS = 2
+
+
+def kernel(name: str, phase: str, module: str, kind: str, durations_us: tuple[float, ...]) -> KernelRow:
+    ordered = sorted(1000 * us for us in durations_us)
+    count, total = len(ordered), sum(ordered)
+    spread = (sum((ns - total / count) ** 2 for ns in ordered) / (count - 1)) ** 0.5 if count > 1 else None
+    middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
+    return KernelRow(
+        phase, module, kind, "scope", "aten::x", name, STEPS, count, int(total), total / count, middle, int(ordered[0]),
+        int(ordered[-1]), spread,
+    )  # fmt: skip
+
+
+TRAINING = (
+    kernel("gemm_a", "forward", "ffn", "GEMM", (100, 100, 300, 300)),
+    kernel("gemm_a", "forward", "scores", "GEMM", (50, 50)),
+    kernel("gemm_b", "forward", "attention output", "GEMM", (50, 50)),
+    kernel("exp_kernel", "forward", "softmax", "elementwise", (200, 200)),
+    kernel("max_kernel", "forward", "softmax", "reduction", (100, 100)),
+    kernel("gemm_a", "backward", "ffn", "GEMM", (400, 400)),
+    kernel("add_kernel", "backward", "", "elementwise", (400, 400)),
+    kernel("adam", "optimizer", "optimizer", "optimizer", (150, 150)),
+    kernel("unknown", "", "", "other", (10, 10)),
+    kernel("outside operators", "forward", "", "other", (9999,)),
+)
+FORWARD = (
+    kernel("gemm_a", "forward", "ffn", "GEMM", (400, 400)),
+    kernel("exp_kernel", "forward", "softmax", "elementwise", (100, 100)),
+)
+COMPILED = (
+    kernel("gemm_a", "forward", "ffn", "GEMM", (400, 400)),
+    kernel("triton_red_fused__softmax_exp", "forward", "", "softmax", (50, 50)),
+)
+
+
+@pytest.fixture
+def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Results]:
+    def load(*cells: tuple[tuple[KernelRow, ...], Mapping[str, Any]]) -> Results:
+        run = Run(tmp_path / "kernels")
+        with run.opened_for_writing() as writer:
+            writer.write_manifest({"name": "kernels"})
+            for rows, params in cells:
+                outcome = make_outcome(**params)
+                seen = Sample("kernels", "attributed_to_phase", "ratio", 0.5)
+                facts = {**outcome.facts, "softmax_flops": 50, "attention_matmul_flops": 400}
+                writer.append(replace(outcome, kernels=rows, samples=(*outcome.samples, seen), facts=facts), None)
+        return load_results(run)
+
+    return load
+
+
+def table(results: Results, name: str) -> list[dict[str, str]]:
+    pages = lay_out(results, [name])
+    return [dict(zip(page.header, row, strict=True)) for page in pages for row in page.rows]
+
+
+def test_top_kernels_by_phase(results_of: Callable[..., Results]) -> None:
+    rows = table(results_of((TRAINING, {})), "kernels")
+    first = rows[0]
+    assert (first["phase"], first["name"], first["modules"], first["class"]) == ("forward", "gemm_a", "ffn, scores", "GEMM")
+    assert (first["time"], first["total ms"], first["instances"]) == ("56.3%", "0.450", "3")
+    assert (first["avg µs"], first["min µs"], first["max µs"]) == ("150.0", "50.0", "300.0")
+    assert first["sd µs"] == "118.3"  # of 100, 100, 300, 300, 50, 50
+    assert first["med µs"] == "≈200.0"
+    second = rows[1]
+    assert (second["name"], second["med µs"], second["time"]) == ("exp_kernel", "200.0", "25.0%")
+    assert [row["phase"] for row in rows] == ["forward"] * 4 + ["backward"] * 2 + ["optimizer", "outside"]
+    assert rows[-1]["modules"] == "not attributed"
+    assert "outside operators" not in {row["name"] for row in rows}
+
+
+def test_the_top_kernel_that_is_no_matrix_product(results_of: Callable[..., Results]) -> None:
+    rows = table(results_of((TRAINING, {})), "non-gemm")
+    assert [(row["phase"], row["name"], row["time"]) for row in rows] == [
+        ("forward", "exp_kernel", "25.0%"), ("backward", "add_kernel", "50.0%"), ("optimizer", "adam", "100.0%"),
+        ("outside", "unknown", "100.0%"),
+    ]  # fmt: skip
+
+
+def test_matrix_products_in_inference_and_training(results_of: Callable[..., Results]) -> None:
+    rows = table(results_of((TRAINING, {}), (FORWARD, {"pass": "forward"})), "gemm-share")
+    by_pass = {row["pass"]: row for row in rows}
+    assert by_pass["forward"]["precision"] == "fp32"
+    assert (by_pass["forward"]["of all"], by_pass["forward"]["of forward"]) == ("80.0%", "80.0%")
+    training = by_pass["train_step"]
+    assert (training["of forward"], training["of backward"], training["of optimizer"]) == ("62.5%", "50.0%", "0.0%")
+    assert training["of all"] == f"{(500 + 400) / 1760:.1%}"
+
+
+def test_softmax_against_matrix_products(results_of: Callable[..., Results]) -> None:
+    (row,) = table(results_of((TRAINING, {})), "softmax-matmul")
+    assert (row["softmax ms"], row["matmul ms"], row["softmax / matmul"]) == ("0.300", "0.100", "3.00")
+    assert row["in FLOPs"] == "0.125"
+    assert "backward softmax ms" not in row
+
+
+def test_a_softmax_that_is_fused_with_more_is_not_told_by_what_is_left_of_it(results_of: Callable[..., Results]) -> None:
+    fused = kernel("triton_per_fused__softmax_mul", "forward", "scores+softmax", "softmax", (80, 80))
+    eager, compiled = table(results_of((TRAINING, {}), ((*TRAINING, fused), {"compile": "blocks"})), "softmax-matmul")
+    assert (eager["compile"], eager["softmax ms"], eager["softmax / matmul"]) == ("eager", "0.300", "3.00")
+    assert (compiled["softmax ms"], compiled["matmul ms"], compiled["softmax / matmul"]) == ("–", "0.100", "–")
+
+
+def test_a_class_is_what_is_known_of_the_name_today(results_of: Callable[..., Results]) -> None:
+    cast = kernel("bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)", "forward", "", "elementwise", (70, 70))
+    ours = kernel("a_kernel_that_nobody_knows", "forward", "", "reduction", (30, 30))
+    kernels = results_of(((cast, ours), {})).kernels()
+    assert kernels.set_index("name")["kernel_class"].to_dict() == {cast.name: "copy", ours.name: "reduction"}
+
+
+def test_classes_of_each_phase(results_of: Callable[..., Results]) -> None:
+    rows = table(results_of((TRAINING, {})), "kernel-classes")
+    assert rows[0]["kernel ms"] == "0.800"
+    assert [rows[0][f"{name} share"] for name in ("GEMM", "elementwise", "reduction")] == ["62.5%", "25.0%", "12.5%"]
+    assert rows[2]["optimizer share"] == "100.0%"
+
+
+def test_modules_by_phase(results_of: Callable[..., Results]) -> None:
+    rows = {row["module"]: row for row in table(results_of((TRAINING, {})), "kernel-modules")}
+    assert (rows["ffn"]["forward ms"], rows["ffn"]["backward ms"], rows["ffn"]["optimizer ms"]) == ("0.400", "0.400", "–")
+    assert rows["not attributed"]["backward ms"] == "0.400"
+    assert rows["not attributed"]["outside ms"] == "0.010"
+    assert rows["ffn"]["share"] == f"{800 / 1760:.1%}"
+
+
+def test_what_was_fused(results_of: Callable[..., Results]) -> None:
+    forward = {"pass": "forward"}
+    rows = {
+        row["class"]: row for row in table(results_of((FORWARD, forward), (COMPILED, {**forward, "compile": "blocks"})), "fused")
+    }
+    assert list(rows) == ["GEMM", "elementwise", "softmax"]
+    assert (rows["elementwise"]["eager kernels"], rows["elementwise"]["eager ms"]) == ("1", "0.100")
+    assert rows["elementwise"]["blocks kernels"] == "–"
+    assert (rows["softmax"]["eager kernels"], rows["softmax"]["blocks ms"]) == ("–", "0.050")
+
+
+def test_nothing_was_fused_where_nothing_was_compiled(results_of: Callable[..., Results]) -> None:
+    assert table(results_of((TRAINING, {}), (FORWARD, {"pass": "forward"})), "fused") == []
+
+
+def test_kernels_that_differ(results_of: Callable[..., Results]) -> None:
+    cells = ((FORWARD, {"pass": "forward"}), (COMPILED, {"pass": "forward", "compile": "blocks"}), (TRAINING, {"seed": 3}))
+    results = results_of(*cells)
+    rows = table(results, "kernel-diff")
+    assert [(row["name"], row["compile=eager ms"], row["compile=blocks ms"], row["more ms"]) for row in rows[:2]] == [
+        ("exp_kernel", "0.100", "0.000", "-0.100"), ("triton_red_fused__softmax_exp", "0.000", "0.050", "+0.050"),
+    ]  # fmt: skip
+    chosen = choose_cells(results, list(results.cells.loc[results.cells["compile"] == "eager", "cell"]))
+    assert {"train_step", "forward"} == set(chosen.cells["pass"])
+    assert any("pass=train_step" in title for title in table(chosen, "kernel-diff")[0])
+
+
+def test_cells_are_chosen_by_how_their_ids_begin(results_of: Callable[..., Results]) -> None:
+    results = results_of((TRAINING, {}), (FORWARD, {"pass": "forward"}))
+    cell = results.cells["cell"].iloc[0]
+    assert list(choose_cells(results, [cell[:6]]).cells["cell"]) == [cell]
+    with pytest.raises(RunError, match="no cell zzz"):
+        choose_cells(results, ["zzz"])
+
+
+def test_a_run_that_watched_no_kernels_reads_none(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path
+) -> None:
+    run = Run(tmp_path / "plain")
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "plain"})
+        writer.append(make_outcome(), None)
+
+    def refuse() -> Any:
+        raise AssertionError("read for nothing")
+
+    results = replace(load_results(run), read_kernels=refuse)
+    assert not {page.table.name for page in lay_out(results)} & {one.name for one in KERNEL_TABLES}

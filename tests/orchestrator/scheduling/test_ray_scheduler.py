@@ -1,0 +1,507 @@
+"""The sweep on Ray, as a user runs it: faults beside good cells, kills, Ctrl-C, time limits, and what is left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from ipaddress import ip_address
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import psutil
+import pytest
+from click.testing import Result
+
+from orchestrator.common.errors import EnvironmentError
+from orchestrator.execution.attempt_archive import Parcel
+from orchestrator.execution.host_probe import TIMEOUT_S
+from orchestrator.execution.supervisor import Started
+from orchestrator.scheduling.ray_scheduler import RayScheduler
+from orchestrator.store.remote.remote_run import open_run
+from tasks.process.phase_file import read_phase
+from tasks.spec.records import (
+    ATTEMPT_FILE,
+    LOG_FILE,
+    PHASE_FILE,
+    PREPARATION_S,
+    Attempt,
+    Outcome,
+    Status,
+)
+from tests.conftest import ROOT, sweep_command
+from tests.killing import (
+    asked_of_each,
+    left_after,
+    lost_and_repeated,
+    measured_on_disk,
+    own_temporary_folder,
+)
+from tests.support.s3 import Bucket, serve
+
+pytestmark = pytest.mark.slow
+
+Sweep = Callable[..., "subprocess.CompletedProcess[str]"]
+SweepHere = Callable[..., Result]  # for what comes after, where it is of no account whether Ray or this process measures
+TESTS = str(ROOT / "tests" / "support")
+CONFIG = """
+name: faults
+limits: {timeout_s: 12, attempts: 2}
+defaults: {device: cpu, context_length: 8, batch_size: 1, warmup_steps: 0, measured_steps: 2, vocab_size: 100}
+grids:
+  - task: train_step
+    axes: {seed: [0, 1]}
+    fixed: {size: tiny}
+  - task: train_step
+    fixed: {model: "misbehaving:Model"}
+    axes:
+      model_args: [%s]
+"""
+
+
+def config_of(*hows: str) -> str:
+    return CONFIG % ", ".join(f"{{how: {how}, vocab_size: 100}}" for how in hows)
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    (tmp_path / "misbehaving.py").symlink_to(ROOT / "tests" / "support" / "misbehaving.py")
+    with own_temporary_folder(tmp_path) as variables:
+        yield variables
+
+
+def statuses(folder: Path) -> dict[str, str]:
+    cells = pd.read_parquet(folder / "cells.parquet")
+    hows = [
+        json.loads(args)["how"] if args != "{}" else f"good {seed}"
+        for args, seed in zip(cells["model_args"], cells["seed"], strict=True)
+    ]
+    return dict(zip(hows, cells["status"], strict=True))
+
+
+def wait_until_gone(tmp_path: Path, word: str = "") -> None:
+    """What is not ended stays: a machine that is busy elsewhere may take its time."""
+    assert not left_after(tmp_path, 20, word)
+
+
+@contextmanager
+def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """A Ray cluster, and the function that has another host join. Nothing there passes logs on or scales.
+
+    Each has a temporary folder of its own: in one, it unpacks the program anew under the feet of those that run it already.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    bare = {"include_log_monitor": False, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus, "no_monitor": True, **bare})
+    with ExitStack() as folders:
+
+        def join(**how: Any) -> Any:
+            own = tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True)  # a short path
+            return cluster.add_node(**bare, temp_dir=folders.enter_context(own), **how)
+
+        try:
+            yield cluster, join
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def test_each_fault_is_a_row_and_the_others_never_notice(
+    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """On a cluster that is running, through --address: two cells at a time, and what ran so again, alone."""
+    hows = ["segfault", "leave", "unspeakable", "cuda_oom", "well"]
+    path = write_config(config_of(*hows))
+    with cluster_of_hosts(head_cpus=2) as (cluster, _):
+        words = ["--address", cluster.address, "--cpu-cells", 2, "--check-contention"]
+        done = sweep("run", path, *words, env=environment)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "contention: " in done.stdout
+    assert statuses(tmp_path / "results" / "faults") == {
+        "good 0": "ok", "good 1": "ok", "well": "ok",
+        "segfault": "crashed", "leave": "crashed", "unspeakable": "failed", "cuda_oom": "oom",
+    }  # fmt: skip
+    wait_until_gone(tmp_path)
+    again = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 3 cells: 2 crashed, 1 failed" in again.output, again.output
+    status = sweep_here("status", "results/faults")
+    assert "killed by SIGSEGV" in status.stdout
+    assert f"sweep run {path} --scheduler serial would run 0 of 7 cells" in status.stdout
+
+
+OF_TWO_HOSTS = """
+name: x
+instruments: [timing, memory, kernels]
+limits: {timeout_s: 60, attempts: 2}
+defaults: {device: cpu, context_length: 8, batch_size: 1, warmup_steps: 1, measured_steps: 2, vocab_size: 100}
+grids:
+  - task: train_step
+    axes: {seed: [0, 1, 2]}
+    fixed: {model: "misbehaving:Model", model_args: {how: meet_another, vocab_size: 100, mark: %s}}
+  - task: train_step
+    fixed: {model: "misbehaving:Model", model_args: {how: fail, once: true, vocab_size: 100, mark: %s}}
+    axes: {seed: [0]}
+"""
+
+
+def test_what_two_hosts_measure_is_all_in_a_bucket_from_which_another_driver_goes_on(
+    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """One cell at a time on each, which do not see the driver's folder: its name leads elsewhere in each process. Neither the
+    second driver nor who reports has a copy of what the first carried there."""
+    path = write_config(OF_TWO_HOSTS % (tmp_path / "met", tmp_path / "failed"))
+    address, bucket = "s3://bucket/runs/x", Bucket()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def drive(host: str) -> subprocess.CompletedProcess[str]:
+        words = ["--address", cluster.address, "--cpu-cells", 2, "--out", address]
+        return sweep("run", path, *words, env={**environment, **bucket.environment, "XDG_CACHE_HOME": f"/proc/self/cwd/{host}"})
+
+    with serve(bucket), cluster_of_hosts() as (cluster, join):
+        raylets = {str(join(num_cpus=1).all_processes["raylet"][0].process.pid) for _ in range(2)}
+        first = drive("first")
+        assert (first.returncode, "measured 4 cells: 3 ok, 1 failed" in first.stdout) == (1, True), first.stdout + first.stderr
+        before = dict(bucket.objects)
+        second = drive("second")
+        assert (second.returncode, "measured 1 cell: 1 ok" in second.stdout) == (0, True), second.stdout + second.stderr
+        for name, value in {**bucket.environment, "XDG_CACHE_HOME": str(tmp_path / "third")}.items():
+            monkeypatch.setenv(name, value)
+        reported = sweep_here("report", address)
+        assert reported.exit_code == 0, reported.output
+        attempts, samples, kernels = map(open_run(address).read, ("attempts", "samples", "kernels"))
+    measured = set(attempts[["cell", "attempt", "status"]].itertuples(index=False, name=None))
+    ok = {(cell, number) for cell, number, status in measured if status == "ok"}
+    assert sorted((number, status) for _, number, status in measured) == [(1, "failed"), *[(1, "ok")] * 3, (2, "ok")]
+    for rows in (samples, kernels):
+        assert ok <= set(rows[["cell", "attempt"]].itertuples(index=False, name=None))
+    of_rows = {name for name in before if name.startswith(("bucket/runs/x/attempts/", "bucket/runs/x/artifacts/"))}
+    assert {name: bucket.objects[name] for name in of_rows} == {name: before[name] for name in of_rows}
+    told = ""
+    for cell, number in ok:
+        left = bucket.names(f"runs/x/artifacts/{cell}/{number}/")
+        assert {ATTEMPT_FILE, LOG_FILE} < left
+        assert [name for name in left if name.startswith("trace_")]
+        told += bucket.objects[f"bucket/runs/x/artifacts/{cell}/{number}/{LOG_FILE}"][0].decode()
+    assert raylets <= set(told.split())  # each had its cells
+    assert list(Path(environment["TMPDIR"]).glob("sweep-*/artifacts/*"))  # in a folder of its own
+    assert {"timings.md", "kernels.md"} <= bucket.names("runs/x/report/")
+    assert not (tmp_path / "results").exists()
+
+
+def started(folder: Path) -> int:
+    return len(list(folder.glob("artifacts/*/*/journal.jsonl")))
+
+
+def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
+    sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    text = config_of("slowly", "fail").replace("model_args:", "seed: [0, 1, 2, 3, 4]\n      model_args:")
+    text = text.replace("measured_steps: 2", "measured_steps: 8")  # of which a slow cell takes a second
+    path, folder = write_config(text), tmp_path / "results" / "faults"
+    chance, finished = random.Random(3), frozenset[tuple[str, int]]()
+    for _ in range(2):
+        driver = subprocess.Popen(
+            sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+        )
+        seen, deadline = started(folder), time.monotonic() + 100
+        while started(folder) == seen and time.monotonic() < deadline and driver.poll() is None:
+            time.sleep(0.05)
+        assert started(folder) > seen
+        time.sleep(chance.uniform(0, 6))
+        driver.kill()
+        driver.wait()
+        wait_until_gone(tmp_path)
+        finished = measured_on_disk(folder, finished)
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert done.exit_code == 1, done.output
+    assert set(statuses(folder).values()) == {"ok", "failed"}
+    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
+    ok = attempts[attempts["status"] == "ok"]
+    assert len(ok) == 7
+    assert lost_and_repeated(folder, finished) == (0, 0)
+    samples = pd.concat(pd.read_parquet(part) for part in (folder / "samples").glob("*.parquet"))
+    assert not samples.duplicated(["cell", "attempt", "instrument", "mode", "phase", "metric", "step"]).any()
+    assert set(ok["cell"]) <= set(samples["cell"])
+    recorded = set(zip(attempts["cell"], attempts["attempt"], strict=True))
+    assert set(zip(samples["cell"], samples["attempt"], strict=True)) <= recorded
+
+
+def wait_until_stuck(folder: Path, how: str) -> None:
+    """The cell that never ends is in its forward pass."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        for attempt in folder.glob(f"artifacts/*/*/{ATTEMPT_FILE}"):
+            if how in attempt.read_text() and read_phase(attempt.with_name(PHASE_FILE)) == "forward":
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"{how} has not begun")
+
+
+def listens_beyond_this_machine(tmp_path: Path) -> list[str]:
+    """What somebody on the network could talk to."""
+    families = asked_of_each(tmp_path, lambda process: [process, *process.children(recursive=True)])
+    ours = {process.pid for family in families for process in family}
+    listening = [one for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN and one.pid in ours]
+    assert listening, "Ray listens to its own workers at least"
+    return [f"{one.pid} {one.laddr}" for one in listening if not ip_address(one.laddr.ip.removeprefix("::ffff:")).is_loopback]
+
+
+@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
+    sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int, times: int
+) -> None:
+    folder = tmp_path / "results" / "faults"
+    hang = f"{{how: spin_in_c, once: true, vocab_size: 100, mark: {tmp_path / 'first'}}}"
+    path = write_config((CONFIG % hang).replace("timeout_s: 12", "timeout_s: 100"))
+    driver = subprocess.Popen(
+        sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
+    wait_until_stuck(folder, "spin_in_c")
+    assert not listens_beyond_this_machine(tmp_path)
+    words = asked_of_each(tmp_path, lambda process: " ".join(process.cmdline()))
+    assert all("--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word)  # Ray's usage statistics
+    assert any("--beget" in word for word in words)  # what was begun before Ray is what cells come from
+    assert not any("--serve" in word for word in words)
+    modes = asked_of_each(tmp_path, lambda process: "raylet" in process.name() and process.environ().get("RAY_AUTH_MODE"))
+    assert set(modes) == {False, "token"}
+    driver.send_signal(number)
+    for _ in range(1, times):  # in impatience
+        time.sleep(0.1)
+        driver.send_signal(number)
+    said, _ = driver.communicate(timeout=30)
+    assert driver.returncode == 130
+    assert f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}" in said
+    assert statuses(folder) == {"good 0": "ok", "good 1": "ok"}
+    wait_until_gone(tmp_path)
+    untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 1 cell: 1 ok" in done.output, done.output
+    assert {part: part.read_bytes() for part in untouched} == untouched
+
+
+def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
+    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path = write_config(config_of("sleep").replace("timeout_s: 12", "timeout_s: 100"))
+    began = time.monotonic()
+    done = sweep("run", path, "--time-limit", "15s", env=environment)
+    assert time.monotonic() - began < 35  # and not after 100; how punctual it is, tests/orchestrator/sweep/test_pipeline.py says
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert re.search(r"out of time with \d cells? left.*\. To go on: sweep run", done.stdout)
+    assert not (tmp_path / "cache").exists()  # nothing is left where it was called
+    wait_until_gone(tmp_path)
+    done = sweep_here("run", path, "--where", "size=tiny", "--scheduler", "serial")
+    assert done.exit_code == 0, done.output
+    assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
+
+
+def test_a_second_driver_is_sent_away(
+    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+) -> None:
+    path, folder = write_config(config_of("sleep")), tmp_path / "results" / "faults"
+    first = subprocess.Popen(
+        sweep_command("run", path, "--scheduler", "serial"),
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+    )
+    wait_until_stuck(folder, "sleep")
+    untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    assert len(untouched) == 2
+    second = sweep("run", path, env=environment)
+    assert second.returncode == 2
+    assert f"another driver is at work in it: process {first.pid} on" in second.stderr
+    assert "Traceback" not in second.stderr
+    first.terminate()
+    assert first.wait(30) == 130
+    done = sweep_here("run", path, "--scheduler", "serial", "--where", "size=tiny")
+    assert done.exit_code == 0, done.output
+    assert {part: part.read_bytes() for part in parts_of_good_cells(folder)} == untouched
+
+
+def kill_supervisor(tmp_path: Path) -> None:
+    found = [process for process in psutil.process_iter() if process.name().startswith("ray::supervise")]
+    ours = [process for process in found if process.environ().get("TMPDIR") == str((tmp_path / "ray").resolve())]
+    assert len(ours) == 1
+    ours[0].kill()
+
+
+def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_alone(
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    sweep_here: SweepHere,
+) -> None:
+    """The supervisor of the first cell is killed; with the second its node goes away, and another joins."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    hang = "{how: sleep, once: true, vocab_size: 100, mark: %s}"
+    hangs = ", ".join(hang % (tmp_path / mark) for mark in ("first", "second"))
+    path = write_config((CONFIG % f"{hangs}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 100"))
+    folder = tmp_path / "results" / "faults"
+    with cluster_of_hosts() as (cluster, join):
+        node = join(num_cpus=1)
+        driver = driver_on(cluster, path, tmp_path)
+        wait_until_stuck(folder, str(tmp_path / "first"))
+        kill_supervisor(tmp_path)
+        wait_until_stuck(folder, str(tmp_path / "second"))
+        join(num_cpus=1)
+        cluster.remove_node(node, allow_graceful=False)
+        assert driver.wait(60) == 1
+        ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
+        assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "lost", "ok"]
+        assert all(
+            re.search("its (supervisor|node) went away", str(evidence)) for _, status, evidence in ends if status == "lost"
+        )
+        untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 2 cells: 2 ok" in done.output, done.output
+    assert {part: part.read_bytes() for part in untouched} == untouched
+
+
+def driver_on(cluster: Any, config: Path, folder: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(sweep_command("run", config, "--address", cluster.address), cwd=folder, stdout=subprocess.DEVNULL)
+
+
+def parts_of_good_cells(folder: Path) -> list[Path]:
+    return [part for part in (folder / "attempts").glob("*.parquet") if pd.read_parquet(part)["status"].tolist() == ["ok"]]
+
+
+def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    sweep_here: SweepHere,
+) -> None:
+    """As one that the network is cut off from: nothing is closed, and only Ray's own question finds that nobody answers."""
+    asks = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
+    for name, value in {**environment, **{f"RAY_health_check_{name}": str(value) for name, value in asks.items()}}.items():
+        monkeypatch.setenv(name, value)
+    hang = f"{{how: sleep, once: true, vocab_size: 100, mark: {tmp_path / 'first'}}}"
+    path = write_config((CONFIG % f"{hang}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 600"))
+    folder = tmp_path / "results" / "faults"
+    with cluster_of_hosts() as (cluster, join):
+        node = join(num_cpus=1)
+        driver = driver_on(cluster, path, tmp_path)
+        wait_until_stuck(folder, str(tmp_path / "first"))
+        (raylet,) = (psutil.Process(one.process.pid) for one in node.all_processes["raylet"])
+        frozen = [raylet, *raylet.children(recursive=True)]
+        try:
+            for process in frozen:
+                process.suspend()
+            join(num_cpus=1)
+            assert driver.wait(90) == 1
+        finally:
+            for process in frozen:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+        ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
+        assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "ok"]
+        assert "its node went away" in str(ends[2][2])
+        untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
+    done = sweep_here("run", path, "--scheduler", "serial")
+    assert "measured 1 cell: 1 ok" in done.output, done.output
+    assert {part: part.read_bytes() for part in untouched} == untouched
+
+
+def read(folder: Path, *columns: str) -> list[list[object]]:
+    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet"))
+    return [attempts[column].tolist() for column in columns]
+
+
+def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
+    make_attempt: Callable[..., Attempt], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two nodes that say they have a GPU, and another that joins: what stands for a cell says on which of them it is."""
+    import ray
+
+    def say_where(attempt: Attempt, cpus: int, gpus: object, mark: str) -> Iterator[Started | Outcome]:
+
+        here = ray.get_runtime_context()
+        import orchestrator
+
+        program = str(orchestrator.__file__)
+        facts = {
+            "program": program,
+            "kind": here.get_node_labels()["ray.io/accelerator-type"],
+            "took": here.get_assigned_resources(),
+        }
+        yield Started(attempt, "here", "0", 0.0)
+        yield Parcel(attempt, left)
+        yield Outcome(attempt, Status.OK, "", "", {}, facts, (), 0.0, 0.0)
+
+    (tmp_path / LOG_FILE).write_text("all is well")
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        tar.add(tmp_path / LOG_FILE, LOG_FILE)
+    left = stream.getvalue()
+    monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
+    monkeypatch.setattr("orchestrator.scheduling.ray_scheduler.supervise", say_where)
+    cuda = [make_attempt(seed=seed, device="cuda", gpu_kind=kind) for kind in ("H100", "RTX 5090") for seed in range(2)]
+
+    def kinds_of(attempts: list[Attempt]) -> list[str]:
+        return sorted(outcome.facts["kind"] for outcome in scheduler.run(attempts, lambda started: None))
+
+    with cluster_of_hosts() as (cluster, join):
+        join(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "H100"})
+        join(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "GeForce-RTX-5090"})
+        scheduler = RayScheduler(cluster.address)
+        assert [scheduler.places("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [3, 2, 1, 0]
+        assert kinds_of(cuda) == ["GeForce-RTX-5090", "GeForce-RTX-5090", "H100", "H100"]
+        join(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "A100"})
+        assert kinds_of([make_attempt(device="cuda", gpu_kind="A100")]) == ["A100"]
+        host = socket.gethostname()  # of all of them: the one with most GPUs is taken
+        alone = make_attempt(device="cuda", settings={"alone_on": host})
+        (outcome,) = scheduler.run([alone], lambda started: None)
+        assert outcome.status is Status.OK, outcome.evidence
+        assert (alone.path / LOG_FILE).read_text() == "all is well"
+        assert "working_dir_files" in outcome.facts["program"]  # and not this one: it was shipped
+        assert (outcome.facts["took"]["GPU"], outcome.facts["kind"]) == (2, "H100")
+
+
+def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(make_attempt: Callable[..., Attempt]) -> None:
+    given_up = SimpleNamespace(_give_up=lambda stream, started, reason: reason)
+    attempt = make_attempt(1, settings={"timeout_s": 10.0})
+
+    def after(seconds: float) -> object:
+        return RayScheduler._give_up_hung(given_up, "it", Started(attempt, "host", "", time.monotonic() - seconds))  # type: ignore[arg-type]
+
+    assert after(10 + PREPARATION_S + TIMEOUT_S) is None
+    assert "its supervisor did not answer" in str(after(10 + 3 * (PREPARATION_S + TIMEOUT_S)))
+
+
+def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:
+    done = sweep("run", write_config(config_of("well")), "--address", "127.0.0.1:1", env=environment)
+    assert done.returncode == 2
+    assert "Is `ray start --head` running there?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It raises whatever it likes: Exception itself where its processes take too long."""
+    import ray
+
+    def fail(*asked: object, **how: object) -> None:
+        raise Exception("The current node timed out during startup\nand more")
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(EnvironmentError, match=r"^Ray does not start: The current node timed out during startup\. `sweep run"):
+        RayScheduler()

@@ -1,0 +1,83 @@
+"""The folder that Ray has for its files: one for each driver, cleared away after it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.scheduling import ray_session
+from tests.conftest import ROOT
+
+DRIVER = """
+import sys
+from orchestrator.scheduling.ray_session import session_folder
+folder, lock = session_folder()
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def driver(base: Path) -> Iterator[subprocess.Popen[str]]:
+    """Ended as by a kill."""
+    command = [sys.executable, "-c", DRIVER]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "TMPDIR": str(base)}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    """A short one: sockets have short names."""
+    with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def folder_of(process: subprocess.Popen[str]) -> Path:
+    assert process.stdout is not None
+    return Path(process.stdout.readline().strip())
+
+
+def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cleared_away(base: Path) -> None:
+    with ExitStack() as ended:
+        begun = [ended.enter_context(driver(base)) for _ in range(6)]
+        folders = {folder_of(process) for process in begun}
+        assert folders == set(base.iterdir())
+        assert len(folders) == 6
+        assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
+    with driver(base) as alone:
+        assert [folder_of(alone)] == list(base.iterdir())
+
+
+def test_who_is_taken_for_dead_before_the_lock_takes_another(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(base))
+    flock, cleared = ray_session.fcntl.flock, threading.Event()
+
+    def flock_late(file: int, how: int) -> None:
+        if not cleared.is_set():
+            cleared.set()
+            with driver(base) as other:
+                folder_of(other)
+        flock(file, how)
+
+    monkeypatch.setattr(ray_session.fcntl, "flock", flock_late)
+    folder, lock = ray_session.session_folder()
+    try:
+        assert Path(folder) in base.iterdir()
+        assert cleared.is_set()
+    finally:
+        os.close(lock)

@@ -1,0 +1,582 @@
+"""Runs in a bucket: nothing measured is lost or done twice, whatever is killed, fails or is done by two at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import orchestrator as sweep
+from orchestrator.cli.main import main
+from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.planning.plan import Choice
+from orchestrator.store import run as store
+from orchestrator.store.remote import claim, uploads
+from orchestrator.store.remote.address import split_cell
+from orchestrator.store.remote.folder import Place, reaching
+from orchestrator.store.remote.remote_run import open_run
+from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
+from tasks.spec.records import ATTEMPT_FILE, LOG_FILE, Attempt, Outcome, Status
+from tests.conftest import ROOT
+from tests.orchestrator.sweep.test_pipeline import (
+    FakeScheduler,
+    Silent,
+    journalled,
+    lengths_of,
+    outcome_of,
+)
+from tests.support.s3 import Bucket, serve
+
+ADDRESS = "s3://bucket/runs/x"
+CONFIG = """
+name: test
+grids:
+  - task: train_step
+    axes: {context_length: %s}
+    fixed: {device: cpu, size: tiny}
+"""
+Host = Callable[[str], None]
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    made = Bucket()
+    with serve(made):
+        for name, value in made.environment.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
+@pytest.fixture
+def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    """From then on this is a host of that name, with working copies of its own."""
+
+    this = socket.gethostname()
+
+    def go_to(name: str) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+        monkeypatch.setattr(socket, "gethostname", lambda: this if name == "first" else name)
+
+    go_to("first")
+    return go_to
+
+
+def request_of(tmp_path: Path, *lengths: int) -> Request:
+    path = tmp_path / "test.yaml"
+    path.write_text(CONFIG % list(lengths or (16, 32, 64, 128)))
+    return resolve(path, [], [], ADDRESS)
+
+
+def measured(attempt: Attempt) -> Outcome:
+    outcome = journalled(attempt)
+    (attempt.path / LOG_FILE).write_text("all is well")
+    return outcome
+
+
+def go(tmp_path: Path, *lengths: int, measure: Callable[[Attempt], Outcome] = measured) -> tuple[Summary, list[int]]:
+    """The summary of a run, and what it measured."""
+    scheduler = FakeScheduler(measure)
+    summary = run_sweep(request_of(tmp_path, *lengths), Choice(), Means(lambda example: scheduler, lambda total, left: Silent()))
+    return summary, lengths_of(scheduler)
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
+
+
+def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    assert go(tmp_path, 16, 32)[1] == [16, 32]
+    assert {"run.json", "cells.parquet"} <= bucket.names("runs/x/")
+    assert not bucket.names("runs/x/drivers/")
+    cell = next(iter(bucket.names("runs/x/attempts/"))).split("-")[0]
+    on_host("second")
+    assert go(tmp_path, 16, 32, 64)[1] == [64]
+    on_host("third")
+    loaded = sweep.load(ADDRESS)
+    assert sorted(loaded.cells["context_length"]) == [16, 32, 64]
+    assert len(loaded.samples) == 3
+    assert repr(loaded) == f"LoadedRun('{ADDRESS}', 3 cells)"
+    assert "3 ok" in call("status", ADDRESS).output
+    assert "3 cells: 3 ok" in call("plan", tmp_path / "test.yaml", "--out", ADDRESS).output
+    shown = call("show", ADDRESS, cell).output
+    assert "all is well" in shown
+    assert f"by hand: env PYTHONPATH={ROOT}" in shown
+    assert "1 SAME" in call("compare", f"{ADDRESS}:{cell}", f"{ADDRESS}:{cell}").output
+    assert call("report", ADDRESS, "--table", "timings").exit_code == 0
+    assert "timings.md" in bucket.names("runs/x/report/")
+    run = open_run(ADDRESS)
+    run.bring_artifacts()  # for the page of a report
+    assert {path.name for path in (run.folder / "artifacts").glob("*/1/*")} == {ATTEMPT_FILE, LOG_FILE}
+
+
+def test_which_run_it_is_is_there_before_anything_is_measured(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a second driver would begin another run, beside which what the first measured would not count."""
+    put = Place.put
+
+    def put_slowly(place: Place, name: str, source: Path | bytes) -> None:
+        time.sleep(1.0 if name == "run.json" else 0.0)
+        put(place, name, source)
+
+    def measure(attempt: Attempt) -> Outcome:
+        assert "run.json" in bucket.names("runs/x/")
+        return measured(attempt)
+
+    monkeypatch.setattr(Place, "put", put_slowly)
+    assert go(tmp_path, 16, measure=measure)[1] == [16]
+
+
+def test_a_row_is_there_after_all_that_it_is_of(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    early = []
+
+    def look(method: str, key: str) -> bool:
+        folder, _, name = key.removeprefix("bucket/runs/x/").rpartition("/")
+        if method == "PUT" and folder == "attempts" and name:
+            of = f"runs/x/artifacts/{name.removesuffix('.parquet').replace('-', '/')}/"
+            early.extend({name} - bucket.names("runs/x/samples/"))
+            early.extend({ATTEMPT_FILE, LOG_FILE} - bucket.names(of))
+        return False
+
+    bucket.fails = look
+    go(tmp_path)
+    assert len(bucket.names("runs/x/attempts/")) == 4
+    assert not early
+
+
+def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> None:
+    """The driver, killed when its third cell has ended, and two have gone to the bucket."""
+    os.environ.update(environment, XDG_CACHE_HOME=str(cache))
+    place = Place(ADDRESS)
+
+    def measure(attempt: Attempt) -> Outcome:
+        if attempt.cell.params.values()["context_length"] == 64:
+            while len(place.entries("attempts")) < 2:
+                time.sleep(0.02)
+            measured(attempt)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return measured(attempt)
+
+    go(tmp_path, measure=measure)
+
+
+def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    """Begun again elsewhere, without a copy, all is kept that had gone; and where it was, all that had ended."""
+    driver = multiprocessing.get_context("spawn").Process(
+        target=kill_itself, args=(tmp_path, tmp_path / "first", bucket.environment)
+    )
+    driver.start()
+    driver.join(60)
+    assert driver.exitcode == -signal.SIGKILL
+    assert len(bucket.names("runs/x/attempts/")) == 2
+    killed = dict(bucket.objects)
+
+    on_host("second")
+    with pytest.raises(RunLocked, match=r"another driver is at work in it: process \d+ on "):
+        go(tmp_path)  # as far as can be known there, until it has not been heard of for a minute
+    make_older(bucket, "runs/x/drivers/")
+    assert go(tmp_path)[1] == [64, 128]
+    assert len(sweep.load(ADDRESS).samples) == 4
+    assert all(name.endswith(".lapsed") for name in bucket.names("runs/x/drivers/"))
+
+    bucket.objects = killed
+    on_host("first")
+    summary, lengths = go(tmp_path)
+    assert (summary.recovered, lengths) == (1, [128])
+    assert len(bucket.names("runs/x/attempts/")) == len(sweep.load(ADDRESS).samples) == 4
+
+
+def make_older(bucket: Bucket, beginning: str) -> None:
+    """As if put an hour ago."""
+    for name in bucket.names(beginning):
+        content, at = bucket.objects[f"bucket/{beginning}{name}"]
+        bucket.objects[f"bucket/{beginning}{name}"] = content, at - timedelta(hours=1)
+
+
+def test_what_fails_at_times_is_there_at_the_end(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Place, "put", at_times(Place.put, random.Random(1)))
+    monkeypatch.setattr(uploads, "AGAIN_S", 0.01)
+    lengths = [8 * count for count in range(1, 13)]
+    assert go(tmp_path, *lengths)[1] == lengths
+    on_host("second")
+    assert len(sweep.load(ADDRESS).samples) == len(lengths)
+    assert go(tmp_path, *lengths)[1] == []
+
+
+def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., None]:
+    def put_or_fail(place: Place, name: str, source: Path | bytes) -> None:
+        if not name.startswith("drivers/") and chance.random() < 0.3:
+            raise OSError("the network is not what it was")
+        put(place, name, source)
+
+    return put_or_fail
+
+
+def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(store, "MERGE_BATCH", 2)  # of what is not there nothing is merged
+    bucket.fails = lambda method, key: method == "PUT" and "/samples/" in key
+    with pytest.raises(RunUnwritable, match=r"8 files could not be carried there: .*the next `sweep run` from here carries them"):
+        go(tmp_path)
+    assert not bucket.names("runs/x/attempts/")
+    bucket.fails = lambda method, key: False
+    summary, lengths = go(tmp_path)
+    assert (summary.recovered, lengths) == (0, [])
+    on_host("second")
+    assert go(tmp_path)[1] == []
+    assert len(sweep.load(ADDRESS).samples) == 4
+
+
+def wait_until_no_claim_is_renewed(but: int = 0) -> None:
+    deadline = time.monotonic() + 20
+    while sum("_beat" in thread.name for thread in threading.enumerate()) > but and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def test_two_drivers_at_one_address(bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second is sent away. A first that is not heard of for long, and was cut off, it learns that it is driver no more."""
+    monkeypatch.setattr(claim, "BEAT_S", 0.05)
+    began: list[Any] = []
+
+    def measure(attempt: Attempt) -> Outcome:
+        if not began:
+            began.append(attempt)
+            (own,) = bucket.names("runs/x/drivers/")
+            on_host("second")
+            with pytest.raises(RunLocked, match=r"another driver is at work in it: process \d+ on .* since .*Wait for it"):
+                go(tmp_path)
+            monkeypatch.setattr(claim, "LAPSE_S", -1.0)
+            bucket.fails = lambda method, key: method == "PUT" and key.endswith(own)  # the first is cut off
+            go(tmp_path, 32)
+            bucket.fails = lambda method, key: False
+            on_host("first")
+            wait_until_no_claim_is_renewed()
+        return measured(attempt)
+
+    with pytest.raises(RunLocked, match="another driver has taken it over"):
+        go(tmp_path, measure=measure)
+    assert go(tmp_path)[1] == [64, 128]  # what the first had measured is kept
+
+
+def test_who_was_taken_over_carries_nothing_there_any_more(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was cut off while another measured its cells; the network is back before it knows."""
+    there: dict[str, Any] = {}
+
+    def measure(attempt: Attempt) -> Outcome:
+        if not there:
+            (own,) = bucket.names("runs/x/drivers/")
+            on_host("second")
+            monkeypatch.setattr(claim, "LAPSE_S", -1.0)
+            bucket.fails = lambda method, key: method == "PUT" and key.endswith(own)
+            assert go(tmp_path, measure=lambda one: replace(measured(one), wall_s=9.0))[1] == [16, 32, 64, 128]
+            bucket.fails = lambda method, key: False
+            there.update({name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in bucket.names("runs/x/")})
+            on_host("first")
+        return measured(attempt)
+
+    began = time.monotonic()
+    with pytest.raises(RunLocked, match="another driver has taken it over"):
+        go(tmp_path, measure=measure)
+    assert time.monotonic() - began < 15  # nor does it try for long
+    kept = {name for name in there if name.startswith(("attempts/", "samples/", "artifacts/"))}
+    assert len(kept) >= 4
+    assert {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in kept} == {name: there[name] for name in kept}
+
+
+def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of fsspec have errors of their own: the rows stay here, that is said, and the next run carries them."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    put = Place.put
+
+    def refuse(self: Place, name: str, source: Path | bytes) -> None:
+        if name.startswith("attempts/"):
+            raise LookupError("the server went away")
+        put(self, name, source)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Place, "put", refuse)
+        with pytest.raises(RunUnwritable, match=r"\d files could not be carried there: LookupError: the server went away"):
+            go(tmp_path)
+    assert go(tmp_path)[1] == []
+    assert len(bucket.names("runs/x/attempts/")) == 4
+
+
+def test_a_host_of_the_same_name_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = claim._who()
+    assert claim._is_dead({**own, "pid": 2**22 + 1})
+    assert not claim._is_dead(own)
+    assert not claim._is_dead({**own, "pid": 2**22 + 1, "boot": "another"})
+
+
+def test_a_claim_written_anew_in_the_moment_in_which_it_lapsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its driver had just found it there, and wrote, when the other removed it."""
+    monkeypatch.setattr(claim, "BEAT_S", 0.2)
+    place = Place(tmp_path.as_uri())
+    with claim.claimed(place) as first:
+        (own,) = tmp_path.glob("drivers/*.json")
+        content = own.read_bytes()
+        monkeypatch.setattr(claim, "LAPSE_S", -1.0)
+        with claim.claimed(place) as second:
+            own.write_bytes(content)
+            wait_until_no_claim_is_renewed(but=1)
+            with pytest.raises(RunLocked, match="another driver has taken it over"):
+                first.require()
+            second.require()
+
+
+def test_what_two_hosts_measured_counts_once(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One was cut off from the bucket with rows that another then measured: those there count, its own are set aside."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    go(tmp_path, 16)
+    bucket.fails = lambda method, key: method == "PUT" and "/drivers/" not in key
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16, 32)
+    bucket.fails = lambda method, key: False
+    on_host("second")
+    assert go(tmp_path, 16, 32, measure=lambda attempt: replace(measured(attempt), wall_s=9.0))[1] == [32]
+    there = {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in bucket.names("runs/x/") if name.startswith("a")}
+    on_host("first")
+    capsys.readouterr()
+    assert go(tmp_path, 16, 32)[1] == []
+    assert f"{ADDRESS} has others: " in capsys.readouterr().err
+    assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
+    run = open_run(ADDRESS)
+    assert len(run.read("attempts")) == len(run.read("samples")) == 2
+    aside = [path.relative_to(run.folder / "aside").parts[1:] for path in (run.folder / "aside").rglob("*.*")]
+    assert {part[0] for part in aside} >= {"attempts", "artifacts"}
+
+
+def test_merged_parts_replace_what_they_were_made_of(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_host("reader")
+    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    lengths = [8 * count for count in range(1, 11)]
+    go(tmp_path, *lengths[:2])
+    on_host("first")
+    go(tmp_path, *lengths)
+    go(tmp_path, *lengths)  # when all are there
+    assert len(bucket.names("runs/x/attempts/")) == 2 + 2 == len(bucket.names("runs/x/samples/"))
+    on_host("reader")  # who had read before they were merged
+    run = open_run(ADDRESS)
+    assert len(run.read("attempts")) == len(run.read("samples")) == 10
+    assert len(list((run.folder / "attempts").glob("*.parquet"))) == 4
+
+
+def test_what_two_hosts_merged_counts_once(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One merges what the bucket has, and is cut off before that is there; the other merges the same."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    go(tmp_path, 16, 32)
+    monkeypatch.setattr(store, "MERGE_BATCH", 2)
+    bucket.fails = lambda method, key: method == "PUT" and "/merged-" in key
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16, 32)
+    bucket.fails = lambda method, key: False
+    on_host("second")
+    go(tmp_path, 16, 32)
+    on_host("first")
+    assert go(tmp_path, 16, 32)[1] == []
+    on_host("third")
+    run = open_run(ADDRESS)
+    assert (len(run.read("attempts")), len(run.read("samples"))) == (2, 2)
+
+
+def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off, one host has samples of an attempt at which another then failed, without samples or files."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    bucket.fails = lambda method, key: method == "PUT" and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16)
+    bucket.fails = lambda method, key: False
+    on_host("second")
+    go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
+    on_host("first")
+    assert go(tmp_path, 16)[1] == []
+    assert not bucket.names("runs/x/samples/") | bucket.names("runs/x/artifacts/")
+    assert len(list(open_run(ADDRESS).folder.glob("aside/*/samples/*"))) == 1
+
+
+def test_what_was_measured_and_has_no_row_there_keeps_its_number(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off between what an attempt measured and its row: the next host's attempt is another, with no sample of it."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    bucket.fails = lambda method, key: method == "PUT" and "/attempts/" in key
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16)
+    bucket.fails = lambda method, key: False
+    on_host("second")
+    go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
+    assert list(open_run(ADDRESS).read("attempts")[["attempt", "status"]].itertuples(index=False)) == [(2, "oom")]
+    on_host("first")
+    assert go(tmp_path, 16)[1] == []
+    on_host("third")
+    run = open_run(ADDRESS)
+    assert sorted(run.read("attempts")[["attempt", "status"]].itertuples(index=False)) == [(1, "ok"), (2, "oom")]
+    assert set(run.read("samples")["attempt"]) == {1}
+
+
+def test_a_load_is_through_before_it_is_given_up(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails does not leave the slower ones of its stage on their way: another host may be at work when they arrive."""
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    arriving: list[str] = []
+
+    def fails(method: str, key: str) -> bool:
+        if method == "PUT" and "/samples/" in key:
+            arriving.append(key)
+            time.sleep(1.5)
+            arriving.remove(key)
+        return method == "PUT" and "/artifacts/" in key
+
+    bucket.fails = fails
+    with pytest.raises(RunUnwritable):
+        go(tmp_path, 16)
+    assert not arriving
+    assert len(bucket.names("runs/x/samples/")) == 1
+
+
+def test_where_one_file_does_not_go_the_others_are_not_tried_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
+    tried: list[str] = []
+
+    def carry(name: str) -> None:
+        tried.append(name)
+        time.sleep(0.2)
+        raise OSError("no route to host")
+
+    copy: Any = SimpleNamespace(carry=carry, place="s3://bucket/x", folder="here", ledger=SimpleNamespace(has=lambda name: False))
+    loads = uploads.Uploads(copy, lambda: None)
+    loads.put([str(number) for number in range(100)])
+    with pytest.raises(RunUnwritable, match="100 files could not be carried there"):
+        loads.finish()
+    assert 1 <= len(tried) < 40
+
+
+def test_a_bucket_that_was_emptied_begins_anew(
+    bucket: Bucket, on_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What lies in a copy is not taken for it; nor is it thrown away."""
+    go(tmp_path, 16, 32)
+    bucket.objects.clear()
+    with pytest.raises(RunError, match=f"{ADDRESS}: holds no run"):
+        open_run(ADDRESS).require()
+    assert "aside" in capsys.readouterr().err
+    assert go(tmp_path, 16)[1] == [16]
+    assert len(list(open_run(ADDRESS).folder.glob("aside/*/attempts/*.parquet"))) == 2
+
+
+def test_a_copy_that_a_driver_is_at_work_in_is_left_to_it(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    def measure(attempt: Attempt) -> Outcome:
+        before = len(bucket.requests)
+        assert open_run(ADDRESS).exists
+        assert not [asked for asked in bucket.requests[before:] if asked.startswith("GET") and "parquet" in asked]
+        return measured(attempt)
+
+    assert go(tmp_path, 16, 32, measure=measure)[1] == [16, 32]
+
+
+def test_a_copy_that_is_lost_or_torn_is_made_again(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    go(tmp_path)
+    folder = open_run(ADDRESS).folder
+    with (folder / ".carried").open("a") as file:
+        file.write('\n["attempts/')
+    for part in (folder / "samples").glob("*"):
+        part.unlink()
+    assert len(sweep.load(ADDRESS).samples) == 4
+    (folder / ".carried").unlink()  # of all that is here nobody knows that it was carried
+    assert go(tmp_path)[1] == []
+    assert not (folder / "aside").exists()
+    shutil.rmtree(folder)
+    assert len(sweep.load(ADDRESS).samples) == 4
+
+
+def test_a_run_within_has_its_own_place(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    go(tmp_path, 16)
+    within = open_run(ADDRESS).within("alone")
+    with within.opened_for_writing() as writer:
+        writer.write_manifest({"name": "alone"})
+    assert "alone/run.json" in bucket.names("runs/x/")
+    assert open_run(f"{ADDRESS}/alone").folder == open_run(ADDRESS).folder / "alone"
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("s3://bukket/x", "no such bucket: NoSuchBucket it says. Create the bucket, or name another with --out"),
+        ("s3://nobody@bucket/x", "credentials are no part of an address"),
+        ("s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http", "Check the network and the address"),
+        ("s3://bucket/x?wrong=1", "unexpected keyword argument 'wrong'. Write s3://bucket/folder"),
+        ("s4://bucket/x", "Protocol not known: s4"),
+    ],
+)
+def test_a_place_that_does_not_answer_is_one_line(bucket: Bucket, on_host: Host, tmp_path: Path, address: str, said: str) -> None:
+    request_of(tmp_path)
+    done = call("run", tmp_path / "test.yaml", "--out", address, "--scheduler", "serial")
+    assert done.exit_code == 2, done.output
+    assert said in done.output
+    assert len(done.output.splitlines()) == 1
+
+
+def test_who_may_not_come_in_is_told_what_to_set(bucket: Bucket, on_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    done = call("status", ADDRESS)
+    assert done.exit_code == 2
+    assert done.output.startswith(f"sweep: {ADDRESS}: cannot be reached: access denied. Set AWS_ACCESS_KEY_ID")
+
+
+@pytest.mark.parametrize("scheme", ["s3://bucket", "file://{tmp}", "memory://{tmp}"])
+def test_places_of_all_kinds_are_alike(bucket: Bucket, tmp_path: Path, scheme: str) -> None:
+    place = Place(f"{scheme.format(tmp=tmp_path)}/a/b")
+    large = tmp_path / "large"
+    large.write_bytes(os.urandom(11_000_000))
+    with reaching(place):
+        assert place.entries("t") == {}
+        assert place.read("t/x") is None
+        place.put("t/x", b"1")
+        place.put("t/x", b"22")
+        place.put("t/deep/large", large)
+        assert {name: entry.size for name, entry in place.entries("t").items()} == {"t/x": 2}
+        assert set(place.entries("t", recursive=True)) == {"t/x", "t/deep/large"}
+        assert place.read("t/x") == b"22"
+        place.fetch("t/deep/large", tmp_path / "again")
+        for _ in range(2):
+            place.remove("t/x")
+        assert place.entries("t") == {}
+        with pytest.raises(FileNotFoundError):
+            place.fetch("t/x", tmp_path / "again")
+        assert place.entries("t", recursive=True).keys() == {"t/deep/large"}
+    assert place.within("c").path == place.path / "c"
+
+
+def test_a_cell_is_told_from_an_address() -> None:
+    assert split_cell("s3://b/run:3f2a") == ("s3://b/run", "3f2a")
+    assert split_cell("s3://b/run") == ("s3://b/run", "")
+    assert split_cell("s3://b/run?endpoint_override=h:9000") == ("s3://b/run?endpoint_override=h:9000", "")

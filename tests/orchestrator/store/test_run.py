@@ -1,0 +1,405 @@
+"""Nothing written is lost or counted twice, whatever is torn, full, read-only or contended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
+from orchestrator.planning.plan import read_history
+from orchestrator.store import run as store
+from orchestrator.store.run import Run, RunWriter, find_cell
+from tasks.spec.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
+from tests.conftest import ROOT
+from tests.orchestrator.store.test_parquet_parts import ROW
+
+MakeOutcome = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
+    good, bad = make_outcome(), make_outcome(Status.OOM, seed=1)
+    with run.opened_for_writing() as writer:
+        writer.append(good, "abc")
+        writer.append(bad, None)
+    attempts = run.read("attempts").set_index("cell")
+    assert attempts.loc[good.attempt.cell.id, "status"] == "ok"
+    assert json.loads(attempts.loc[bad.attempt.cell.id, "evidence"])["asked_bytes"] == 2 * 1024**3
+    assert json.loads(attempts.loc[good.attempt.cell.id, "params"])["size"] == "tiny"
+    assert len(run.read("samples")) == len(good.samples)
+    kernels = run.read("kernels")
+    assert set(kernels["cell"]) == {good.attempt.cell.id}
+    assert [KernelRow(**row) for row in kernels.drop(columns=["cell", "attempt"]).to_dict("records")] == list(good.kernels)
+
+
+def test_allocations_are_kept_of_whatever_ended(run: Run, make_outcome: MakeOutcome) -> None:
+    allocations = (AllocationRow("out of memory", "forward", "activations", "ffn", "part", "forward", "a.py:1 f", 7, 2, 14),)
+    live = (LiveRow(3, 0.25, "forward", "activations", 14),)
+    with run.opened_for_writing() as writer:
+        writer.append(replace(make_outcome(Status.OOM), allocations=allocations, live=live), None)
+    for table, kind, rows in (("allocations", AllocationRow, allocations), ("live", LiveRow, live)):
+        read = run.read(table).drop(columns=["cell", "attempt"]).to_dict("records")
+        assert [kind(**row) for row in read] == list(rows)
+
+
+@pytest.mark.parametrize("torn", ["samples", "kernels", "attempts"])
+def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, torn: str
+) -> None:
+    """The attempt is written last: whatever a kill cuts off, no attempt counts whose kernels or samples are missing."""
+    write_part, outcome = store.write_part, make_outcome()
+
+    def die_at(path: Path, table: pa.Table) -> None:
+        if path.parent.name == torn:
+            path.with_name(f".{path.name}.1").write_bytes(b"PAR1 half a file")
+            raise KeyboardInterrupt
+        write_part(path, table)
+
+    monkeypatch.setattr(store, "write_part", die_at)
+    with pytest.raises(KeyboardInterrupt), run.opened_for_writing() as writer:
+        writer.append(outcome, None)
+    assert run.read("attempts").empty
+    monkeypatch.undo()
+    with run.opened_for_writing() as writer:  # the next driver keeps it from the journal
+        writer.append(outcome, None)
+    assert len(run.read("attempts")) == 1
+    assert (len(run.read("samples")), len(run.read("kernels"))) == (len(outcome.samples), len(outcome.kernels))
+
+
+def test_merging_changes_no_row(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    with run.opened_for_writing() as writer:
+        for seed in range(10):
+            writer.append(make_outcome(seed=seed), None)
+        before = {table: _sorted(run.read(table)) for table in ("attempts", "samples", "kernels")}
+        writer.merge_parts()
+    for table, frame in before.items():
+        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
+        assert len(list((run.folder / table).glob("*.parquet"))) == 2 + 2
+
+
+def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run.opened_for_writing() as writer:
+        for seed in range(3):
+            writer.append(make_outcome(seed=seed), None)
+        before = {table: _sorted(run.read(table)) for table in ("samples", "kernels")}
+        monkeypatch.setattr(store, "MERGE_BATCH", 3)
+        monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+        writer.merge_parts()
+    for table, frame in before.items():
+        assert len(list((run.folder / table).glob("*.parquet"))) == 4
+        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
+    monkeypatch.undo()
+    monkeypatch.setattr(store, "MERGE_BATCH", 3)
+    with run.opened_for_writing() as writer:  # the next driver clears away, and merges nothing a second time
+        writer.merge_parts()
+    for table, frame in before.items():
+        assert len(list((run.folder / table).glob("*.parquet"))) == 1
+        pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
+
+
+@pytest.mark.parametrize("listing", range(4))
+@pytest.mark.parametrize("moment", ["before", "during", "after"])
+@pytest.mark.parametrize("slow", [False, True])
+def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
+    listing: int, moment: str, slow: bool, run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, during or after one of the listings that a reader makes. slow: what was merged is there for a while yet."""
+    with run.opened_for_writing() as writer:
+        for seed in range(5):
+            writer.append(make_outcome(seed=seed), None)
+    whole, real, listings = _sorted(run.read("attempts")), Path.glob, iter(range(9))
+
+    def merge() -> None:
+        with monkeypatch.context() as now:
+            now.setattr(Path, "glob", real)
+            now.setattr(store, "MERGE_BATCH", 4)
+            if slow:
+                now.setattr(Path, "unlink", lambda path, missing_ok=False: None)
+            RunWriter(run.folder).merge_parts()
+
+    def glob(folder: Path, pattern: str) -> Iterator[Path]:
+        its_turn = folder.name == "attempts" and next(listings, None) == listing
+        if its_turn and moment == "before":
+            merge()
+        found = list(real(folder, pattern))
+        if its_turn and moment != "before":
+            merge()
+        return iter([path for path in found if path.exists()] if its_turn and moment == "during" else found)
+
+    monkeypatch.setattr(Path, "glob", glob)
+    pd.testing.assert_frame_equal(_sorted(run.read("attempts")), whole)
+
+
+def test_more_parts_than_a_process_may_open(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with run.opened_for_writing() as writer:
+        for seed in range(60):
+            writer.append(make_outcome(seed=seed), None)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (50, hard))
+        try:
+            assert len(writer.read("attempts")) == 60
+            monkeypatch.setattr(store, "MERGE_BATCH", 55)
+            writer.merge_parts()
+            assert len(writer.read("samples")) == 60 * 12
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_long_run_merges_as_it_goes(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    with run.opened_for_writing() as writer:
+        for seed in range(9):
+            writer.append(make_outcome(seed=seed), None)
+        assert len(list((run.folder / "attempts").glob("*.parquet"))) == 2 + 1
+        assert len(run.read("attempts")) == 9
+
+
+def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(run: Run, make_outcome: MakeOutcome) -> None:
+    outcome = make_outcome()
+    folder = run.attempt_folder("f" * 12, 1)  # as its cell was called before its version was raised
+    folder.mkdir(parents=True)
+    (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
+    with run.opened_for_writing() as writer:
+        assert not list(writer.unrecorded([]))
+
+
+def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({})
+        writer.append(make_outcome(), None)
+        pq.write_table(pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet")
+    with pytest.raises(RunError, match=r"'marvellous' is no status.*Move away"):
+        read_history(run)
+
+
+def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:
+    done, orphan = make_outcome(), make_outcome(seed=5)
+    with run.opened_for_writing() as writer:
+        for outcome in (done, orphan):
+            outcome.attempt.path.mkdir(parents=True)
+            (outcome.attempt.path / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
+        torn = run.attempt_folder("0" * 12, 1)
+        torn.mkdir(parents=True)
+        (torn / ATTEMPT_FILE).write_text('{"cell": "0000')
+        writer.append(done, None)
+        found = list(writer.unrecorded([(done.attempt.cell.id, 1)]))
+    assert [attempt.cell.id for attempt in found] == [orphan.attempt.cell.id]
+    assert run.highest_attempts()["0" * 12] == 1
+
+
+def _hold(folder: Path, held: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
+    with Run(folder).opened_for_writing():
+        held.set()
+        done.wait(30)
+
+
+def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, done = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(run.folder, held, done))
+    holder.start()
+    assert held.wait(30)
+    with pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"), run.opened_for_writing():
+        pass
+    holder.kill()
+    holder.join()
+    with run.opened_for_writing():  # a lock dies with its holder
+        pass
+
+
+def test_a_file_system_that_syncs_no_folders(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(store, "MERGE_BATCH", 2)
+    with run.opened_for_writing() as writer:
+        for seed in range(4):
+            writer.append(make_outcome(seed=seed), None)
+    assert len(run.read("attempts")) == 4
+
+
+def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(run: Run, make_outcome: MakeOutcome) -> None:
+    with run.opened_for_writing() as before:
+        before.write_manifest({"name": "before"})
+        shutil.rmtree(run.folder)
+        with run.opened_for_writing() as now:
+            now.write_manifest({"name": "now"})
+            for write in (lambda: before.write_manifest({"name": "before"}), lambda: before.append(make_outcome(), None)):
+                with pytest.raises(RunUnwritable, match=r"was taken away meanwhile, and another driver is at work.*--out"):
+                    write()
+            now.append(make_outcome(), None)
+    assert run.read_manifest()["name"] == "now"
+    assert len(run.read("attempts")) == 1
+
+
+def test_manifests(run: Run) -> None:
+    with pytest.raises(RunError, match="holds no run"):
+        run.require()
+    with run.opened_for_writing() as writer:
+        writer.write_manifest({"name": "x"})
+    assert run.require().read_manifest()["name"] == "x"
+    (run.folder / "run.json").write_text('{"schema_version": 99}')
+    with pytest.raises(RunMismatch, match="newer"):
+        run.read_manifest()
+    (run.folder / "run.json").write_text("{torn")
+    with pytest.raises(RunError, match="not JSON"):
+        run.read_manifest()
+    for foreign in ("[]", "null", '{"config": 1}', '{"config": {}, "invocations": 3}'):
+        (run.folder / "run.json").write_text(foreign)
+        with pytest.raises(RunError, match="of another program"):
+            run.read_manifest()
+
+
+@pytest.mark.parametrize(
+    ("prefix", "what", "said"),
+    [
+        ("ad", "cell", "run: has no cell 'ad'. Allowed: 3f2a, 3fb1, 91c0"),
+        ("91c1", "measured cell", "run: has no measured cell '91c1'. Did you mean '91c0'?"),
+        ("3f", "measured cell", "run: '3f' begins 2 measured cells. Say which: 3f2a, 3fb1"),
+    ],
+)
+def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said: str) -> None:
+    cells, run = ["3f2a", "3fb1", "91c0"], Run(Path("run"))
+    assert [find_cell(begin, cells, run) for begin in ("3f2", "9", "91c0")] == ["3f2a", "91c0", "91c0"]
+    with pytest.raises(RunError) as refused:
+        find_cell(prefix, cells, run, what)
+    assert str(refused.value) == said
+
+
+def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(RunUnwritable, match="cannot be written"), Run(tmp_path / "run").opened_for_writing():
+        pass
+
+
+def in_own_mounts(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a shell script as root of a name space of its own, where it may mount a small or read-only file system."""
+    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
+    if probe.returncode:
+        pytest.skip("this machine allows no mount name spaces")
+    root = ROOT
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(root),
+        "SWEEP": f"{sys.executable} -m orchestrator",
+        "STEPS": f"{sys.executable} -P steps.py",
+    }
+    return subprocess.run(
+        ["unshare", "-rm", "bash", "-ec", textwrap.dedent(script)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=150,
+    )  # fmt: skip
+
+
+CONFIG = """
+cat > c.yaml <<END
+name: c
+grids: [{task: train_step, axes: {seed: [0, 1, 2]},
+         fixed: {device: cpu, size: tiny, context_length: 8, batch_size: 1, warmup_steps: 0, measured_steps: 1}}]
+END
+"""
+
+
+# What is typed, line by line: all sweeps in one process, so that their cells come from one prepared parent.
+STEPS = """
+import os, sys
+from click.testing import CliRunner
+from orchestrator.cli.main import main
+from orchestrator.scheduling.ray_scheduler import SerialScheduler
+
+SerialScheduler.close = lambda scheduler: None
+for line in sys.stdin:
+    if line.startswith("sweep "):
+        done = CliRunner().invoke(main, line.split()[1:], prog_name="sweep")
+        print(done.output, f"exit {done.exit_code}", sep="", flush=True)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    else:
+        os.system(line)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+    (tmp_path / "steps.py").write_text(STEPS)
+    done = in_own_mounts(
+        CONFIG
+        + """
+        mkdir r; mount -t tmpfs -o size=200k tmpfs r
+        $STEPS <<END
+sweep run c.yaml --out r --scheduler serial --where seed=0
+dd if=/dev/zero of=r/ballast bs=1k 2> /dev/null
+sweep run c.yaml --out r --scheduler serial
+rm r/ballast; mount -o remount,size=2m r
+sweep run c.yaml --out r --scheduler serial
+sweep status r
+END
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^exit (\d)$", done.stdout, re.MULTILINE) == ["0", "2", "0", "0"], done.stdout
+    assert "No space left on device. Free some space" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "3 ok" in done.stdout
+    assert "seed=0" not in done.stdout.split("exit 2")[1]  # not measured twice
+
+
+@pytest.mark.slow
+def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
+    done = in_own_mounts(
+        CONFIG
+        + """
+        mkdir r; mount -t tmpfs -o ro tmpfs r
+        if $SWEEP run c.yaml --out r/deeper --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
+        cat err
+        mkdir w; $SWEEP run c.yaml --out w --scheduler serial --where seed=0 > out
+        mount --bind w r; mount -o remount,ro,bind r
+        if $SWEEP report r --table timings > out 2> err; then exit 1; else echo "exit $?"; fi
+        test -s out; cat err
+        if $SWEEP run c.yaml --out r --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
+        cat err; mount -o remount,rw,bind r
+        $SWEEP run c.yaml --out r --scheduler serial > out; grep -o "measured 2 cells: 2 ok" out
+        """,
+        tmp_path,
+    )
+    assert done.stdout.splitlines() == [
+        "exit 2",
+        "sweep: r/deeper: cannot be written: Read-only file system. Name a writable folder with --out",
+        "exit 2",
+        "sweep: r: cannot be written: Read-only file system. Copy the run to a folder of your own, and report that",
+        "exit 2",
+        "sweep: r: cannot be written: Read-only file system. Name a writable folder with --out",
+        "measured 2 cells: 2 ok",
+    ], done.stderr
+
+
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    return frame.sort_values(list(frame.columns[:9]), ignore_index=True)

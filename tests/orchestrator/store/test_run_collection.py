@@ -1,0 +1,113 @@
+"""Several runs read as one: the same cells side by side, each still what its own run says of it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+import orchestrator as sweep
+from orchestrator.cli.main import main
+from orchestrator.common.errors import RunError
+from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Together, open_runs
+from tasks.spec.records import KernelRow, Outcome, Status
+
+KERNEL = KernelRow("forward", "ffn", "GEMM", "scope", "aten::mm", "sgemm", 2, 4, 4_000_000, 1e6, 1e6, 1, 2, 0.5)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> list[Path]:
+    """The same two cells, of which one runs out of memory in the first run alone."""
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder, ms, status in zip(folders, (10.0, 8.0), (Status.OOM, Status.OK), strict=True):
+        with Run(folder).opened_for_writing() as writer:
+            writer.write_manifest({"name": folder.name, "invocations": [{"time": f"at {ms}", "command": ["run"]}]})
+            first = make_outcome(context_length=32, step_ms=(ms, ms, ms))
+            writer.append(Outcome(**{**vars(first), "kernels": (KERNEL,)}), None)
+            writer.append(make_outcome(status, context_length=64, step_ms=(2 * ms,) * 3), None)
+    return folders
+
+
+def report(*words: object) -> Result:
+    return CliRunner().invoke(main, ["report", *map(str, words)], prog_name="sweep")
+
+
+def test_a_table_has_the_cells_of_both(runs: list[Path]) -> None:
+    together = sweep.load(*runs)
+    table = together.table("timings").set_index(["context_length", "run"])
+    assert table.loc[(32, "old"), "forward"].startswith("10.0")
+    assert table.loc[(32, "new"), "forward"].startswith("8.0")
+    assert table.loc[(64, "old"), "total"] == "OOM"
+    assert table.loc[(64, "new"), "forward"].startswith("16.0")
+    assert len(together.cells) == 4
+    assert together.cells["cell"].is_unique
+    for name, folder in zip(("old", "new"), runs, strict=True):
+        own = sweep.load(folder).kernels
+        assert (together.kernels["cell"].str.startswith(f"{name}:")).sum() == len(own) > 0
+    assert set(together.samples["cell"]) <= set(together.cells["cell"])
+
+
+def test_one_alone_is_as_ever(runs: list[Path]) -> None:
+    assert not isinstance(open_runs(runs[:1]), Together)
+    assert "run" not in sweep.load(runs[0]).cells
+
+
+def test_frames_with_categories_are_the_same(runs: list[Path]) -> None:
+    together = open_runs(runs)
+    plain, categories = together.read("samples"), together.read("samples", categories=True)
+    assert categories["cell"].dtype == "category"
+    assert categories["metric"].dtype == "category"
+    assert plain["cell"].tolist() == categories["cell"].tolist()
+    assert plain["value"].tolist() == categories["value"].tolist()
+
+
+def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
+    done = report(*runs)
+    assert done.exit_code == 0, done.output
+    page = (runs[0] / "with-new" / "report" / "index.html").read_text()
+    cells = sweep.load(*runs).cells["cell"]
+    assert page.count('json" data-cell=') == len(cells) == 4
+    assert all(f'data-cell="{cell}"' in page for cell in cells)
+    assert not (runs[0] / "report").exists()
+    assert Run(runs[0]).read_manifest()["name"] == "old"  # nothing of the runs themselves is changed
+
+
+def test_what_is_written_of_many_runs_has_a_name_of_its_own(runs: list[Path]) -> None:
+    many = [shutil.copytree(runs[1], runs[1].parent / f"{'ü' * 60}-{number}") for number in range(8)]
+    assert report(runs[0], *many[:7]).exit_code == 0
+    assert report(runs[0], *many[1:]).exit_code == 0
+    assert len(list(runs[0].glob("with-*/report/timings.md"))) == 2
+
+
+def test_what_a_cell_left_is_found_in_its_own_run(runs: list[Path]) -> None:
+    together = open_runs(runs)
+    (cell, *_) = sweep.load(runs[1]).cells["cell"]
+    assert together.attempt_folder(f"new:{cell}", 1) == Run(runs[1]).attempt_folder(cell, 1)
+
+
+def test_names_are_as_long_as_they_must_be(runs: list[Path], tmp_path: Path) -> None:
+    for host in ("a", "b"):
+        shutil.copytree(runs[0], tmp_path / host / "full")
+    together = sweep.load(tmp_path / "a" / "full", tmp_path / "b" / "full")
+    assert together.manifest["name"] == "a/full, b/full"
+    assert together.manifest["runs"] == ["a/full", "b/full"]
+    assert set(together.cells["run"]) == {"a/full", "b/full"}
+
+
+def test_a_title_names_the_first_of_many_runs(runs: list[Path], tmp_path: Path) -> None:
+    copies = [shutil.copytree(runs[0], tmp_path / name) for name in "abcde"]
+    assert open_runs(copies[:3]).read_manifest()["name"] == "a, b, c"
+    assert open_runs(copies).read_manifest()["name"] == "a, b, c and 2 more"
+
+
+def test_errors_are_one_line(runs: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="is named twice"):
+        open_runs([runs[0], runs[0]])
+    done = report(runs[0], tmp_path / "nothing")
+    assert done.exit_code == 2
+    assert "holds no run" in done.output
+    assert "Traceback" not in done.output

@@ -1,0 +1,334 @@
+"""The largest that fits: found in few steps, confirmed by rows of a run, and said where prediction and measurement differ."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from orchestrator.cli.inspection import describe_status
+from orchestrator.cli.main import main
+from orchestrator.common.errors import ConfigError
+from orchestrator.execution.supervisor import Started
+from orchestrator.hardware.gpu_catalog import Card
+from orchestrator.planning import memory_prediction as prediction
+from orchestrator.planning.invocation import last_command
+from orchestrator.planning.plan import Choice, read_history
+from orchestrator.sweep import capacity_search as limits
+from orchestrator.sweep.capacity_search import Bounds, Found, Search, describe_limits, find_limits
+from orchestrator.sweep.pipeline import Means, Request, resolve, resolve_again, run_sweep
+from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
+from tasks.prediction.records import Request as Asked
+from tasks.spec.records import Attempt, Outcome, Sample, Status
+
+GIB = 1024**3
+CARD = Card("Test", 10 * GIB, 9.0)
+CONTEXT = Bounds("context_length", 128, 4096)
+
+CONFIG = """
+name: test
+grids:
+  - task: train_step
+    fixed: {device: cuda}
+    axes: {size: [tiny, mini], context_length: [64, 512, 1024]}
+  - task: matmul
+"""
+
+
+@pytest.mark.parametrize("hints", [(), (640,), (640, 768), (128, 3968), (9999,)])
+@pytest.mark.parametrize("largest", [0, 1, 5, 6, 31, 32, 40])
+def test_a_search_finds_the_largest(largest: int, hints: tuple[int, ...]) -> None:
+    """In multiples of 128 up to 32 of them, and with what is next to it known not to fit."""
+    search, tried = Search(CONTEXT, hints), []
+    while (value := search.next) is not None:
+        tried.append(value)
+        search.learn(value, value <= largest * 128)
+    assert search.fits == min(largest, 32) * 128
+    assert search.fails == (None if largest >= 32 else search.fits + 128)
+    assert len(tried) == len(set(tried)) <= 14
+    assert all(value % 128 == 0 and value <= 4096 for value in tried)
+
+
+def test_good_hints_are_all_that_is_tried() -> None:
+    search, tried = Search(CONTEXT, (640, 768)), []
+    while (value := search.next) is not None:
+        tried.append(value)
+        search.learn(value, value <= 640)
+    assert tried == [640, 768]
+
+
+def a_prediction(value: int, surely: int, perhaps: int, how: str = "tracked") -> Prediction:
+    verdict: Verdict = "fits" if value <= surely else "borderline" if value <= perhaps else "oom"
+    samples = tuple(
+        Sample("prediction", f"peak_{kind}_bytes", "bytes", value * GIB / 100, "steady", "backward")
+        for kind in ("allocated", "reserved")
+    )
+    made = Prediction("tracked", "", samples, {CARD.usable_bytes: verdict})
+    return made.as_eager() if how == AS_EAGER else made
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Sets between which lengths, by size, a cell is predicted to fit surely and perhaps."""
+
+    def set_to(**bounds: tuple[int, int]) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {bounds}"))
+
+        def answer(child: object, asked: Asked) -> Prediction:
+            values = asked.cell.params.values()
+            found = bounds.get(values["size"])
+            return a_prediction(values["context_length"], *found) if found else unknown("it does not run without data")
+
+        monkeypatch.setattr(prediction._Child, "ask", answer)
+
+    return set_to
+
+
+class Gpu:
+    """A scheduler that measures nothing: what is longer than `largest` runs out of memory."""
+
+    attempts: list[int] = []  # noqa: RUF012  of the last test, in their order
+    largest: Mapping[str, int]
+    status = Status.OOM
+
+    def environments(self) -> list[Mapping[str, Any]]:
+        return [{"fingerprints": {"cuda": [{"gpu": "Test"}]}, "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}]}]
+
+    def places(self, device: str, kind: str | None = None) -> int:
+        return 1
+
+    def prepare(self, attempt: Attempt) -> None: ...
+
+    def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Iterator[Outcome]:
+        for attempt in attempts:
+            values = attempt.cell.params.values()
+            self.attempts.append(values["context_length"])
+            fits = values["context_length"] <= self.largest[values["size"]]
+            yield self._outcome(attempt, Status.OK if fits else self.status)
+
+    def _outcome(self, attempt: Attempt, status: Status) -> Outcome:
+        samples = (Sample("memory", "peak_allocated_bytes", "bytes", 9 * GIB, "steady", "forward"),)
+        return Outcome(attempt, status, "", "", {}, {}, samples if status is Status.OK else (), 1.7e9, 1.0)
+
+    def close(self) -> None:
+        pass
+
+
+class Silent:
+    def started(self, started: Started) -> None: ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def request_for(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+    return lambda *wheres: resolve(write_config(CONFIG), [], list(wheres), tmp_path / "run")
+
+
+def means_with(status: Status = Status.OOM, **largest: int) -> Means:
+    def opened(example: Attempt) -> Gpu:
+        gpu = Gpu()
+        gpu.largest, gpu.status, Gpu.attempts = largest, status, []
+        return gpu
+
+    return Means(open_scheduler=opened, open_display=lambda total, left: Silent())
+
+
+def text_of(request: Request, found: Found, bounds: Bounds = CONTEXT) -> list[list[str]]:
+    lines = list("\n".join(describe_limits(request, found, bounds)).splitlines())
+    return [line.split() for line in lines[2 : 2 + len(found.groups)]]
+
+
+def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: Any) -> None:
+    predicted(tiny=(700, 1000), mini=(3000, 3000))
+    request = request_for()
+    found = find_limits(request, CONTEXT, CARD, None)
+    tiny, mini = text_of(request, found)
+    assert tiny == ["train_step", "size=tiny", "640", "6.40", "6.40", "10.00", "1024", "10.24"]
+    assert mini == ["train_step", "size=mini", "2944", "29.44", "10.00", "(29.44", "with", "room)", "10.00", "3072", "30.72"]
+    assert not request.run.exists
+
+
+@pytest.mark.parametrize(("perhaps", "largest", "is_said"), [(1000, None, True), (700, None, False), (1000, 800, False)])
+def test_what_lies_between_is_said_to_be_undecided(
+    predicted: Any, request_for: Any, perhaps: int, largest: int | None, is_said: bool
+) -> None:
+    """Unless nothing does, or it was measured."""
+    predicted(tiny=(700, perhaps))
+    request = request_for("size=tiny")
+    found = find_limits(request, CONTEXT, CARD, means_with(tiny=largest) if largest else None)
+    footer = (
+        "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
+        "on the GPU itself --confirm measures it"
+    )
+    assert (footer in list(describe_limits(request, found, CONTEXT))) is is_said
+
+
+def test_what_is_to_be_said_of_a_row(predicted: Any, request_for: Any) -> None:
+    predicted(tiny=(100, 100))
+    request = request_for()
+    said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    assert "nothing fits: 128 takes 1.28 GiB" in said
+    assert "128 cannot be predicted: it does not run without data" in said
+    predicted(tiny=(9999, 9999), mini=(9999, 9999))
+    said = "\n".join(describe_limits(request, find_limits(request, replace(CONTEXT, up_to=1000), CARD, None), CONTEXT))
+    assert said.count("not tried above 896: --up-to goes on") == 2
+
+
+def test_parameters_alone_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_for: Any) -> None:
+    """What needs data to run is known by its parameters alone: that they fit says nothing, that they do not says all."""
+    terms = (Sample("prediction", "closed_form_bytes", "bytes", 12 * GIB, "steady", note="parameters"),)
+    known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
+    monkeypatch.setattr(prediction._Child, "ask", lambda child, asked: known)
+    request = request_for("size=tiny")
+    said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    assert "nothing fits: 128 takes ≥ 12.00 GiB" in said
+
+
+def test_compiled_nothing_is_said_not_to_fit(monkeypatch: pytest.MonkeyPatch, request_for: Any) -> None:
+    def answer(child: object, asked: Asked) -> Prediction:
+        return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, AS_EAGER)
+
+    monkeypatch.setattr(prediction._Child, "ask", answer)
+    request = request_for("size=tiny")
+    found = find_limits(request, CONTEXT, CARD, None)
+    assert " ".join(text_of(request, found)[0]).endswith("640 6.40 6.40 10.00 compiled: predicted as eager, more may fit")
+    lines = "\n".join(describe_limits(request, found, CONTEXT)).splitlines()
+    assert lines[0].index("note") == lines[2].index("compiled: predicted as eager, more may fit")
+    assert len(lines) == 3  # of what is compiled nothing is known not to fit
+
+
+@pytest.mark.parametrize(
+    ("largest", "measured", "remark"),
+    [
+        (640, [640, 1024, 768], "confirmed"),
+        (800, [640, 1024, 768, 896], "confirmed"),
+        (300, [640, 256, 384], "less fits than was predicted"),
+        (1200, [640, 1024, 1536, 1280, 1152], "more fits than was predicted"),
+        (0, [640, 256, 128], "less fits than was predicted"),
+    ],
+)
+def test_what_was_found_is_measured_and_what_is_next_to_it(
+    predicted: Any, request_for: Any, largest: int, measured: list[int], remark: str
+) -> None:
+    predicted(tiny=(700, 1000))
+    request = request_for("size=tiny")
+    means = means_with(tiny=largest)
+    found = find_limits(request, CONTEXT, CARD, means)
+    assert Gpu.attempts == measured
+    row = " ".join(text_of(request, found)[0])
+    assert row.endswith(f"{largest // 128 * 128 or ''} {'9.00 ' if largest else ''}{largest // 128 * 128 + 128} {remark}".strip())
+    assert sorted(read_history(request.run)) == sorted(found.groups[0].at(value).id for value in measured)
+
+
+def test_what_is_measured_is_not_measured_again(predicted: Any, request_for: Any) -> None:
+    predicted(tiny=(700, 1000), mini=(700, 1000))
+    request = request_for()
+    find_limits(request, CONTEXT, CARD, means_with(tiny=640, mini=700))
+    assert Gpu.attempts == [640, 640, 1024, 1024, 768, 768]
+    opened: list[int] = []
+    means = replace(means_with(), open_scheduler=lambda example: opened.append(1) or Gpu())
+    found = find_limits(request, CONTEXT, CARD, means)
+    assert not opened
+    assert [row[-1] for row in text_of(request, found)] == ["confirmed"] * 2
+
+
+def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_for: Any) -> None:
+    predicted()
+    request = request_for("size=mini")
+    found = find_limits(request, CONTEXT, CARD, means_with(mini=1000))
+    assert Gpu.attempts[:3] == [128, 384, 896]
+    assert "896 9.00 1024 measured alone: 128 cannot be predicted" in " ".join(text_of(request, found)[0])
+    nothing = find_limits(request_for("size=tiny"), CONTEXT, CARD, means_with(tiny=0))
+    assert Gpu.attempts == [128]
+    assert "128 nothing fits; measured alone" in " ".join(text_of(request, nothing)[0])
+
+
+def test_what_ends_otherwise_ends_the_search(predicted: Any, request_for: Any) -> None:
+    predicted(tiny=(700, 1000))
+    request = request_for("size=tiny")
+    found = find_limits(request, CONTEXT, CARD, means_with(Status.TIMEOUT, tiny=640))
+    assert found.groups[0].unmeasured == "1024 ended as timeout"
+
+
+def test_a_time_limit_leaves_the_rest_for_later(predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted(tiny=(700, 1000))
+    request = request_for("size=tiny")
+    late = replace(find_limits(request, CONTEXT, CARD, None).summary, late=1)
+    monkeypatch.setattr(limits, "run_sweep", lambda *_: late)
+    found = find_limits(request, CONTEXT, CARD, means_with(tiny=640))
+    assert found.summary is late
+    assert " ".join(text_of(request, found)[0]).endswith("not done: run it again")
+
+
+def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_for: Any) -> None:
+    """Other lengths are tried than those of the config: what `sweep status` counts are still the config's."""
+    predicted(tiny=(700, 1000))
+    request = request_for("size=tiny")
+    run_sweep(request, Choice(), means_with(tiny=640))
+    before = request.run.read_manifest()
+    find_limits(request_for("size=mini"), CONTEXT, CARD, means_with(mini=640))
+    assert request.run.read_manifest()["selection"] == before["selection"]
+    assert list(describe_status(resolve_again(request.run)))[-1].endswith("would run 0 of 3 cells")
+
+
+def test_the_status_of_a_search_alone_names_a_sweep_of_what_was_searched(
+    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted(tiny=(700, 1000))
+    monkeypatch.setattr(sys, "argv", ["sweep", "max-context", "c.yaml", "--where", "size=tiny", "--confirm"])
+    request = request_for("size=tiny")
+    find_limits(request, CONTEXT, CARD, means_with(tiny=640))
+    command = shlex.split(last_command(request.run))
+    assert command[:2] == ["sweep", "run"]
+    asked = main.commands["run"].make_context("run", command[2:]).params
+    again = resolve(asked["config"], asked["sets"], asked["wheres"], asked["out"], asked["sample"])
+    assert [cell.id for cell in again.expansion.cells] == [cell.id for cell in resolve_again(request.run).expansion.cells]
+    assert len(asked["wheres"]) == 1
+
+
+def test_errors_have_a_remedy(request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="matmul: has no axis 'context_length'"):
+        find_limits(request_for("task=matmul"), CONTEXT, CARD, None)
+    with pytest.raises(ConfigError, match="less than the granularity, 128"):
+        find_limits(request_for(), replace(CONTEXT, up_to=100), CARD, None)
+    on_cpu = write_config(CONFIG.replace("device: cuda", "device: cpu"), "cpu.yaml")
+    with pytest.raises(ConfigError, match="on the CPU nothing says when memory ends"):
+        find_limits(resolve(on_cpu, [], ["task=train_step"], None), CONTEXT, CARD, means_with(tiny=640))
+    monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": []})
+    with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
+        find_limits(request_for(), CONTEXT, None, None)
+
+
+def test_of_this_machine_it_is_the_smallest_gpu(predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    predicted()
+    gpus = [{"name": "Large", "memory_bytes": 80 * GIB}, {"name": "Small", "memory_bytes": 20 * GIB}]
+    monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": gpus})
+    card = find_limits(request_for(), CONTEXT, None, None).card
+    assert card is not None
+    assert card.name == "Small"
+
+
+def test_to_confirm_needs_the_device_and_that_is_said_first(
+    write_config: Any, sweep_here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "orchestrator.execution.host_probe.probe_here", lambda: {"fingerprints": {"cpu": [{}], "cuda": []}, "gpus": []}
+    )
+    monkeypatch.setattr(limits, "predict_limits", lambda *_: pytest.fail("it was predicted first"))
+    done = sweep_here("max-batch", write_config(CONFIG), "--where", "size=tiny", "--set", "memory_limit_gib=2", "--confirm")
+    assert done.exit_code == 2
+    assert "asks for device cuda, and here there is only cpu. Add --set device=cpu" in done.stderr
