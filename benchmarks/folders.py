@@ -27,4 +27,6 @@ def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
             if keep:
                 left = (keep / (name if number == 1 else f"{name}-{number}") for number in count(1))
                 free = next(place for place in left if not place.exists())
-                shutil.copytree(folder, free, ignore=shutil.ignore_patterns("artifacts", "cache", ".lock"))
+                shutil.copytree(
+                    folder, free, ignore=shutil.ignore_patterns("artifacts", "cache", ".lock")
+                )

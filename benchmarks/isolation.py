@@ -41,12 +41,23 @@ def main() -> None:
     from orchestrator.cli.bytecode_cache import keep_bytecode
 
     parser = cell_options(__doc__, 1)
-    parser.add_argument("--ways", type=some_ways, default=list(WAYS), help="some of these, in their order")
-    parser.add_argument("--fresh", type=at_least(1), help="of how many cells `processes` is; of all if left out")
-    parser.add_argument("--keep", type=folder_to_keep, help="the folder in which what each `sweep run` measured is kept")
+    parser.add_argument(
+        "--ways", type=some_ways, default=list(WAYS), help="some of these, in their order"
+    )
+    parser.add_argument(
+        "--fresh", type=at_least(1), help="of how many cells `processes` is; of all if left out"
+    )
+    parser.add_argument(
+        "--keep",
+        type=folder_to_keep,
+        help="the folder in which what each `sweep run` measured is kept",
+    )
     options = parser.parse_args()
     keep_bytecode()  # as `sweep` does: the loop has it too
-    selection = [*(f"--set={one}" for one in options.sets), *(f"--where={one}" for one in options.wheres)]
+    selection = [
+        *(f"--set={one}" for one in options.sets),
+        *(f"--where={one}" for one in options.wheres),
+    ]
     cells = cells_of(options)
     fresh = drawn(cells, options.fresh)
     taken: dict[str, Taken] = {}
@@ -60,9 +71,15 @@ def main() -> None:
             unmeasured += unmeasured_in(folder)
         note(taken, way, Taken(seconds, len(of)))
         if looped:
-            note(taken, f"{way}, but for what runs on", Taken(seconds - sum(one.running_on_s for one in looped), len(of)))
+            note(
+                taken,
+                f"{way}, but for what runs on",
+                Taken(seconds - sum(one.running_on_s for one in looped), len(of)),
+            )
         if way == "loop" and len(fresh) < len(cells):
-            own_s = sum(one.seconds for one, cell in zip(looped, cells, strict=True) if cell in fresh)
+            own_s = sum(
+                one.seconds for one, cell in zip(looped, cells, strict=True) if cell in fresh
+            )
             note(taken, LOOP_OF_FRESH, Taken(own_s, len(fresh)))
         print(f"{way}: {seconds:.1f} s", flush=True)
     print(table(taken))
@@ -118,7 +135,9 @@ def cells_of(options: argparse.Namespace) -> list[Values]:
 
     cells = asked(options).cells
     if len(plain_cells(cells)) < len(cells):
-        refuse("a plain loop does eager cells of train_step alone: narrow it with --set and --where")
+        refuse(
+            "a plain loop does eager cells of train_step alone: narrow it with --set and --where"
+        )
     return [cell.params.values() for cell in cells]
 
 
@@ -126,9 +145,17 @@ def table(taken: dict[str, Taken]) -> str:
     """Each way against the loop over the same cells."""
     from tabulate import tabulate
 
-    loops = {found.cells: found.seconds for way, found in taken.items() if way in (LOOP_OF_FRESH, "loop")}
+    loops = {
+        found.cells: found.seconds for way, found in taken.items() if way in (LOOP_OF_FRESH, "loop")
+    }
     rows = [
-        [way, found.cells, found.seconds, found.seconds / found.cells, found.seconds / loops.get(found.cells, float("nan"))]
+        [
+            way,
+            found.cells,
+            found.seconds,
+            found.seconds / found.cells,
+            found.seconds / loops.get(found.cells, float("nan")),
+        ]
         for way, found in taken.items()
     ]
     return tabulate(rows, ["", "cells", "s", "s a cell", "/ loop"], "github", floatfmt=".2f")
@@ -144,7 +171,9 @@ def by_processes(cells: list[Values], command: Sequence[str]) -> list[Looped]:
 
 def run_loop(cells: list[Values]) -> list[Looped]:
     """In a process of its own."""
-    done = subprocess.run([sys.executable, __file__, LOOP], input=json.dumps(cells), stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, __file__, LOOP], input=json.dumps(cells), stdout=subprocess.PIPE, text=True
+    )
     if done.returncode:
         sys.exit("isolation.py: the plain loop failed: it has no one to contain it")
     return [Looped(*one) for one in json.loads(done.stdout)]

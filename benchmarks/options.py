@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from orchestrator.config.grid import Expansion
 
 
-def cell_options(description: str | None, rounds: int, rounds_help: str | None = None) -> argparse.ArgumentParser:
+def cell_options(
+    description: str | None, rounds: int, rounds_help: str | None = None
+) -> argparse.ArgumentParser:
     """A parser of CONFIG, --set, --where and --rounds, to which a benchmark adds its own."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", type=Path)
     parser.add_argument("--set", action="append", default=[], dest="sets", metavar="AXIS=A,B")
-    parser.add_argument("--where", action="append", default=[], dest="wheres", metavar="AXIS=A,AXIS=B|C")
+    parser.add_argument(
+        "--where", action="append", default=[], dest="wheres", metavar="AXIS=A,AXIS=B|C"
+    )
     parser.add_argument("--rounds", type=at_least(1), default=rounds, help=rounds_help)
     return parser
 
@@ -67,7 +73,9 @@ def asked(options: argparse.Namespace) -> Expansion:
     except SweepError as error:
         refuse(str(error))
     if any(cell.params.device == "cuda" for cell in expansion.cells) and not gpu_names():
-        refuse(f"{options.config}: asks for device cuda, and there is no GPU here. Add --set device=cpu to measure there")
+        refuse(
+            f"{options.config}: asks for device cuda, and there is no GPU here. Add --set device=cpu to measure there"
+        )
     return expansion
 
 

@@ -35,12 +35,20 @@ grids:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", type=int, default=300)
     parser.add_argument("--schedulers", default="serial,ray")
     options = parser.parse_args()
-    marks = sorted({mark for mark in (WARMING, 100, 1000, 5000, 10_000) if mark < options.cells} | {options.cells})
-    rows = [[scheduler, *measure(scheduler, options.cells, marks)] for scheduler in options.schedulers.split(",")]
+    marks = sorted(
+        {mark for mark in (WARMING, 100, 1000, 5000, 10_000) if mark < options.cells}
+        | {options.cells}
+    )
+    rows = [
+        [scheduler, *measure(scheduler, options.cells, marks)]
+        for scheduler in options.schedulers.split(",")
+    ]
     names = ["scheduler", "cell itself ms", "overhead ms", "overhead ms, last tenth"]
     names += [f"driver MiB after {mark:,}" for mark in marks] + ["KiB a cell"]
     print(tabulate(rows, names, "github", floatfmt=".1f"))
@@ -51,7 +59,17 @@ def measure(scheduler: str, cells: int, marks: Sequence[int]) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "overhead.yaml"
         config.write_text(CONFIG % ", ".join(map(str, range(cells))))
-        command = [sys.executable, "-m", "orchestrator", "run", str(config), "--out", f"{folder}/run", "--scheduler", scheduler]
+        command = [
+            sys.executable,
+            "-m",
+            "orchestrator",
+            "run",
+            str(config),
+            "--out",
+            f"{folder}/run",
+            "--scheduler",
+            scheduler,
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
             ended_s, held_mib = [], []
             for line in driver.stdout or ():
@@ -59,17 +77,34 @@ def measure(scheduler: str, cells: int, marks: Sequence[int]) -> list[float]:
                     ended_s.append(time.monotonic())
                     held_mib.append(psutil.Process(driver.pid).memory_info().rss / 1024**2)
                     if len(ended_s) in marks:
-                        print(f"{scheduler}: {held_mib[-1]:.1f} MiB after {len(ended_s):,} cells", file=sys.stderr, flush=True)
-        attempts = pd.concat(pd.read_parquet(part) for part in Path(folder).glob("run/attempts/*.parquet"))
+                        print(
+                            f"{scheduler}: {held_mib[-1]:.1f} MiB after {len(ended_s):,} cells",
+                            file=sys.stderr,
+                            flush=True,
+                        )
+        attempts = pd.concat(
+            pd.read_parquet(part) for part in Path(folder).glob("run/attempts/*.parquet")
+        )
     if set(attempts["status"]) != {"ok"} or len(attempts) != cells:
         sys.exit(f"{scheduler}: not every cell was measured")
     cell_ms = statistics.median(attempts.sort_values("started_at")["wall_s"][WARMING:]) * 1e3
-    between_ms = [(after - before) * 1e3 for before, after in zip(ended_s[WARMING:], ended_s[WARMING + 1 :], strict=False)]
+    between_ms = [
+        (after - before) * 1e3
+        for before, after in zip(ended_s[WARMING:], ended_s[WARMING + 1 :], strict=False)
+    ]
     late_ms = between_ms[-max(1, cells // 10) :]
-    overhead_ms, late_overhead_ms = (statistics.median(some) - cell_ms for some in (between_ms, late_ms))
+    overhead_ms, late_overhead_ms = (
+        statistics.median(some) - cell_ms for some in (between_ms, late_ms)
+    )
     later = range(cells // 10, cells)
     growth_kib = statistics.linear_regression(later, held_mib[cells // 10 :]).slope * 1024
-    return [cell_ms, overhead_ms, late_overhead_ms, *(held_mib[mark - 1] for mark in marks), growth_kib]
+    return [
+        cell_ms,
+        overhead_ms,
+        late_overhead_ms,
+        *(held_mib[mark - 1] for mark in marks),
+        growth_kib,
+    ]
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking CUDA for its devices would spoil every forked child
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
+    "1"  # asking CUDA for its devices would spoil every forked child
+)
 
 import torch
 import torch._dynamo
@@ -48,7 +50,9 @@ LAPS = {"forward": ["forward"], "train_step": ["forward", "backward", "optimizer
 
 def main() -> None:
     parser = cell_options(__doc__, 5)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further cell after so long")
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="begin no further cell after so long"
+    )
     parser.add_argument("--json", type=file_to_write, help="also write the rows here")
     options = parser.parse_args()
     began, rows = time.monotonic(), []
@@ -92,13 +96,18 @@ def compare(cell: Cell, rounds: int) -> dict[str, Any]:
     ours: Runs = {}
     count, wrong = 0, ["nothing yet"]
     while wrong and count < rounds:
-        for runs, work in ((plain, lambda: plain_loop(cell.params.values())), (ours, lambda: by_sweep(cell))):
+        for runs, work in (
+            (plain, lambda: plain_loop(cell.params.values())),
+            (ours, lambda: by_sweep(cell)),
+        ):
             for phase, steps in in_child(work).items():
                 runs.setdefault(phase, []).append(steps)
         count += 1
         wrong = [phase for phase in plain if not agree(plain[phase], ours[phase])]
     values = cell.params.values()
-    row = {name: values[name] for name in ("size", "context_length", "precision")} | {"rounds": count}
+    row = {name: values[name] for name in ("size", "context_length", "precision")} | {
+        "rounds": count
+    }
     for phase in plain:
         p, s = (pooled_median(runs[phase]) for runs in (plain, ours))
         row |= {f"{phase} ms": round(s, 2)} if phase == "step" else {}
@@ -137,10 +146,17 @@ def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
         model = TransformerLM(SIZES[p["year"]][p["size"]], p["context_length"], p["vocab_size"])
         x, y = torch.randint(p["vocab_size"], (2, p["batch_size"], p["context_length"]))
     optimizer = OPTIMIZERS[p["optimizer"]](model.parameters())
-    times: dict[str, list[float]] = {"step": [], "step_synced": [], **{lap: [] for lap in LAPS[p["pass"]]}}
+    times: dict[str, list[float]] = {
+        "step": [],
+        "step_synced": [],
+        **{lap: [] for lap in LAPS[p["pass"]]},
+    }
 
     def inference(lap: Callable[[str], None]) -> None:
-        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"):
+        with (
+            torch.no_grad(),
+            torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"),
+        ):
             model(x)
         lap("forward")
 
@@ -199,7 +215,12 @@ def by_sweep(cell: Cell) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         with journal.open("w") as stream:
-            _measure(Attempt(cell, 1, folder, Settings(instruments=("timing",))), stream, "fork", by_hand=True)
+            _measure(
+                Attempt(cell, 1, folder, Settings(instruments=("timing",))),
+                stream,
+                "fork",
+                by_hand=True,
+            )
         account = read_journal(journal)
     if account.ending is None or account.ending.status != "ok":
         raise RuntimeError(f"{cell.describe()}: {account.ending}")

@@ -37,11 +37,20 @@ PATIENCE_S = 120.0  # for the slowest to come to a part: building `tiny` on a bu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--held", action="store_true", help="keep all GPUs open meanwhile")
-    parser.add_argument("--size", choices=["tiny", "mini", "small"], default="small", help="of the model that is built")
-    parser.add_argument("--cpu", type=at_least(2), metavar="N", help="N processes on the CPU instead, to try it out")
+    parser.add_argument(
+        "--size",
+        choices=["tiny", "mini", "small"],
+        default="small",
+        help="of the model that is built",
+    )
+    parser.add_argument(
+        "--cpu", type=at_least(2), metavar="N", help="N processes on the CPU instead, to try it out"
+    )
     options = parser.parse_args()
     uuids = gpu_uuids()
     if not uuids and not options.cpu:
@@ -52,7 +61,9 @@ def main() -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__"])
     with held() if options.held else nullcontext():
-        go_through(context, params, places[:1])  # starts the server, and has the machine read its libraries
+        go_through(
+            context, params, places[:1]
+        )  # starts the server, and has the machine read its libraries
         alone, at_once = [], []
         for done in range(options.rounds):
             alone += go_through(context, params, [places[done % len(places)]])
@@ -70,7 +81,9 @@ def held() -> Iterator[None]:
     pynvml.nvmlShutdown()
 
 
-def go_through(context: ForkServerContext, params: TrainStepParams, places: Sequence[str]) -> list[Took]:
+def go_through(
+    context: ForkServerContext, params: TrainStepParams, places: Sequence[str]
+) -> list[Took]:
     """What each part took in a process for each place, which begin each part together. places: as in CUDA_VISIBLE_DEVICES."""
     together = context.Barrier(len(places))
     pipes = [context.Pipe(duplex=False) for _ in places]
@@ -131,8 +144,18 @@ def parts(params: TrainStepParams) -> Iterator[str]:
 
 
 def table(alone: Sequence[Took], at_once: Sequence[Took], places: int) -> str:
-    rows = [[part, *_compared([took[part] for took in alone], [took[part] for took in at_once])] for part in alone[0]]
-    rows.append(["in all", *_compared([sum(took.values()) for took in alone], [sum(took.values()) for took in at_once])])
+    rows = [
+        [part, *_compared([took[part] for took in alone], [took[part] for took in at_once])]
+        for part in alone[0]
+    ]
+    rows.append(
+        [
+            "in all",
+            *_compared(
+                [sum(took.values()) for took in alone], [sum(took.values()) for took in at_once]
+            ),
+        ]
+    )
     header = ["part", "alone ms", f"{places} at once ms", "at most ms", "at once / alone"]
     return tabulate(rows, header, "github", floatfmt=("", ".1f", ".1f", ".1f", ".2f"))
 

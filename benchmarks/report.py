@@ -59,18 +59,26 @@ GIB = 1024**3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cells", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--mb", type=float, default=MB)
-    parser.add_argument("--keep", type=Path, help="make the run here, and keep it; one that is here is reported again")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        help="make the run here, and keep it; one that is here is reported again",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch) / "many"
         if not Run(folder).exists:
             make_run(folder, options.cells)
         taken = report(folder)
-    print(f"{taken.clock_s:.1f} s, of processors {taken.processor_s:.1f} s, {taken.peak_mb:.0f} MB at most")
+    print(
+        f"{taken.clock_s:.1f} s, of processors {taken.processor_s:.1f} s, {taken.peak_mb:.0f} MB at most"
+    )
     sys.exit(taken.clock_s > options.seconds or taken.peak_mb > options.mb)
 
 
@@ -87,7 +95,11 @@ class Taken:
 def report(folder: Path) -> Taken:
     began = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    child = subprocess.Popen([sys.executable, "-m", "orchestrator", "report", str(folder)], stdout=subprocess.DEVNULL, cwd=ROOT)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "orchestrator", "report", str(folder)],
+        stdout=subprocess.DEVNULL,
+        cwd=ROOT,
+    )
     peak = 0
     while child.poll() is None:
         peak = max(peak, _resident_bytes(child.pid))
@@ -111,7 +123,9 @@ def make_run(folder: Path, cells: int) -> Request:
     """A run of at least so many cells, all finished, in parts as such a run leaves: merged ones and a rest of single ones."""
     folder.mkdir(parents=True)
     config = folder / "many.yaml"
-    config.write_text(CONFIG.replace("SEEDS", ", ".join(map(str, range(-(-cells // CELLS_A_SEED))))))
+    config.write_text(
+        CONFIG.replace("SEEDS", ", ".join(map(str, range(-(-cells // CELLS_A_SEED)))))
+    )
     request = resolve(config, [], [], folder)
     found = request.expansion.cells
     with Run(folder).opened_for_writing() as writer:
@@ -125,7 +139,10 @@ def make_run(folder: Path, cells: int) -> Request:
 
 
 def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
-    write_part(folder / "samples" / f"{name}.parquet", _samples([cell for cell in cells if _status(cell) == "ok"]))
+    write_part(
+        folder / "samples" / f"{name}.parquet",
+        _samples([cell for cell in cells if _status(cell) == "ok"]),
+    )
     rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], ATTEMPTS)
     write_part(folder / "attempts" / f"{name}.parquet", rows)
 
@@ -133,7 +150,11 @@ def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
 def _status(cell: Cell) -> str:
     """What is large and long runs out of memory, as on a GPU of 32 GB; a few cells fail."""
     values = cell.params.values()
-    large = values["size"] in ("xl", "2.7B") and values["context_length"] == 1024 and values["precision"] == "fp32"
+    large = (
+        values["size"] in ("xl", "2.7B")
+        and values["context_length"] == 1024
+        and values["precision"] == "fp32"
+    )
     return "oom" if large else "failed" if int(cell.id, 16) % 40 == 0 else "ok"
 
 
@@ -143,8 +164,16 @@ def _attempt(cell: Cell) -> dict[str, Any]:
         "host": "host", "gpu": "NVIDIA H200", "torch": "2.13.0", "cuda": "13.0", "driver": "580.159.04", "python": "3.12.3",
         "cpu": "a processor", "tokens": 4096, "flops": {"forward": 10**12, "backward": 2 * 10**12}, "packages": "y" * 1500,
     }  # fmt: skip
-    message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 31.36 GiB, of which 1.20 GiB is free. " * 3
-    evidence = {"message": message, "asked_bytes": 2 * GIB, "allocated_bytes": 30 * GIB, "traceback": "z" * 1000}
+    message = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 31.36 GiB, of which 1.20 GiB is free. "
+        * 3
+    )
+    evidence = {
+        "message": message,
+        "asked_bytes": 2 * GIB,
+        "allocated_bytes": 30 * GIB,
+        "traceback": "z" * 1000,
+    }
     return {
         "cell": cell.id, "attempt": 1, "task": cell.task, "task_version": cell.version, "status": status,
         "params": json.dumps(cell.params.values()), "stage": "" if status == "ok" else "warm-up",
@@ -160,9 +189,16 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
     yield from (("timing", "pipelined", phase, "lead", "ms", STEPS) for phase in PHASES)
     yield "timing", "pipelined", "step", "drain", "ms", 1
     for mode, phase in itertools.product(("first", "steady"), PHASES[:3]):
-        metrics = ("peak_allocated_bytes", "peak_reserved_bytes", "peak_requested_bytes", "held_allocated_bytes")
+        metrics = (
+            "peak_allocated_bytes",
+            "peak_reserved_bytes",
+            "peak_requested_bytes",
+            "held_allocated_bytes",
+        )
         yield from (("memory", mode, phase, metric, "bytes", 1) for metric in metrics)
-    for mode, metric in itertools.product(("before", "after"), ("sm_clock", "memory_clock", "power", "temperature", "energy")):
+    for mode, metric in itertools.product(
+        ("before", "after"), ("sm_clock", "memory_clock", "power", "temperature", "energy")
+    ):
         yield "telemetry", mode, "", metric, "J" if metric == "energy" else "unit", 1
     yield "telemetry", "timing", "", "waited_for_core", "", 1
     yield from (("telemetry", mode, "", "host_pace", "1/ms", 1) for mode in ("before", "after"))
@@ -170,12 +206,24 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
 
 def _samples(cells: Sequence[Cell]) -> pa.Table:
     series = [(*names, step) for *names, steps in _series() for step in range(steps)]
-    columns = dict(zip(("instrument", "mode", "phase", "metric", "unit", "step"), zip(*series, strict=True), strict=True))
+    columns = dict(
+        zip(
+            ("instrument", "mode", "phase", "metric", "unit", "step"),
+            zip(*series, strict=True),
+            strict=True,
+        )
+    )
     data: dict[str, Any] = {name: list(values) * len(cells) for name, values in columns.items()}
     count = len(series) * len(cells)
     random = np.random.default_rng(len(cells))
-    data |= {"cell": [cell.id for cell in cells for _ in series], "attempt": [1] * count, "note": [""] * count}
-    data["value"] = np.where(np.array(data["unit"]) == "bytes", GIB, 1.0) * random.lognormal(2.0, 0.1, count)
+    data |= {
+        "cell": [cell.id for cell in cells for _ in series],
+        "attempt": [1] * count,
+        "note": [""] * count,
+    }
+    data["value"] = np.where(np.array(data["unit"]) == "bytes", GIB, 1.0) * random.lognormal(
+        2.0, 0.1, count
+    )
     return pa.table({name: data[name] for name in SAMPLES.names}, schema=SAMPLES)
 
 

@@ -54,14 +54,24 @@ class Swept:
 
 def main() -> None:
     parser = cell_options(__doc__, 1, "how often on one and on all  [1]")
-    parser.add_argument("--cpu-cells", type=at_least(2), help="cells are on the CPU, so many at a time")
+    parser.add_argument(
+        "--cpu-cells", type=at_least(2), help="cells are on the CPU, so many at a time"
+    )
     parser.add_argument("--json", type=file_to_write, help="also write each sweep here")
-    parser.add_argument("--keep", type=folder_to_keep, help="the folder in which what each sweep measured is kept")
+    parser.add_argument(
+        "--keep", type=folder_to_keep, help="the folder in which what each sweep measured is kept"
+    )
     options = parser.parse_args()
     most = options.cpu_cells or len(gpu_names())
     if most < 2:
-        refuse(f"scaling.py: there is {most or 'no'} GPU here, and it takes two: cells on the CPU need --cpu-cells 2")
-    cells = [str(options.config), *_repeated("--set", options.sets), *_repeated("--where", options.wheres)]
+        refuse(
+            f"scaling.py: there is {most or 'no'} GPU here, and it takes two: cells on the CPU need --cpu-cells 2"
+        )
+    cells = [
+        str(options.config),
+        *_repeated("--set", options.sets),
+        *_repeated("--where", options.wheres),
+    ]
     sweep(["plan", *cells, "--memory"], {})
     runs: list[Swept] = []
     for _ in range(options.rounds):
@@ -79,18 +89,25 @@ def measure(cells: Sequence[str], places: int, on_cpu: bool, keep: Path | None) 
     with new_folder(f"{places}-at-once", keep) as out:
         began = time.monotonic()
         how = ["--cpu-cells", str(places)] if on_cpu else []
-        sweep(["run", *cells, "--out", str(out), *how], _one_gpu() if places == 1 and not on_cpu else {})
+        sweep(
+            ["run", *cells, "--out", str(out), *how],
+            _one_gpu() if places == 1 and not on_cpu else {},
+        )
         return read(out, places, time.monotonic() - began)
 
 
 def sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
     """Calls it as a user does. Ends this program where it does not come to its end."""
     command = [sys.executable, "-m", "orchestrator", *words]
-    done = subprocess.run(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+    )
     if done.returncode == EXIT_USER:  # it has said why
         sys.exit(EXIT_USER)
     if done.returncode not in CAME_TO_ITS_END:
-        sys.exit(f"scaling.py: sweep {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}")
+        sys.exit(
+            f"scaling.py: sweep {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}"
+        )
 
 
 def _one_gpu() -> dict[str, str]:
@@ -115,9 +132,17 @@ def read(out: Path, places: int, command_s: float) -> Swept:
 
 def scaling(runs: Sequence[Swept]) -> str:
     """A row for one place and a row for all: of several rounds the medians."""
-    by_places = {places: [run for run in runs if run.places == places] for places in sorted({run.places for run in runs})}
-    command = {places: statistics.median(run.command_s for run in each) for places, each in by_places.items()}
-    alone = {places: statistics.median(run.cells_s for run in each) for places, each in by_places.items()}
+    by_places = {
+        places: [run for run in runs if run.places == places]
+        for places in sorted({run.places for run in runs})
+    }
+    command = {
+        places: statistics.median(run.command_s for run in each)
+        for places, each in by_places.items()
+    }
+    alone = {
+        places: statistics.median(run.cells_s for run in each) for places, each in by_places.items()
+    }
     rows = [
         [
             n,
@@ -131,13 +156,24 @@ def scaling(runs: Sequence[Swept]) -> str:
         for n in by_places
     ]
     header = ["at once", "command s", "speed-up", "each", "cells s", "speed-up", "each"]
-    return tabulate(rows, header, "github", floatfmt=("d", ".1f", ".2f", ".2f", ".1f", ".2f", ".2f"))
+    return tabulate(
+        rows, header, "github", floatfmt=("d", ".1f", ".2f", ".2f", ".1f", ".2f", ".2f")
+    )
 
 
 def seconds(runs: Sequence[Swept]) -> str:
     """What a cell took in the mean, a row for one place and a row for all."""
     places = sorted({run.places for run in runs})
-    rows = [[n, *(statistics.median(run.took_s[part] for run in runs if run.places == n) for part in TOOK)] for n in places]
+    rows = [
+        [
+            n,
+            *(
+                statistics.median(run.took_s[part] for run in runs if run.places == n)
+                for part in TOOK
+            ),
+        ]
+        for n in places
+    ]
     header = ["at once", *(f"{part.replace('_', '-')} s" for part in TOOK)]
     return tabulate(rows, header, "github", floatfmt=("d", *(".2f" for _ in TOOK)))
 
@@ -150,8 +186,12 @@ def contention(runs: Sequence[Swept]) -> str:
         for cell in alone[0].step_ms
         if all(cell in run.step_ms for run in runs)
     }
-    otherwise = [cell for cell in alone[0].statuses if len({run.statuses.get(cell) for run in runs}) > 1]
-    lines = [f"{len(otherwise)} cells did not end alike in all sweeps{': ' if otherwise else ''}{', '.join(otherwise)}"]
+    otherwise = [
+        cell for cell in alone[0].statuses if len({run.statuses.get(cell) for run in runs}) > 1
+    ]
+    lines = [
+        f"{len(otherwise)} cells did not end alike in all sweeps{': ' if otherwise else ''}{', '.join(otherwise)}"
+    ]
     if ratios:
         ordered = sorted(ratios.values())
         spread = f"{statistics.median(ordered):.3f} ({ordered[0]:.3f} to {ordered[-1]:.3f}) in {len(ordered)} cells"

@@ -32,7 +32,14 @@ def main() -> None:
             rows.append([expansion.label(cell), *compare(cell, options.rounds)])
         except RuntimeError as error:
             print(f"left out: {error}")
-    header = ["cell", "forked / fresh", "forked apart", "fresh apart", "forked: other s", "fresh: other s"]
+    header = [
+        "cell",
+        "forked / fresh",
+        "forked apart",
+        "fresh apart",
+        "forked: other s",
+        "fresh: other s",
+    ]
     print(tabulate(rows, header, "github", floatfmt=".3f"))
 
 
@@ -42,7 +49,9 @@ def compare(cell: Cell, rounds: int) -> list[float]:
         for number in range(1, rounds + 1):
             for method in METHODS:
                 settings = Settings(instruments=("timing",), start_method=method)
-                outcomes[method].append(execute(Attempt(cell, number, f"{folder}/{method}{number}", settings)))
+                outcomes[method].append(
+                    execute(Attempt(cell, number, f"{folder}/{method}{number}", settings))
+                )
     steps = {method: [step_ms(outcome) for outcome in outcomes[method]] for method in METHODS}
     forked, fresh = (statistics.median(steps[method]) for method in METHODS)
     apart = [max(steps[method]) / min(steps[method]) for method in METHODS]
@@ -52,18 +61,26 @@ def compare(cell: Cell, rounds: int) -> list[float]:
 
 def step_ms(outcome: Outcome) -> float:
     """The median of the steps that were waited for. Raises RuntimeError for a cell that was not measured as asked."""
-    if outcome.status != "ok" or outcome.facts["start_method"] != outcome.attempt.settings.start_method:
+    if (
+        outcome.status != "ok"
+        or outcome.facts["start_method"] != outcome.attempt.settings.start_method
+    ):
         raise RuntimeError(f"{outcome.attempt.cell.describe()}: {outcome.status}")
     return statistics.median(step_durations(outcome, ("synced",)))
 
 
 def beside_steps_s(outcome: Outcome) -> float:
-    return outcome.wall_s - sum(step_durations(outcome, ("warmup", "compile", "synced", "pipelined"))) / 1e3
+    return (
+        outcome.wall_s
+        - sum(step_durations(outcome, ("warmup", "compile", "synced", "pipelined"))) / 1e3
+    )
 
 
 def step_durations(outcome: Outcome, modes: Sequence[str]) -> list[float]:
     """In ms."""
-    taken = [sample for sample in outcome.samples if sample.mode in modes and sample.metric == "duration"]
+    taken = [
+        sample for sample in outcome.samples if sample.mode in modes and sample.metric == "duration"
+    ]
     return [sample.value for sample in taken if sample.phase == "step" and sample.value is not None]
 
 

@@ -49,7 +49,9 @@ def main() -> None:
     options = _options()
     studies = _read(options.studies)
     if strangers := set(options.only) - set(studies):
-        _refuse(f"{options.studies} names no study {', '.join(sorted(strangers))}: there are {', '.join(studies)}")
+        _refuse(
+            f"{options.studies} names no study {', '.join(sorted(strangers))}: there are {', '.join(studies)}"
+        )
     for name in options.only or studies:
         _require_cells(name, [*studies[name], *options.more])
     if options.publish:
@@ -60,7 +62,10 @@ def main() -> None:
         with _refusing():
             check_place(options.publish, {name: Run(options.out / name) for name in studies})
     if (git_commit() or "+").endswith("+"):
-        print("publication.py: what is measured now is of no commit: others cannot repeat it", file=sys.stderr)
+        print(
+            "publication.py: what is measured now is of no commit: others cannot repeat it",
+            file=sys.stderr,
+        )
     ends = time.monotonic() + options.minutes * 60
     for name in options.only or studies:
         measure([*studies[name], *options.more], options.out / name, ends)
@@ -75,7 +80,13 @@ def measure(words: Sequence[str], out: Path, ends: float) -> None:
     if left_s <= 0:
         sys.exit(EXIT_TIME_LIMIT)
     print(f"== {out.name}", flush=True)
-    code = sweep("run", *words, "--out", str(out), *([] if left_s == math.inf else ["--time-limit", f"{left_s:.0f}s"]))
+    code = sweep(
+        "run",
+        *words,
+        "--out",
+        str(out),
+        *([] if left_s == math.inf else ["--time-limit", f"{left_s:.0f}s"]),
+    )
     if code not in CAME_TO_ITS_END:
         sys.exit(code if code > 0 else EXIT_INTERRUPTED)
 
@@ -89,7 +100,10 @@ def sweep(*words: str) -> int:
         stopped.append(number)
         process.terminate()  # a terminal has told it too, and it listens once
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {
+        number: signal.signal(number, stop)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     code = process.wait()
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -115,7 +129,9 @@ def _words(path: Path, name: str, text: object) -> list[str]:
     except ValueError as error:
         _refuse(f"{path}: {name}: {error}")
     if not words or not Path(words[0]).is_file():
-        _refuse(f"{path}: {name}: begins with no config that is there: {words[0] if words else 'there is nothing'}")
+        _refuse(
+            f"{path}: {name}: begins with no config that is there: {words[0] if words else 'there is nothing'}"
+        )
     return words
 
 
@@ -124,10 +140,23 @@ def _require_cells(name: str, words: list[str]) -> None:
     with _refusing(f"{name}: "):
         asked = sweep_run.make_context(name, words).params
         if asked["out"]:
-            raise ConfigError(f"--out {asked['out']}: each study has a folder of its own", "Leave it out of what follows --")
+            raise ConfigError(
+                f"--out {asked['out']}: each study has a folder of its own",
+                "Leave it out of what follows --",
+            )
         if asked["time_limit"]:
-            raise ConfigError(f"--time-limit {asked['time_limit']}: is of one study", "Say --minutes for all of them")
-        resolve(asked["config"], asked["sets"], asked["wheres"], None, asked["sample"], asked["instruments"])
+            raise ConfigError(
+                f"--time-limit {asked['time_limit']}: is of one study",
+                "Say --minutes for all of them",
+            )
+        resolve(
+            asked["config"],
+            asked["sets"],
+            asked["wheres"],
+            None,
+            asked["sample"],
+            asked["instruments"],
+        )
 
 
 @contextmanager
@@ -162,12 +191,23 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=_folder, required=True, help="a folder for a folder a study")
-    parser.add_argument("--only", type=lambda names: names.split(","), default=[], metavar="STUDY,STUDY")
-    parser.add_argument("--minutes", type=_minutes, default=math.inf, help="start no cell that would not end within them")
+    parser.add_argument(
+        "--only", type=lambda names: names.split(","), default=[], metavar="STUDY,STUDY"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        default=math.inf,
+        help="start no cell that would not end within them",
+    )
     parser.add_argument("--publish", type=_folder, metavar="FOLDER")
-    parser.add_argument("--studies", type=Path, default=_STUDIES, help=f"  [examples/{_STUDIES.name}]")
+    parser.add_argument(
+        "--studies", type=Path, default=_STUDIES, help=f"  [examples/{_STUDIES.name}]"
+    )
     parser.add_argument("more", nargs="*", metavar="-- OPTION")
     return parser.parse_args()
 

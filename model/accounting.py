@@ -10,7 +10,11 @@ from collections.abc import Iterable, Mapping
 
 from model.config import VOCAB_SIZE, Dimensions
 
-BACKWARD_BEGINS, BACKWARD_ENDS, IN_OPTIMIZER = "as the backward pass begins", "as the backward pass ends", "in the optimizer"
+BACKWARD_BEGINS, BACKWARD_ENDS, IN_OPTIMIZER = (
+    "as the backward pass begins",
+    "as the backward pass ends",
+    "in the optimizer",
+)
 
 _FP32, _INT64 = 4, 8  # bytes
 
@@ -21,7 +25,9 @@ def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
     return 2 * vocab_size * dims.d_model + dims.num_layers * layer + dims.d_model
 
 
-def forward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> int:
+def forward_flops(
+    dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
+) -> int:
     """FLOPs of one forward pass over `batch_size` sequences of `context_length` tokens.
 
     The causal mask saves nothing here: naive attention computes the whole square.
@@ -33,7 +39,9 @@ def forward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_
     return 2 * tokens * (projections + head) + attention
 
 
-def backward_flops(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> int:
+def backward_flops(
+    dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
+) -> int:
     """Each matrix product of the forward pass has two in the backward pass: by its input and by its weight."""
     return 2 * forward_flops(dims, batch_size, context_length, vocab_size)
 
@@ -69,7 +77,9 @@ def softmax_flops(batch_size: int, heads: int, length: int) -> int:
     return 5 * batch_size * heads * length**2
 
 
-def activation_bytes(dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE) -> dict[str, int]:
+def activation_bytes(
+    dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
+) -> dict[str, int]:
     """What the forward pass keeps for the backward pass in fp32 with naive attention, by part of the model.
 
     A layer keeps ten tensors of (batch, context, d_model), five of (batch, context, d_ff) and two squares of (batch, heads,
@@ -118,7 +128,9 @@ ACTIVATION_FORMULAS = {
 }
 
 
-def state_bytes(parameters: int, trained: int, phases: Iterable[str], element_bytes: int = _FP32) -> dict[str, int]:
+def state_bytes(
+    parameters: int, trained: int, phases: Iterable[str], element_bytes: int = _FP32
+) -> dict[str, int]:
     """What a step cannot do without, for as many parameters, of which `trained` get gradients: they, and AdamW's two moments.
 
     With N parameters in fp32, 4 N, 4 N and 8 N bytes; gradients and moments only where a phase makes them. True of any model.
@@ -146,7 +158,9 @@ ATTENTION_SQUARES = {
 }
 
 
-def attention_square_bytes(attention: str, batch_size: int, context_length: int, element_bytes: int = _FP32) -> int:
+def attention_square_bytes(
+    attention: str, batch_size: int, context_length: int, element_bytes: int = _FP32
+) -> int:
     """Of one such tensor of inputs of so many bytes an element."""
     return batch_size * context_length**2 * (_FP32 if attention == "math" else element_bytes)
 
@@ -173,9 +187,17 @@ def training_moments_bytes(
     count = parameter_count(dims, vocab_size)
     state = state_bytes(count, count, phases)
     activations = sum(activation_bytes(dims, batch_size, context_length, vocab_size).values())
-    logits, embedding = _FP32 * batch_size * context_length * vocab_size, _FP32 * vocab_size * dims.d_model
+    logits, embedding = (
+        _FP32 * batch_size * context_length * vocab_size,
+        _FP32 * vocab_size * dims.d_model,
+    )
     moments = {
-        BACKWARD_BEGINS: {**state, "gradients": 0, "activations": activations, "temporary": 2 * logits},
+        BACKWARD_BEGINS: {
+            **state,
+            "gradients": 0,
+            "activations": activations,
+            "temporary": 2 * logits,
+        },
         BACKWARD_ENDS: {**state, "activations": activations // dims.num_layers, "temporary": 0},
     }
     if "optimizer" in phases:

@@ -22,7 +22,9 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from model.parts import part
 
 FLEX_BLOCK = 128  # queries, and keys, of a block of its mask
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]  # with everything settled but query, key and value
+Attention = Callable[
+    [Tensor, Tensor, Tensor], Tensor
+]  # with everything settled but query, key and value
 
 
 class Implementation(Protocol):
@@ -107,11 +109,15 @@ def make_attention(name: str, length: int, causal: bool, device: torch.device) -
 def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
     """FlexAttention, which is a kernel only once it is compiled. Its mask is by blocks, made once."""
     mask = causal_blocks(length, device) if causal else None
-    compiled: Any = part("fused attention")(torch.compile(flex_attention, fullgraph=True, dynamic=False))
+    compiled: Any = part("fused attention")(
+        torch.compile(flex_attention, fullgraph=True, dynamic=False)
+    )
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         heads = query.ndim == 4
-        query, key, value = (x if heads else x.unsqueeze(-3) for x in _autocast_inputs(query, key, value))
+        query, key, value = (
+            x if heads else x.unsqueeze(-3) for x in _autocast_inputs(query, key, value)
+        )
         function = flex_attention if torch.compiler.is_compiling() else compiled
         result: Tensor = function(query, key, value, block_mask=mask)
         return result if heads else result.squeeze(-3)
@@ -123,10 +129,16 @@ def causal_blocks(length: int, device: torch.device) -> BlockMask:
     """What `create_block_mask` gives for it, told by blocks alone: that one looks at the whole square, which is then the peak."""
     blocks = torch.arange(math.ceil(length / FLEX_BLOCK), device=device)
     query, key = blocks[:, None], blocks[None, :]
-    full = (key < query) & ((query + 1) * FLEX_BLOCK <= length)  # of rows that the sequence does not fill none is
+    full = (key < query) & (
+        (query + 1) * FLEX_BLOCK <= length
+    )  # of rows that the sequence does not fill none is
     partial = (key <= query) & ~full
     return BlockMask.from_kv_blocks(
-        *_ordered(partial), *_ordered(full), BLOCK_SIZE=FLEX_BLOCK, mask_mod=_not_ahead, seq_lengths=(length, length)
+        *_ordered(partial),
+        *_ordered(full),
+        BLOCK_SIZE=FLEX_BLOCK,
+        mask_mod=_not_ahead,
+        seq_lengths=(length, length),
     )
 
 
@@ -147,7 +159,9 @@ def _library_softmax(scores: Tensor) -> Tensor:
 
 @part("scores")
 def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
-    scores = einsum(query, key, "... query d, ... key d -> ... query key") / math.sqrt(query.shape[-1])
+    scores = einsum(query, key, "... query d, ... key d -> ... query key") / math.sqrt(
+        query.shape[-1]
+    )
     return torch.where(_mask(query), scores, float("-inf")) if causal else scores
 
 

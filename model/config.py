@@ -20,9 +20,13 @@ class Dimensions:
 
     def __post_init__(self) -> None:
         if self.d_model % self.num_heads:
-            raise ValueError(f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}")
+            raise ValueError(
+                f"d_model {self.d_model} is not divisible by num_heads {self.num_heads}"
+            )
         if self.d_head % 2:
-            raise ValueError(f"d_model / num_heads is {self.d_head}: RoPE rotates pairs, so it must be even")
+            raise ValueError(
+                f"d_model / num_heads is {self.d_head}: RoPE rotates pairs, so it must be even"
+            )
 
     @property
     def d_head(self) -> int:

@@ -83,7 +83,9 @@ class RotaryEmbedding(nn.Module):
 class CausalSelfAttention(nn.Module):
     """Multi-head attention in which a token sees itself and what is before it, if `attend` is causal."""
 
-    def __init__(self, d_model: int, num_heads: int, rope: RotaryEmbedding, attend: Attention) -> None:
+    def __init__(
+        self, d_model: int, num_heads: int, rope: RotaryEmbedding, attend: Attention
+    ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.rope = rope

@@ -25,7 +25,9 @@ class CourseAdamW(Optimizer):
     """
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:
-        super().__init__(params, {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY})
+        super().__init__(
+            params, {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
+        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -37,8 +39,13 @@ class CourseAdamW(Optimizer):
                     continue
                 gradient, state = parameter.grad, self.state[parameter]
                 step = state.get("step", 0) + 1
-                first = beta1 * state.get("first", torch.zeros_like(parameter)) + (1 - beta1) * gradient
-                second = beta2 * state.get("second", torch.zeros_like(parameter)) + (1 - beta2) * gradient**2
+                first = (
+                    beta1 * state.get("first", torch.zeros_like(parameter)) + (1 - beta1) * gradient
+                )
+                second = (
+                    beta2 * state.get("second", torch.zeros_like(parameter))
+                    + (1 - beta2) * gradient**2
+                )
                 rate = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
                 parameter -= group["lr"] * group["weight_decay"] * parameter
                 parameter -= rate * first / (torch.sqrt(second) + group["eps"])
@@ -46,7 +53,12 @@ class CourseAdamW(Optimizer):
         return loss
 
 
-_TORCH_ADAMW: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
+_TORCH_ADAMW: dict[str, Any] = {
+    "lr": LEARNING_RATE,
+    "betas": BETAS,
+    "eps": EPS,
+    "weight_decay": WEIGHT_DECAY,
+}
 
 OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], Optimizer]] = {
     "course": CourseAdamW,

@@ -13,7 +13,9 @@ Namer = Callable[[str], AbstractContextManager[object]]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-PART_FUNCTIONS: dict[str, str] = {}  # the names of all functions that are parts, and those of the parts
+PART_FUNCTIONS: dict[
+    str, str
+] = {}  # the names of all functions that are parts, and those of the parts
 
 _namer: Namer | None = None
 

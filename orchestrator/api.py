@@ -48,7 +48,10 @@ class LoadedRun:
     def columns(self) -> pd.DataFrame:
         """What each column of `cells` is, and its unit: column, unit, meaning."""
         described = describe_columns(map(str, self.cells))
-        return pd.DataFrame([(one.name, one.unit, one.meaning) for one in described], columns=["column", "unit", "meaning"])
+        return pd.DataFrame(
+            [(one.name, one.unit, one.meaning) for one in described],
+            columns=["column", "unit", "meaning"],
+        )
 
     @property
     def manifest(self) -> Mapping[str, Any]:
@@ -96,7 +99,9 @@ def load(*folders: str | Path) -> LoadedRun:
     """One run, or several side by side, of which `run` among the columns of `cells` says which: folders, or addresses such as
     s3://bucket/folder. Raises RunError for no run."""
     if not folders:
-        raise RunError("no run is named", "Name a folder that `sweep run` wrote, such as results/demo")
+        raise RunError(
+            "no run is named", "Name a folder that `sweep run` wrote, such as results/demo"
+        )
     return LoadedRun(open_runs(folders))
 
 

@@ -69,15 +69,26 @@ def _program() -> Finding:
 def _torch(probe: Mapping[str, Any]) -> Finding:
     tested = probe["torch"].startswith(_TESTED_TORCH)
     remedy = "" if tested else f"Tested are {', '.join(_TESTED_TORCH)}"
-    return Finding("torch", True if tested else None, f"{probe['torch']} on Python {probe['python']}", remedy)
+    return Finding(
+        "torch", True if tested else None, f"{probe['torch']} on Python {probe['python']}", remedy
+    )
 
 
 def _cuda(probe: Mapping[str, Any]) -> Finding:
     if probe["gpus"]:
-        return Finding("CUDA", True, f"{probe['cuda']}, cuDNN {probe['cudnn']}, driver {probe['driver']}")
+        return Finding(
+            "CUDA", True, f"{probe['cuda']}, cuDNN {probe['cudnn']}, driver {probe['driver']}"
+        )
     if probe["cuda"] is None:
-        return Finding("CUDA", None, "this torch is built without it", "Cells run with --set device=cpu")
-    return Finding("CUDA", None, f"torch has {probe['cuda']} but sees no GPU", "Check nvidia-smi and CUDA_VISIBLE_DEVICES")
+        return Finding(
+            "CUDA", None, "this torch is built without it", "Cells run with --set device=cpu"
+        )
+    return Finding(
+        "CUDA",
+        None,
+        f"torch has {probe['cuda']} but sees no GPU",
+        "Check nvidia-smi and CUDA_VISIBLE_DEVICES",
+    )
 
 
 def _gpus(probe: Mapping[str, Any]) -> Finding:
@@ -135,7 +146,9 @@ def _ray() -> Finding:
 
 def _nsys() -> Finding:
     found = nsys.program()
-    remedy = "" if found else "Only the instrument `nsys`, and `import-nsys` of a .nsys-rep, need it"
+    remedy = (
+        "" if found else "Only the instrument `nsys`, and `import-nsys` of a .nsys-rep, need it"
+    )
     return Finding("nsys", bool(found) or None, found or "not on the PATH", remedy)
 
 
@@ -154,9 +167,15 @@ def _place(address: str) -> Finding:
 
 
 def _disk(folder: Path) -> Finding:
-    place = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    place = next(
+        parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()
+    )
     free = shutil.disk_usage(place).free / _GIB
     writable = place.is_dir() and os.access(place, os.W_OK)
-    remedy = "" if writable and free > _LITTLE_DISK_GIB else "Name a writable folder with --out, or free some space"
+    remedy = (
+        ""
+        if writable and free > _LITTLE_DISK_GIB
+        else "Name a writable folder with --out, or free some space"
+    )
     said = f"{free:.0f} GiB free at {place}" + ("" if writable else ", which cannot be written")
     return Finding("disk", writable and free > _LITTLE_DISK_GIB, said, remedy)

@@ -52,12 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.serve is not None:
         from tasks.process.fork_server import serve
 
-        serve(socket.socket(fileno=options.serve), options.device, partial(measure, start_method="fork"))
+        serve(
+            socket.socket(fileno=options.serve),
+            options.device,
+            partial(measure, start_method="fork"),
+        )
     elif options.beget is not None:
         from tasks.process.fork_server import Preparation, beget
 
         preparation = Preparation(options.compiled)
-        beget(socket.socket(fileno=options.beget), options.device, preparation, partial(measure, start_method="fork"))
+        beget(
+            socket.socket(fileno=options.beget),
+            options.device,
+            preparation,
+            partial(measure, start_method="fork"),
+        )
     else:
         measure(options.attempt, options.journal, start_method="spawn")
 
@@ -77,16 +86,45 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tasks", description=__doc__)
     parser.add_argument("attempt", nargs="?", help="attempt.json of a results folder")
     parser.add_argument("--journal", help="append the journal to this file instead of printing it")
-    parser.add_argument("--lifeline", type=int, help="file descriptor whose end-of-file ends this process")
-    parser.add_argument("--serve", type=int, help="file descriptor of a socket on which to be asked for forked children")
-    parser.add_argument("--beget", type=int, help="file descriptor of a socket at which to be asked for those that serve")
-    parser.add_argument("--device", help="with --serve and --beget: what the children will compute on")
-    parser.add_argument("--compiled", action="store_true", help="with --beget: whether the first of them will compile")
-    parser.add_argument("--probe", action="store_true", help="print what this machine can measure on, as JSON")
-    parser.add_argument("--paces", type=float, metavar="SECONDS", help="print how fast this host is again and again, as JSON")
+    parser.add_argument(
+        "--lifeline", type=int, help="file descriptor whose end-of-file ends this process"
+    )
+    parser.add_argument(
+        "--serve",
+        type=int,
+        help="file descriptor of a socket on which to be asked for forked children",
+    )
+    parser.add_argument(
+        "--beget",
+        type=int,
+        help="file descriptor of a socket at which to be asked for those that serve",
+    )
+    parser.add_argument(
+        "--device", help="with --serve and --beget: what the children will compute on"
+    )
+    parser.add_argument(
+        "--compiled",
+        action="store_true",
+        help="with --beget: whether the first of them will compile",
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="print what this machine can measure on, as JSON"
+    )
+    parser.add_argument(
+        "--paces",
+        type=float,
+        metavar="SECONDS",
+        help="print how fast this host is again and again, as JSON",
+    )
     parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
-    parser.add_argument("--into", metavar="FOLDER", help="with --compute: and whether a file can be written there")
-    parser.add_argument("--watched", action="store_true", help="with --compute: and whether the profiler sees its kernels")
+    parser.add_argument(
+        "--into", metavar="FOLDER", help="with --compute: and whether a file can be written there"
+    )
+    parser.add_argument(
+        "--watched",
+        action="store_true",
+        help="with --compute: and whether the profiler sees its kernels",
+    )
     options = parser.parse_args(arguments)
     given = (options.serve, options.beget, options.attempt)  # a file descriptor may be 0
     if not (options.probe or options.paces or options.compute) and given == (None, None, None):
@@ -104,17 +142,27 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
     journal.facts({"start_method": start_method, **pin(attempt.settings.cores)})
     if not by_hand:
         faulthandler.dump_traceback_later(PREPARATION_S * _STACK_BEFORE_TIMEOUT)
-    sys.path.extend(attempt.settings.import_paths)  # behind our own packages: a `model.py` beside a config is common
+    sys.path.extend(
+        attempt.settings.import_paths
+    )  # behind our own packages: a `model.py` beside a config is common
     evidence: dict[str, Any] = {}
     try:
-        _run_stages(attempt, journal, Progress(None if by_hand else attempt.path / PHASE_FILE), by_hand, evidence)
+        _run_stages(
+            attempt,
+            journal,
+            Progress(None if by_hand else attempt.path / PHASE_FILE),
+            by_hand,
+            evidence,
+        )
     except BaseException as error:  # whatever it is, it is this cell's result
         journal.end(_describe(attempt, error, evidence))
     else:
         journal.end(Ending(Status.OK))
 
 
-def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, evidence: dict[str, Any]) -> None:
+def _run_stages(
+    attempt: Attempt, journal: Any, progress: Any, by_hand: bool, evidence: dict[str, Any]
+) -> None:
     """Environment, build, then each stage of the chosen instruments, journalled as it is done.
 
     evidence: where instruments say what they know of an error that ends one.
@@ -141,7 +189,9 @@ def _run_stages(attempt: Attempt, journal: Any, progress: Any, by_hand: bool, ev
         return
     journal.facts({"tokens": built.tokens, "flops": built.flops})
     require_precision(params)
-    session = Session(built, params, progress, folder=None if by_hand else attempt.path, evidence=evidence)
+    session = Session(
+        built, params, progress, folder=None if by_hand else attempt.path, evidence=evidence
+    )
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         try:
@@ -203,17 +253,25 @@ def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) 
     if not (device_refused(error) or host_refused(error) or (capped and thread_refused(error))):
         return Ending(Status.FAILED, evidence)
     status = Status.OOM if device_refused(error) or capped else Status.HOST_OOM
-    return Ending(status, {**evidence, "asked_bytes": asked_bytes(error), **_memory_at_death(attempt)})
+    return Ending(
+        status, {**evidence, "asked_bytes": asked_bytes(error), **_memory_at_death(attempt)}
+    )
 
 
 def _memory_at_death(attempt: Attempt) -> dict[str, Any]:
     from tasks.harness.device import GIB, open_device
 
     params = attempt.cell.params
-    limit = {} if params.memory_limit_gib is None else {"limit_bytes": int(params.memory_limit_gib * GIB)}
+    limit = (
+        {}
+        if params.memory_limit_gib is None
+        else {"limit_bytes": int(params.memory_limit_gib * GIB)}
+    )
     try:
         return {**open_device(params.device).memory_evidence(), **limit}
-    except Exception as broken:  # a device that cannot be asked any more must not hide the first error
+    except (
+        Exception
+    ) as broken:  # a device that cannot be asked any more must not hide the first error
         return {"memory_evidence": f"unreadable: {broken}", **limit}
 
 

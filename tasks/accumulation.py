@@ -21,10 +21,16 @@ Number = Literal["fp64", "fp32", "fp16", "bf16"]
 class AccumulationParams(Params):
     accumulator: Number = Field("fp32", description="dtype of the sum")
     addend: Number = Field("fp32", description="dtype of what is added, each time")
-    upcast: bool = Field(False, description="the addend is cast to the accumulator's dtype by hand before it is added")
+    upcast: bool = Field(
+        False,
+        description="the addend is cast to the accumulator's dtype by hand before it is added",
+    )
     value: float = 0.01
     count: PositiveInt = 1000
-    at_once: bool = Field(False, description="by torch's sum over one tensor, whose kernel has an accumulator of its own")
+    at_once: bool = Field(
+        False,
+        description="by torch's sum over one tensor, whose kernel has an accumulator of its own",
+    )
 
     @model_validator(mode="after")
     def _one_way_to_add(self) -> Self:
@@ -41,11 +47,18 @@ def build(params: AccumulationParams) -> Finding:
     from tasks.harness.workload import Finding
     from tasks.spec.records import Sample
 
-    dtypes = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    dtypes = {
+        "fp64": torch.float64,
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "bf16": torch.bfloat16,
+    }
     device = open_capped(params)
     wide, narrow = dtypes[params.accumulator], dtypes[params.addend]
     if params.at_once:
-        total = torch.full((params.count,), params.value, dtype=narrow, device=device.torch_device).sum(dtype=wide)
+        total = torch.full(
+            (params.count,), params.value, dtype=narrow, device=device.torch_device
+        ).sum(dtype=wide)
     else:
         total = torch.tensor(0, dtype=wide, device=device.torch_device)
         for _ in range(params.count):

@@ -42,14 +42,20 @@ class AttentionParams(AttendingParams):
         "pass": tuple(PHASES),
     }
 
-    d_head: PositiveInt = Field(64, description="width of query, key and value; the course calls it d_model here")
+    d_head: PositiveInt = Field(
+        64, description="width of query, key and value; the course calls it d_model here"
+    )
     context_length: PositiveInt = 1024
     batch_size: PositiveInt = 8
     causal: bool = False
     compile: Literal["eager", "model"] = "eager"
     pass_: Pass = Field("forward_backward", alias="pass")
-    projections: bool = Field(False, description="with linear maps for query, key, value and output around it")
-    cold_l2: bool = Field(False, description="empty the GPU's L2 cache before each phase, outside of what is timed")
+    projections: bool = Field(
+        False, description="with linear maps for query, key, value and output around it"
+    )
+    cold_l2: bool = Field(
+        False, description="empty the GPU's L2 cache before each phase, outside of what is timed"
+    )
     measured_steps: PositiveInt | None = 100
 
     @model_validator(mode="after")
@@ -92,7 +98,9 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
             "grad_mode": "no_grad" if params.pass_ == "forward" else "grad",
             "attention_asked": params.attention,
             "softmax_flops": softmax_flops(params.batch_size, 1, params.context_length),
-            "attention_matmul_flops": attention_matmul_flops(params.batch_size, 1, params.context_length, params.d_head),
+            "attention_matmul_flops": attention_matmul_flops(
+                params.batch_size, 1, params.context_length, params.d_head
+            ),
         },
         before_phase=_flush(device) if params.cold_l2 else None,
         square=_square(params),
@@ -104,7 +112,9 @@ def build_on(device: Device, params: AttentionParams) -> Workload:
 def work(params: AttentionParams) -> float:
     """For guessing its duration: a pass over the square of scores costs as much as some columns of a product."""
     passes = 3 if params.pass_ == "forward_backward" else 1
-    return float(passes * params.batch_size * params.context_length**2 * (params.d_head + _COLUMNS_A_PASS))
+    return float(
+        passes * params.batch_size * params.context_length**2 * (params.d_head + _COLUMNS_A_PASS)
+    )
 
 
 def _square(params: AttentionParams) -> tuple[int, int, int] | None:
@@ -117,7 +127,9 @@ def _by_phase(params: AttentionParams, forward: int) -> dict[str, int]:
     return {phase: forward * (2 if phase == "backward" else 1) for phase in PHASES[params.pass_]}
 
 
-def _prepare(params: AttentionParams, device: Device) -> tuple[tuple[Tensor, ...], Callable[..., Tensor], list[Tensor]]:
+def _prepare(
+    params: AttentionParams, device: Device
+) -> tuple[tuple[Tensor, ...], Callable[..., Tensor], list[Tensor]]:
     """What goes into a step, what computes it, and the tensors that receive gradients."""
     import torch
 
@@ -125,11 +137,17 @@ def _prepare(params: AttentionParams, device: Device) -> tuple[tuple[Tensor, ...
     from tasks.harness.precision import stored_dtype
 
     place, dtype, gradients = device.torch_device, stored_dtype(params), params.pass_ != "forward"
-    attend = choose_attention(params, params.context_length, params.causal, params.d_head, place, gradients)
-    heads = (1,) if params.attention == "flex" else ()  # which is not lowered without, in a graph with more around it
+    attend = choose_attention(
+        params, params.context_length, params.causal, params.d_head, place, gradients
+    )
+    heads = (
+        (1,) if params.attention == "flex" else ()
+    )  # which is not lowered without, in a graph with more around it
     shape = (params.batch_size, *heads, params.context_length, params.d_head)
     if not params.projections:
-        inputs = tuple(torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients) for _ in range(3))
+        inputs = tuple(
+            torch.randn(shape, device=place, dtype=dtype, requires_grad=gradients) for _ in range(3)
+        )
         return inputs, attend, list(inputs)
     with torch.device(place):
         layer = _projected(params.d_head, attend).to(dtype)
@@ -145,7 +163,9 @@ def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
     class Projected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.q_proj, self.k_proj, self.v_proj, self.output_proj = (Linear(width, width) for _ in range(4))
+            self.q_proj, self.k_proj, self.v_proj, self.output_proj = (
+                Linear(width, width) for _ in range(4)
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             mixed: Tensor = self.output_proj(attend(self.q_proj(x), self.k_proj(x), self.v_proj(x)))
@@ -155,7 +175,11 @@ def _projected(width: int, attend: Callable[..., Tensor]) -> nn.Module:
 
 
 def _make_step(
-    params: AttentionParams, attend: Callable[..., Tensor], inputs: tuple[Tensor, ...], leaves: list[Tensor], gradient: Tensor
+    params: AttentionParams,
+    attend: Callable[..., Tensor],
+    inputs: tuple[Tensor, ...],
+    leaves: list[Tensor],
+    gradient: Tensor,
 ) -> Callable[[PhaseMarker], None]:
     """The backward pass starts from `gradient`, which was made beforehand: no timing includes it."""
     import torch
@@ -188,7 +212,9 @@ def _flush(device: Device) -> Callable[[], object]:
     import torch
 
     cache: Any = torch.cuda.get_device_properties(device.torch_device).L2_cache_size
-    buffer = torch.empty(max(_CACHES * cache, _AT_LEAST_FLUSHED_BYTES), dtype=torch.int8, device=device.torch_device)
+    buffer = torch.empty(
+        max(_CACHES * cache, _AT_LEAST_FLUSHED_BYTES), dtype=torch.int8, device=device.torch_device
+    )
     return buffer.zero_
 
 

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 class AutocastDtypesParams(Params):
     autocast: Literal["fp16", "bf16"] = "fp16"
-    norm: Literal["layer_norm", "rms_norm"] = Field("layer_norm", description="torch's own, between the linear maps")
+    norm: Literal["layer_norm", "rms_norm"] = Field(
+        "layer_norm", description="torch's own, between the linear maps"
+    )
 
 
 def build(params: AutocastDtypesParams) -> Finding:
@@ -39,10 +41,14 @@ def build(params: AutocastDtypesParams) -> Finding:
     torch.manual_seed(params.seed)
     with torch.device(device.torch_device):
         norm = nn.LayerNorm(10) if params.norm == "layer_norm" else nn.RMSNorm(10)
-        model = nn.Sequential(nn.Linear(20, 10, bias=False), nn.ReLU(), norm, nn.Linear(10, 5, bias=False))
+        model = nn.Sequential(
+            nn.Linear(20, 10, bias=False), nn.ReLU(), norm, nn.Linear(10, 5, bias=False)
+        )
         x, y = torch.randn(8, 20), torch.randint(5, (8,))
     seen = _watch_outputs(model)
-    with torch.autocast(params.device, torch.float16 if params.autocast == "fp16" else torch.bfloat16):
+    with torch.autocast(
+        params.device, torch.float16 if params.autocast == "fp16" else torch.bfloat16
+    ):
         parameters = next(model.parameters()).dtype
         loss = functional.cross_entropy(model(x), y)
     loss.backward()  # type: ignore[no-untyped-call]
@@ -54,7 +60,9 @@ def build(params: AutocastDtypesParams) -> Finding:
         "gradients": gradient.dtype,
     }  # fmt: skip
     samples = (Sample("finding", "loss", "nat", float(loss.detach())),)
-    return Finding(samples, device, {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()})
+    return Finding(
+        samples, device, {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()}
+    )
 
 
 def _watch_outputs(model: nn.Sequential) -> list[torch.dtype]:

@@ -27,7 +27,9 @@ class NormSensitivityParams(Params):
     norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
     dtype: Literal["fp32", "fp16", "bf16"] = "fp16"
     width: PositiveInt = Field(1024, description="elements of a row")
-    scale: Annotated[float, Field(gt=0)] = Field(1.0, description="standard deviation of the elements")
+    scale: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="standard deviation of the elements"
+    )
     mean: float = Field(0.0, description="of the elements, in standard deviations")
     eps: Annotated[float, Field(ge=0)] = 1e-5
 
@@ -51,10 +53,14 @@ def build(params: NormSensitivityParams) -> Finding:
         "wide": _normalise(x.float(), params, _sum).to(dtype),
         "library": _by_torch(x, params),
     }
-    return Finding(tuple(sample for way, y in ways.items() for sample in _judge(way, y, exact)), device)
+    return Finding(
+        tuple(sample for way, y in ways.items() for sample in _judge(way, y, exact)), device
+    )
 
 
-def _normalise(x: Tensor, params: NormSensitivityParams, total: Callable[[Tensor], Tensor]) -> Tensor:
+def _normalise(
+    x: Tensor, params: NormSensitivityParams, total: Callable[[Tensor], Tensor]
+) -> Tensor:
     """In the dtype of x, sums by `total`."""
     import torch
 

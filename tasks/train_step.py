@@ -59,8 +59,12 @@ class TrainStepParams(AttendingParams):
     d_ff: PositiveInt | None = None
     num_layers: PositiveInt | None = None
     num_heads: PositiveInt | None = None
-    model: str | None = Field(None, description="your own model: package.module:Factory, from token ids to logits")
-    model_args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
+    model: str | None = Field(
+        None, description="your own model: package.module:Factory, from token ids to logits"
+    )
+    model_args: dict[str, Any] = Field(
+        default_factory=dict, description="keyword arguments of the factory"
+    )
     context_length: PositiveInt = 512
     batch_size: PositiveInt = 4
     vocab_size: PositiveInt = VOCAB_SIZE
@@ -73,11 +77,15 @@ class TrainStepParams(AttendingParams):
         spelled = (self.d_model, self.d_ff, self.num_layers, self.num_heads)
         ways = [self.size is not None, any(spelled), self.model is not None]
         if sum(ways) != 1:
-            raise ValueError("name the model in exactly one way: size, or d_model with the rest, or model")
+            raise ValueError(
+                "name the model in exactly one way: size, or d_model with the rest, or model"
+            )
         if any(spelled) and not all(spelled):
             raise ValueError("d_model, d_ff, num_layers and num_heads go together")
         if self.size is not None and self.size not in SIZES[self.year]:
-            raise ValueError(f"size {self.size} is not of {self.year}, which has {', '.join(SIZES[self.year])}")
+            raise ValueError(
+                f"size {self.size} is not of {self.year}, which has {', '.join(SIZES[self.year])}"
+            )
         if self.model is not None and not all(self.model.partition(":")):
             raise ValueError(f"model {self.model!r} is not of the form package.module:Factory")
         if self.model_args and self.model is None:
@@ -201,7 +209,9 @@ def _require_logits(logits: object, params: TrainStepParams) -> None:
     if shape is None or len(shape) != 3 or shape[:2] != (batch, context) or shape[2] < vocab:
         given = f"a {type(logits).__name__}" if shape is None else f"a tensor of {shape}"
         wanted = f"({batch}, {context}, {vocab} or more)"
-        raise ValueError(f"the model gives {given}, where logits are a tensor of {wanted}: batch, context, vocabulary")
+        raise ValueError(
+            f"the model gives {given}, where logits are a tensor of {wanted}: batch, context, vocabulary"
+        )
 
 
 def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
@@ -218,8 +228,12 @@ def _build_model(params: TrainStepParams, device: Device) -> nn.Module:
         with torch.device(place):
             if dims is None:
                 return _own_factory(params)(**params.model_args).to(place, dtype)
-            attend = choose_attention(params, params.context_length, True, dims.d_head, place, params.pass_ != "forward")
-            return TransformerLM(dims, params.context_length, params.vocab_size, attend).to(place, dtype)
+            attend = choose_attention(
+                params, params.context_length, True, dims.d_head, place, params.pass_ != "forward"
+            )
+            return TransformerLM(dims, params.context_length, params.vocab_size, attend).to(
+                place, dtype
+            )
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -247,7 +261,9 @@ def _compile(model: nn.Module, params: TrainStepParams) -> None:
     elif params.compile == "blocks":
         blocks = blocks_of(model)
         if not blocks:
-            raise Skip("compile: blocks needs blocks in a torch.nn.ModuleList, and this model has none")
+            raise Skip(
+                "compile: blocks needs blocks in a torch.nn.ModuleList, and this model has none"
+            )
         for block in blocks:
             block.compile(**options)
 
@@ -275,7 +291,10 @@ def _flops(params: TrainStepParams) -> dict[str, int] | None:
 def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
     """None also where a head, or with one head any width, is as long as the context: shapes then tell nothing."""
     dims, length = params.dimensions, params.context_length
-    if dims is None or length in (dims.d_head, *((dims.d_model, dims.d_ff) if dims.num_heads == 1 else ())):
+    if dims is None or length in (
+        dims.d_head,
+        *((dims.d_model, dims.d_ff) if dims.num_heads == 1 else ()),
+    ):
         return None
     return params.batch_size * dims.num_heads, length, length
 
@@ -303,7 +322,10 @@ def _attention_flops(params: TrainStepParams) -> dict[str, int]:
     if dims is None:
         return {}
     square = (params.batch_size, dims.num_layers * dims.num_heads, params.context_length)
-    return {"softmax_flops": softmax_flops(*square), "attention_matmul_flops": attention_matmul_flops(*square, dims.d_head)}
+    return {
+        "softmax_flops": softmax_flops(*square),
+        "attention_matmul_flops": attention_matmul_flops(*square, dims.d_head),
+    }
 
 
 TASK = Task("train_step", 2, TrainStepParams, build, work)

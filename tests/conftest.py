@@ -39,11 +39,16 @@ def with_samples(outcome: Outcome, *samples: Sample) -> Outcome:
 
 def watched(values: Sequence[float]) -> list[Sample]:
     """What the kernels of so many steps took, in ms."""
-    return [Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step) for step, ms in enumerate(values)]
+    return [
+        Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step)
+        for step, ms in enumerate(values)
+    ]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: len(item.path.parts))  # whole sweeps lie nearest the root: first, so that at the end nobody waits
+    items.sort(
+        key=lambda item: len(item.path.parts)
+    )  # whole sweeps lie nearest the root: first, so that at the end nobody waits
     if not _has_cuda():
         for item in items:
             if "gpu" in item.keywords:
@@ -78,11 +83,18 @@ def cell() -> Cell:
 def make_attempt(tmp_path: Path) -> Callable[..., Attempt]:
     """An attempt at a task of tests/support/misbehaving.py, or at a small training cell."""
 
-    def make(number: int = 1, task: str = "train_step", settings: dict[str, Any] | None = None, **params: Any) -> Attempt:
+    def make(
+        number: int = 1,
+        task: str = "train_step",
+        settings: dict[str, Any] | None = None,
+        **params: Any,
+    ) -> Attempt:
         values = {**FAST, **params} if task == "train_step" else {"device": "cpu", **params}
         made = make_cell(task, values)
         folder = tmp_path / "run" / "artifacts" / made.id / str(number)
-        return Attempt(made, number, str(folder), Settings(**{"timeout_s": 60.0, **(settings or {})}))
+        return Attempt(
+            made, number, str(folder), Settings(**{"timeout_s": 60.0, **(settings or {})})
+        )
 
     return make
 
@@ -92,7 +104,10 @@ def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]
     """A finished attempt, as if measured: for what comes after measuring."""
 
     def make(
-        status: Status = Status.OK, step_ms: tuple[float, ...] = (10.0, 11.0, 12.0), number: int = 1, **params: Any
+        status: Status = Status.OK,
+        step_ms: tuple[float, ...] = (10.0, 11.0, 12.0),
+        number: int = 1,
+        **params: Any,
     ) -> Outcome:
         samples = tuple(
             Sample("timing", "duration", "ms", value, "synced", phase, step)
@@ -100,15 +115,36 @@ def make_outcome(make_attempt: Callable[..., Attempt]) -> Callable[..., Outcome]
             for phase in ("forward", "backward", "optimizer", "step")
         )
         facts = {"gpu": "Test GPU", "torch": "2.13.0", "tokens": 16, "flops": {"forward": 10**9}}
-        evidence = {} if status is Status.OK else {"message": f"it was {status}", "asked_bytes": 2 * 1024**3}
+        evidence = (
+            {}
+            if status is Status.OK
+            else {"message": f"it was {status}", "asked_bytes": 2 * 1024**3}
+        )
         attempt = make_attempt(number, **params)
         stage, phase = ("", "") if status is Status.OK else ("warm-up", "backward")
         kernels = tuple(
-            KernelRow(phase, "ffn", "GEMM", "scope", "aten::mm", f"gemm_{phase}", 2, 4, 4000, 1000.0, 1000.0, 900, 1100, 81.6)
+            KernelRow(
+                phase,
+                "ffn",
+                "GEMM",
+                "scope",
+                "aten::mm",
+                f"gemm_{phase}",
+                2,
+                4,
+                4000,
+                1000.0,
+                1000.0,
+                900,
+                1100,
+                81.6,
+            )
             for phase in ("forward", "backward")
         )
         measured = (samples, kernels) if status is Status.OK else ((), ())
-        return Outcome(attempt, status, stage, phase, evidence, facts, measured[0], 1.7e9, 2.5, measured[1])
+        return Outcome(
+            attempt, status, stage, phase, evidence, facts, measured[0], 1.7e9, 2.5, measured[1]
+        )
 
     return make
 
@@ -127,7 +163,9 @@ def write_config(tmp_path: Path) -> Callable[..., Path]:
 def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """The command line in a process of its own, in a folder of its own."""
 
-    def call(*words: object, timeout: float = 150, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    def call(
+        *words: object, timeout: float = 150, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             sweep_command(*words),
             capture_output=True,

@@ -59,8 +59,27 @@ NASTY = [
         "&x",
         "&x [*x]",
     ),
-    *("!!binary aGk=", "!!python/object/apply:os.system ['true']", "!foo bar", "!!set {a, b}", "!!omap [a: 1]", "!!float abc"),
-    *("!!int 1.5", "!!timestamp x", "{}", "[]", "[[]]", "{a: {b: {c: 1}}}", "{[1, 2]: 3}", "{? {a: 1} : 2}", "[{}]", "'", '"'),
+    *(
+        "!!binary aGk=",
+        "!!python/object/apply:os.system ['true']",
+        "!foo bar",
+        "!!set {a, b}",
+        "!!omap [a: 1]",
+        "!!float abc",
+    ),
+    *(
+        "!!int 1.5",
+        "!!timestamp x",
+        "{}",
+        "[]",
+        "[[]]",
+        "{a: {b: {c: 1}}}",
+        "{[1, 2]: 3}",
+        "{? {a: 1} : 2}",
+        "[{}]",
+        "'",
+        '"',
+    ),
     *(
         '"\\ud800"',
         '"\\x00"',
@@ -80,10 +99,24 @@ NASTY = [
         "]]",
         "#",
     ),
-    *("[" * 2000, "{a: " * 500, "[1, " * 50 + "1" + "]" * 50, "\x85", "\u2028", "\ufeff", "\x07", "é" * 50, "𝕏", "x" * 100_000),
+    *(
+        "[" * 2000,
+        "{a: " * 500,
+        "[1, " * 50 + "1" + "]" * 50,
+        "\x85",
+        "\u2028",
+        "\ufeff",
+        "\x07",
+        "é" * 50,
+        "𝕏",
+        "x" * 100_000,
+    ),
     "[" + ", ".join(map(str, range(500))) + "]",
 ]
-BOMB = ["a0: &a0 [x, x, x, x, x, x, x, x, x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))]
+BOMB = [
+    "a0: &a0 [x, x, x, x, x, x, x, x, x]",
+    *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)),
+]
 LONG_AXIS = "[" + ", ".join(map(str, range(1, 301))) + "]"
 
 
@@ -147,7 +180,19 @@ def replace_key(lines: list[str], chance: random.Random) -> None:
 def insert_line(lines: list[str], chance: random.Random) -> None:
     blank = " " * chance.randint(0, 8)
     name = chance.choice(
-        ["name", "axes", "fixed", "include", "exclude", "override", "limits", "env", "defaults", "model_args", "x"]
+        [
+            "name",
+            "axes",
+            "fixed",
+            "include",
+            "exclude",
+            "override",
+            "limits",
+            "env",
+            "defaults",
+            "model_args",
+            "x",
+        ]
     )
     lines.insert(_place(lines, chance), f"{blank}{name}: {chance.choice(NASTY)}")
 
@@ -156,7 +201,11 @@ def random_bytes(lines: list[str], chance: random.Random) -> None:
     if lines:
         place = _place(lines, chance)
         at = chance.randint(0, len(lines[place]))
-        lines[place] = lines[place][:at] + "".join(chr(chance.randrange(1, 0x500)) for _ in range(8)) + lines[place][at:]
+        lines[place] = (
+            lines[place][:at]
+            + "".join(chr(chance.randrange(1, 0x500)) for _ in range(8))
+            + lines[place][at:]
+        )
 
 
 def cut_off(lines: list[str], chance: random.Random) -> None:
@@ -170,8 +219,15 @@ def bomb(lines: list[str], chance: random.Random) -> None:
 def huge_grid(lines: list[str], chance: random.Random) -> None:
     """A thousand million cells and more."""
     blank = " " * chance.choice([4, 6])
-    axes = chance.sample(["seed", "context_length", "batch_size", "measured_steps", "warmup_steps"], 4)
-    lines += ["  - task: train_step", "    fixed: {size: tiny}", "    axes:", *(f"{blank}  {axis}: {LONG_AXIS}" for axis in axes)]
+    axes = chance.sample(
+        ["seed", "context_length", "batch_size", "measured_steps", "warmup_steps"], 4
+    )
+    lines += [
+        "  - task: train_step",
+        "    fixed: {size: tiny}",
+        "    axes:",
+        *(f"{blank}  {axis}: {LONG_AXIS}" for axis in axes),
+    ]
 
 
 MUTATIONS: list[Mutation] = [
@@ -215,7 +271,9 @@ def outcome_of(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="a folder for the mutants that went wrong")
@@ -230,7 +288,10 @@ def main() -> None:
             if options.keep:
                 options.keep.mkdir(parents=True, exist_ok=True)
                 (options.keep / f"{number}.yaml").write_text(text, errors="replace")
-    print(f"{options.times} mutants in {time.monotonic() - began:.0f} s:", ", ".join(f"{n} {what}" for what, n in ended.items()))
+    print(
+        f"{options.times} mutants in {time.monotonic() - began:.0f} s:",
+        ", ".join(f"{n} {what}" for what, n in ended.items()),
+    )
     sys.exit(ended["wrong"] > 0)
 
 

@@ -39,7 +39,10 @@ MOMENTS = ("starting", "measuring", "ending")
 TESTS = str(ROOT / "tests")
 LEFT_S = 5.0
 _LONGEST_START_S = 90.0
-_MANY, _FEW = 1000, 3  # cells more than have begun: more than a driver comes to, or so few that it ends
+_MANY, _FEW = (
+    1000,
+    3,
+)  # cells more than have begun: more than a driver comes to, or so few that it ends
 CELLS = """
 name: killed
 limits: {timeout_s: 60, attempts: 1000}
@@ -54,7 +57,9 @@ grids:
 def own_temporary_folder(folder: Path) -> Iterator[dict[str, str]]:
     """The variables of a sweep whose cells may import tests/support/misbehaving.py, and whose Ray has its files in a folder of its own,
     by which its processes are told: `ray` in `folder` leads there."""
-    temporary = tempfile.mkdtemp(prefix="sw", dir="/tmp")  # short: see orchestrator/scheduling/ray_scheduler.py
+    temporary = tempfile.mkdtemp(
+        prefix="sw", dir="/tmp"
+    )  # short: see orchestrator/scheduling/ray_scheduler.py
     (folder / "ray").symlink_to(temporary)
     yield {"PYTHONPATH": f"{ROOT}:{TESTS}", "TMPDIR": temporary}
     shutil.rmtree(temporary, ignore_errors=True)
@@ -105,10 +110,16 @@ class Moment:
     cells: int = 0
 
 
-def begin_and_kill(words: Sequence[object], folder: Path, environment: Mapping[str, str], run: Path, moment: Moment) -> bool:
+def begin_and_kill(
+    words: Sequence[object], folder: Path, environment: Mapping[str, str], run: Path, moment: Moment
+) -> bool:
     """Whether the driver was still at work when its moment came."""
     driver = subprocess.Popen(
-        sweep_command(*words), cwd=folder, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        sweep_command(*words),
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + _LONGEST_START_S
     while begun(run) < moment.cells and driver.poll() is None and time.monotonic() < deadline:
@@ -144,14 +155,21 @@ def lost_and_repeated(run: Path, finished: Attempts) -> tuple[int, int]:
     ok = attempts[attempts["status"] == "ok"]
     kept = list(zip(ok["cell"], ok["attempt"], strict=True))
     times = Counter(cell for cell, _ in kept)
-    return len(finished - set(kept)), sum(count > 1 for count in times.values()) + len(kept) - len(set(kept))
+    return len(finished - set(kept)), sum(count > 1 for count in times.values()) + len(kept) - len(
+        set(kept)
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument(
-        "--longest-s", type=float, default=8.0, help="a driver is killed between 0 and this after its moment began"
+        "--longest-s",
+        type=float,
+        default=8.0,
+        help="a driver is killed between 0 and this after its moment began",
     )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -163,7 +181,11 @@ def main() -> None:
 
 
 def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Namespace) -> bool:
-    config, run, chance = folder / "killed.yaml", folder / "results" / "killed", random.Random(options.seed)
+    config, run, chance = (
+        folder / "killed.yaml",
+        folder / "results" / "killed",
+        random.Random(options.seed),
+    )
     finished: Attempts = frozenset()
     kills: Counter[str] = Counter()
     lingering = turn = 0
@@ -175,12 +197,19 @@ def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Nam
         awaited = {"starting": 0, "measuring": begun(run) + 1, "ending": cells}[name]
         longest_s = options.longest_s if name != "ending" else options.longest_s / 4
         moment = Moment(chance.uniform(0, longest_s), awaited)
-        kills[name] += begin_and_kill(["run", config, "--scheduler", scheduler], folder, environment, run, moment)
+        kills[name] += begin_and_kill(
+            ["run", config, "--scheduler", scheduler], folder, environment, run, moment
+        )
         left = left_after(folder, LEFT_S)
         lingering += len(left)
         finished = measured_on_disk(run, finished)
         done = ", ".join(f"{count} {name}" for name, count in kills.items())
-        print(f"{done}: of {turn} drivers; {len(finished)} cells finished", *left, sep="; left: ", flush=True)
+        print(
+            f"{done}: of {turn} drivers; {len(finished)} cells finished",
+            *left,
+            sep="; left: ",
+            flush=True,
+        )
         left_after(folder, 120.0)
     cells = begun(run) + _FEW
     config.write_text(CELLS % ", ".join(map(str, range(cells))))
@@ -190,7 +219,10 @@ def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Nam
     )  # fmt: skip
     lost, repeated = lost_and_repeated(run, finished)
     undone = cells - len(pd.read_parquet(run / "cells.parquet").query("status == 'ok'"))
-    print(f"{kills.total()} kills, {len(finished)} cells had finished: {lost} lost, {repeated} repeated,", end=" ")
+    print(
+        f"{kills.total()} kills, {len(finished)} cells had finished: {lost} lost, {repeated} repeated,",
+        end=" ",
+    )
     print(f"{undone} of {cells} undone, {lingering} processes left")
     return bool(lost or repeated or undone or lingering)
 

@@ -56,7 +56,9 @@ def kill_one(folder: Path, environment: dict[str, str], cells: int, after_s: flo
     """The cells that it measured until it was killed, so long after its first, or ended."""
     log = folder / "measured"
     log.write_text("")
-    driver = multiprocessing.get_context("spawn").Process(target=drive, args=(folder, environment, log, cells))
+    driver = multiprocessing.get_context("spawn").Process(
+        target=drive, args=(folder, environment, log, cells)
+    )
     driver.start()
     while driver.is_alive() and not log.read_text():
         time.sleep(0.02)
@@ -69,34 +71,52 @@ def kill_one(folder: Path, environment: dict[str, str], cells: int, after_s: flo
 def rows_there() -> tuple[Rows, int]:
     """Those in the bucket, and how many are there twice or have no samples."""
     run = open_run(ADDRESS)
-    found = [((cell, number), wall_s) for cell, number, wall_s in run.rows("attempts", ["cell", "attempt", "wall_s"])]
+    found = [
+        ((cell, number), wall_s)
+        for cell, number, wall_s in run.rows("attempts", ["cell", "attempt", "wall_s"])
+    ]
     times = Counter(key for key, _ in found)
     samples = set(run.rows("samples", ["cell", "attempt"]))
-    return dict(found), sum(count > 1 for count in times.values()) + sum(key not in samples for key, _ in found)
+    return dict(found), sum(count > 1 for count in times.values()) + sum(
+        key not in samples for key, _ in found
+    )
 
 
 def torture(folder: Path, options: argparse.Namespace) -> bool:
     chance, bucket = random.Random(options.seed), Bucket()
-    bucket.fails = lambda method, key: method == "PUT" and "/drivers/" not in key and chance.random() < _REFUSED
+    bucket.fails = lambda method, key: (
+        method == "PUT" and "/drivers/" not in key and chance.random() < _REFUSED
+    )
     rows: Rows = {}
     counts: Counter[str] = Counter()
     with serve(bucket):
         os.environ |= {**bucket.environment, "XDG_CACHE_HOME": str(folder / "reader")}
         for kill in range(options.times):
             host = chance.choice(["first", "second", f"new {kill}"])
-            environment: dict[str, Any] = {**bucket.environment, "XDG_CACHE_HOME": str(folder / host)}
-            done = kill_one(folder, environment, _CELLS_A_KILL * options.times, chance.uniform(0, _LONGEST_S))
+            environment: dict[str, Any] = {
+                **bucket.environment,
+                "XDG_CACHE_HOME": str(folder / host),
+            }
+            done = kill_one(
+                folder, environment, _CELLS_A_KILL * options.times, chance.uniform(0, _LONGEST_S)
+            )
             there, wrong = rows_there()
             counts["lost"] += sum(there.get(key) != wall_s for key, wall_s in rows.items())
             counts["measured again"] += len(done & {cell for cell, _ in rows})
             counts["twice or without samples"] = wrong
             rows = there
-            print(f"{kill + 1} killed, on {host}; {len(done)} cells measured, {len(rows)} there", dict(counts), flush=True)
+            print(
+                f"{kill + 1} killed, on {host}; {len(done)} cells measured, {len(rows)} there",
+                dict(counts),
+                flush=True,
+            )
     return any(counts.values())
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--times", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     with tempfile.TemporaryDirectory(prefix="killed-") as folder:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = sorted(path for folder in ("model", "tasks", "orchestrator") for path in (ROOT / folder).rglob("*.py"))
+FILES = sorted(
+    path for folder in ("model", "tasks", "orchestrator") for path in (ROOT / folder).rglob("*.py")
+)
 
 
 def module_name(path: Path) -> str:
@@ -103,7 +105,11 @@ ONLY_IN = {
     "pyarrow": ["orchestrator/store/*.py", "orchestrator/store/remote/folder.py"],
     "pandas": ["orchestrator/*"],
     "pydantic": ["tasks/*", "orchestrator/*"],
-    "click": ["orchestrator/cli/*", "orchestrator/sweep/console.py", "orchestrator/store/remote/address.py"],
+    "click": [
+        "orchestrator/cli/*",
+        "orchestrator/sweep/console.py",
+        "orchestrator/store/remote/address.py",
+    ],
     "altair": ["orchestrator/report/*"],
     "jinja2": ["orchestrator/report/*"],
     "vl_convert": ["orchestrator/report/*"],
@@ -190,7 +196,9 @@ def test_light_commands_load_neither_torch_nor_ray(command: str, tmp_path: Path)
     )
     run = a_run(tmp_path)
     words = command.format(run=run, cell=next((run / "attempts").iterdir()).name[:6]).split()
-    done = subprocess.run([sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
 
@@ -204,7 +212,9 @@ def test_help_loads_no_pandas(command: str) -> None:
         "loaded = {'pandas', 'pyarrow', 'numpy', 'altair', 'torch', 'ray'} & set(sys.modules)\n"
         "assert not loaded, loaded"
     )
-    done = subprocess.run([sys.executable, "-c", program, *command.split()], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command.split()], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -91,19 +91,37 @@ def test_a_small_version_runs(name: str, sweep_here: Callable[..., Result], tmp_
     if "compile" in name and not shutil.which("g++"):
         pytest.skip("torch.compile on the CPU needs a C++ compiler")
     sets, wheres, statuses, tables = SMALL[name]
-    options = [word for one in sets for word in ("--set", one)] + [word for one in wheres for word in ("--where", one)]
-    done = sweep_here("run", ROOT / "configs" / f"{name.split()[0]}.yaml", *options, "--out", "out", "--scheduler", "serial")
+    options = [word for one in sets for word in ("--set", one)] + [
+        word for one in wheres for word in ("--where", one)
+    ]
+    done = sweep_here(
+        "run",
+        ROOT / "configs" / f"{name.split()[0]}.yaml",
+        *options,
+        "--out",
+        "out",
+        "--scheduler",
+        "serial",
+    )
     assert done.exit_code == 0, done.output
     cells = pd.read_parquet(tmp_path / "out" / "cells.parquet")
     assert cells["status"].value_counts().to_dict() == statuses
     if name == "compile":
         compiled = cells[cells["compile"] == "blocks"].iloc[0]
-        assert (compiled["compile_cache"], compiled["compile_cache_seen"], compiled["compile_recompiles"]) == ("cold", "cold", 0)
+        assert (
+            compiled["compile_cache"],
+            compiled["compile_cache_seen"],
+            compiled["compile_recompiles"],
+        ) == ("cold", "cold", 0)
         assert not list((tmp_path / "out").rglob("fxgraph"))  # its own cache went with it
     if name == "kernels":
         assert len(list((tmp_path / "out").rglob("trace_*.json.gz"))) == len(cells)
-        assert cells["attributed_to_module"].median() > 0.95  # a share of time: a busy neighbour may fall on what is of no module
+        assert (
+            cells["attributed_to_module"].median() > 0.95
+        )  # a share of time: a busy neighbour may fall on what is of no module
         assert (cells["profile_cost"] > 0).all()
-    printed = sweep_here("report", "out", *(word for table in sorted(tables) for word in ("--table", table)))
+    printed = sweep_here(
+        "report", "out", *(word for table in sorted(tables) for word in ("--table", table))
+    )
     assert printed.exit_code == 0, printed.output
     assert printed.stdout.count("\n## ") + printed.stdout.startswith("## ") == len(tables)

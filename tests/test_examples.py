@@ -30,7 +30,9 @@ PUBLISHED: dict[str, str] = YAML(typ="safe").load(ROOT / "examples" / "publicati
 
 
 @pytest.fixture
-def here(tmp_path: Path, make_outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(
+    tmp_path: Path, make_outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A folder with small runs in its `results`, as if the sweeps demo and full had run."""
     for name in ("demo", "full"):
         with Run(tmp_path / "results" / name).opened_for_writing() as writer:
@@ -38,7 +40,10 @@ def here(tmp_path: Path, make_outcome: Callable[..., Outcome], monkeypatch: pyte
             for context in (64, 256):
                 for precision, ms in (("fp32", 20.0), ("bf16", 10.0)):
                     times = (ms + context, ms + context + 1, ms + context + 2)
-                    writer.append(make_outcome(step_ms=times, context_length=context, precision=precision), None)
+                    writer.append(
+                        make_outcome(step_ms=times, context_length=context, precision=precision),
+                        None,
+                    )
             writer.append(make_outcome(Status.OOM, context_length=512), None)
             writer.write_cells(load_results(writer).cells)
     monkeypatch.chdir(tmp_path)
@@ -53,8 +58,14 @@ def test_the_notebook_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPLCONFIGDIR", str(here / "matplotlib"))
     notebook = nbformat.read(ROOT / "examples" / "results.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
-    done = nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(here)}}).execute()
-    said = [str(output.get("data", output.get("text"))) for cell in done.cells for output in cell.get("outputs", [])]
+    done = nbclient.NotebookClient(
+        notebook, timeout=100, resources={"metadata": {"path": str(here)}}
+    ).execute()
+    said = [
+        str(output.get("data", output.get("text")))
+        for cell in done.cells
+        for output in cell.get("outputs", [])
+    ]
     assert "LoadedRun('results/demo', 5 cells)" in said[0]
     assert any("image/png" in text for text in said)
     assert any("gemm_backward" in text for text in said)
@@ -65,12 +76,19 @@ def test_duckdb_and_polars_read_the_same_numbers(here: Path) -> None:
     """The very lines of the README."""
     pytest.importorskip("duckdb")
     pytest.importorskip("polars")
-    (lines,) = [block for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if "duckdb" in block]
+    (lines,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+        if "duckdb" in block
+    ]
     names: dict[str, object] = {}
     exec(lines, names)
     cells = load_results(Run(here / "results" / "full")).cells
     ok = cells[cells["status"] == "ok"]
-    assert dict(names["medians"].fetchall()) == ok.groupby("precision")["step_ms_median"].median().to_dict()  # type: ignore[attr-defined]
+    assert (
+        dict(names["medians"].fetchall())
+        == ok.groupby("precision")["step_ms_median"].median().to_dict()
+    )  # type: ignore[attr-defined]
     steps = names["steps"]
     assert dict(steps.iter_rows()) == ok.set_index("cell")["step_ms_mean"].to_dict()  # type: ignore[attr-defined]
 
@@ -89,7 +107,14 @@ grids:
 
 
 def asked_for(*words: str) -> list[str]:
-    return [str(ROOT / "examples" / "publication.py"), "--out", "all", "--studies", "studies.yaml", *words]
+    return [
+        str(ROOT / "examples" / "publication.py"),
+        "--out",
+        "all",
+        "--studies",
+        "studies.yaml",
+        *words,
+    ]
 
 
 @pytest.fixture
@@ -109,7 +134,10 @@ def publication(studies: None, tmp_path: Path) -> Callable[..., subprocess.Compl
 
 @pytest.fixture
 def refused(
-    studies: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    studies: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str]]:
     """In this process, where nothing is measured: the exit code, and what was said but for what is said of the commit."""
     main = runpy.run_path(str(ROOT / "examples" / "publication.py"))["main"]
@@ -122,7 +150,9 @@ def refused(
         out, err = capsys.readouterr()
         assert out == ""
         assert isinstance(ended.value.code, int)
-        return ended.value.code, "".join(line for line in err.splitlines(True) if "is of no commit" not in line)
+        return ended.value.code, "".join(
+            line for line in err.splitlines(True) if "is of no commit" not in line
+        )
 
     return call
 
@@ -146,7 +176,10 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
     refused: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     assert refused("--minutes", "0", "--publish", "published") == (75, "")
-    assert refused("--only", "one,three") == (2, "publication.py: studies.yaml names no study three: there are one, two\n")
+    assert refused("--only", "one,three") == (
+        2,
+        "publication.py: studies.yaml names no study three: there are one, two\n",
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     for words, why in (
@@ -155,7 +188,10 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
         (["--", "--out", "mine"], "one: --out mine: each study has a folder of its own"),
         (["--", "--time-limit", "9m"], "one: --time-limit 9m: is of one study"),
         (["--publish", "mine"], "mine: holds something else"),
-        (["--publish", "studies.yaml/published"], "studies.yaml/published: cannot be written: Not a directory"),
+        (
+            ["--publish", "studies.yaml/published"],
+            "studies.yaml/published: cannot be written: Not a directory",
+        ),
     ):
         code, said = refused(*words)
         assert code == 2
@@ -168,9 +204,23 @@ def test_out_of_time_a_study_that_is_not_there_and_one_that_cannot_run(
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "[a]", "word", "one: 3", "one:", "one: 'a", 'one: "\'"', "../one: tiny.yaml", "a/b: tiny.yaml", "one: x\none: y"],
+    [
+        None,
+        "",
+        "[a]",
+        "word",
+        "one: 3",
+        "one:",
+        "one: 'a",
+        'one: "\'"',
+        "../one: tiny.yaml",
+        "a/b: tiny.yaml",
+        "one: x\none: y",
+    ],
 )
-def test_studies_that_are_none_are_one_line(text: str | None, refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_studies_that_are_none_are_one_line(
+    text: str | None, refused: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
     (tmp_path / "studies.yaml").unlink()
     if text is not None:
         (tmp_path / "studies.yaml").write_text(text)
@@ -181,22 +231,38 @@ def test_studies_that_are_none_are_one_line(text: str | None, refused: Callable[
 
 
 @pytest.mark.parametrize(
-    "words", [["--minutes", "-1"], ["--minutes", "nan"], ["--minutes", "long"], ["--publish", "s3://bucket/mine"]]
+    "words",
+    [
+        ["--minutes", "-1"],
+        ["--minutes", "nan"],
+        ["--minutes", "long"],
+        ["--publish", "s3://bucket/mine"],
+    ],
 )
-def test_options_that_cannot_be_are_refused(words: list[str], refused: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+def test_options_that_cannot_be_are_refused(
+    words: list[str], refused: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
     code, said = refused(*words)
     assert code == 2
     assert f"error: argument {words[0]}: {words[1]}: must be " in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["studies.yaml", "tiny.yaml"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_publication_that_is_told_to_end_ends_its_sweep(number: signal.Signals, studies: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
+def test_a_publication_that_is_told_to_end_ends_its_sweep(
+    number: signal.Signals, studies: None, tmp_path: Path
+) -> None:
     """Told alone, as by `kill`: a terminal would tell its sweep too."""
-    (tmp_path / "tiny.yaml").write_text(TINY.replace("measured_steps: 2", "measured_steps: 1000000"))
+    (tmp_path / "tiny.yaml").write_text(
+        TINY.replace("measured_steps: 2", "measured_steps: 1000000")
+    )
     command = [sys.executable, *asked_for("--only", "one", "--", "--scheduler", "serial")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment) as publication:
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
+    ) as publication:
         assert publication.stdout
         try:
             said = next(line for line in publication.stdout if line.startswith("start"))
@@ -209,7 +275,9 @@ def test_a_publication_that_is_told_to_end_ends_its_sweep(number: signal.Signals
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_every_study_of_the_publication_names_cells(name: str, sweep_here: Callable[..., Result]) -> None:
+def test_every_study_of_the_publication_names_cells(
+    name: str, sweep_here: Callable[..., Result]
+) -> None:
     config, *options = shlex.split(PUBLISHED[name])
     planned = sweep_here("plan", ROOT / config, *options, "--out", "out", "--gpu", "H200")
     assert planned.exit_code == 0, planned.output
@@ -232,7 +300,9 @@ STAND_INS = {
 }
 
 
-@pytest.mark.parametrize(("code", "ends", "limited"), [(75, 0, True), (0, 0, True), (1, 1, False), (2, 2, True)])
+@pytest.mark.parametrize(
+    ("code", "ends", "limited"), [(75, 0, True), (0, 0, True), (1, 1, False), (2, 2, True)]
+)
 def test_the_slurm_script_starts_ray_everywhere_and_comes_again_until_all_is_done(
     code: int, ends: int, limited: bool, tmp_path: Path
 ) -> None:
@@ -255,7 +325,8 @@ def test_the_slurm_script_starts_ray_everywhere_and_comes_again_until_all_is_don
     assert head.endswith("on one")
     assert worker == "ray start --address=10.0.0.1:6379 --block on two"
     words = re.fullmatch(
-        r"sweep run configs/full.yaml --address 10.0.0.1:6379( --time-limit (\d+)s)? --where size=xl with token 64 token", sweep
+        r"sweep run configs/full.yaml --address 10.0.0.1:6379( --time-limit (\d+)s)? --where size=xl with token 64 token",
+        sweep,
     )
     assert words
     assert bool(words[1]) == limited

@@ -32,7 +32,11 @@ PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("findings
 PUBLISHED = Path("results/published")
 FOLDERS = sorted(path.parent.name for path in (ROOT / PUBLISHED).glob("*/publication.json"))
 BOLD = re.compile(r"\*\*(.+?)\*\*")
-PROGRAMS = [program for text in PAGES.values() for program in re.findall(r"```python\n(.+?)```", text, re.DOTALL)]
+PROGRAMS = [
+    program
+    for text in PAGES.values()
+    for program in re.findall(r"```python\n(.+?)```", text, re.DOTALL)
+]
 
 
 class Finding(NamedTuple):
@@ -57,8 +61,13 @@ IDS = [finding.command[31:] for finding in FINDINGS]
 def test_each_finding_has_its_command(page: str) -> None:
     found = findings_of(PAGES[page])
     assert len(found) > 5
-    assert all(re.match(r"sweep report (results/published/h200(-hosts|-before)? )+.+\Z", finding.command) for finding in found)
-    assert sum(bool(BOLD.search(finding.said)) for finding in found) >= len(found) - 1  # one points at notes
+    assert all(
+        re.match(r"sweep report (results/published/h200(-hosts|-before)? )+.+\Z", finding.command)
+        for finding in found
+    )
+    assert (
+        sum(bool(BOLD.search(finding.said)) for finding in found) >= len(found) - 1
+    )  # one points at notes
     assert not BOLD.search(PAGES[page].rpartition("\n```")[2])
 
 
@@ -75,7 +84,11 @@ def test_what_stands_in_short_stands_below() -> None:
     numbers = re.findall(r"\d+\.\d+", short)
     assert len(numbers) > 5
     everything = below + PAGES["machines"]
-    assert [number for number in numbers if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", everything)] == []
+    assert [
+        number
+        for number in numbers
+        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", everything)
+    ] == []
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -111,7 +124,9 @@ def _read(folder: Path) -> Results:
 
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("finding", FINDINGS, ids=IDS)
-def test_its_numbers_are_printed(finding: Finding, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_numbers_are_printed(
+    finding: Finding, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(published)
     done = CliRunner().invoke(main, shlex.split(finding.command)[1:], prog_name="sweep")
     assert done.exit_code == 0, done.output
@@ -121,13 +136,19 @@ def test_its_numbers_are_printed(finding: Finding, published: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_published_tables_are_what_is_made_of_it(folder: str, published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_published_tables_are_what_is_made_of_it(
+    folder: str, published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A fresh clone makes the same of it, byte for byte."""
     monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
     publication = Publication(published / PUBLISHED / folder)
-    report = make_report(publication, _read(publication.folder), published_tables(publication.against))
+    report = make_report(
+        publication, _read(publication.folder), published_tables(publication.against)
+    )
     made = dict(files_of(report.pages, ["md"])) | {"answers.md": report.words}
-    tracked = {path.name: path.read_text() for path in (ROOT / PUBLISHED / folder / "report").glob("*.md")}
+    tracked = {
+        path.name: path.read_text() for path in (ROOT / PUBLISHED / folder / "report").glob("*.md")
+    }
     assert tracked.keys() == made.keys()
     assert [name for name, text in tracked.items() if text != made[name]] == []
     assert sum(path.stat().st_size for path in published_files(ROOT / PUBLISHED / folder)) < 25e6
@@ -136,18 +157,33 @@ def test_the_published_tables_are_what_is_made_of_it(folder: str, published: Pat
 def published_files(folder: Path) -> list[Path]:
     """Without what `sweep report` has made there of it, as the README says, in other formats."""
     listed = [folder / name for name in Publication(folder).contents["files"]]
-    pages = [folder / "report" / "index.html", *(folder / "report").glob("*.md"), *(folder / "report" / "figures").glob("*.svg")]
+    pages = [
+        folder / "report" / "index.html",
+        *(folder / "report").glob("*.md"),
+        *(folder / "report" / "figures").glob("*.svg"),
+    ]
     return [folder / PUBLICATION_FILE, *listed, *pages]
 
 
 SHOWN = {
     "precision": (
         "full",
-        {"pass": ["train_step"], "compile": ["eager"], "context_length": [512, 1024], "precision": ["fp32", "bf16"]},
+        {
+            "pass": ["train_step"],
+            "compile": ["eager"],
+            "context_length": [512, 1024],
+            "precision": ["fp32", "bf16"],
+        },
     ),
     "attention-ladder": (
         "attention",
-        {"context_length": [16384], "precision": ["bf16_pure"], "causal": [True], "compile": ["eager"], "d_head": [64]},
+        {
+            "context_length": [16384],
+            "precision": ["bf16_pure"],
+            "causal": [True],
+            "compile": ["eager"],
+            "d_head": [64],
+        },
     ),
 }
 

@@ -49,33 +49,56 @@ def measured(outcome: Outcome, metric: str, mode: str, phase: str = "") -> list[
     return [
         sample.value
         for sample in outcome.samples
-        if (sample.metric, sample.mode) == (metric, mode) and phase in ("", sample.phase) and sample.value is not None
+        if (sample.metric, sample.mode) == (metric, mode)
+        and phase in ("", sample.phase)
+        and sample.value is not None
     ]
 
 
 def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
-    outcome = execute(make_attempt(device="cuda", size="small", context_length=512, batch_size=4, measured_steps=6))
+    outcome = execute(
+        make_attempt(
+            device="cuda", size="small", context_length=512, batch_size=4, measured_steps=6
+        )
+    )
     assert outcome.status is Status.OK, outcome.evidence
-    synced, pipelined = (statistics.median(measured(outcome, "duration", m, "step")) for m in ("synced", "pipelined"))
+    synced, pipelined = (
+        statistics.median(measured(outcome, "duration", m, "step")) for m in ("synced", "pipelined")
+    )
     assert 0.5 < pipelined / synced < 1.3
     for step in range(6):
-        parts = [s for s in outcome.samples if s.mode == "pipelined" and s.metric == "duration" and s.step == step]
+        parts = [
+            s
+            for s in outcome.samples
+            if s.mode == "pipelined" and s.metric == "duration" and s.step == step
+        ]
         whole = next(s.value for s in parts if s.phase == "step")
         assert sum(s.value for s in parts if s.phase != "step") <= whole * 1.001
     assert len(measured(outcome, "drain", "pipelined")) == 1
-    for phase in ("forward", "backward", "optimizer", "step"):  # of hosts of today an addition is 1 to 50 µs
-        ms, additions = (measured(outcome, metric, "synced", phase) for metric in ("duration", "additions"))
+    for phase in (
+        "forward",
+        "backward",
+        "optimizer",
+        "step",
+    ):  # of hosts of today an addition is 1 to 50 µs
+        ms, additions = (
+            measured(outcome, metric, "synced", phase) for metric in ("duration", "additions")
+        )
         assert len(additions) == len(ms) == 6
         assert all(0.001 < own / count < 0.05 for own, count in zip(ms, additions, strict=True))
     # parameters, gradients and two moments, 16 bytes a parameter, are held at the end of the optimizer at the least
     floor = 16 * outcome.facts["parameters"]
-    peaks = {phase: measured(outcome, "peak_allocated_bytes", "steady", phase)[0] for phase in ("forward", "backward")}
+    peaks = {
+        phase: measured(outcome, "peak_allocated_bytes", "steady", phase)[0]
+        for phase in ("forward", "backward")
+    }
     assert all(floor * 0.75 < peak < 6 * GIB for peak in peaks.values())
     first = max(measured(outcome, "peak_allocated_bytes", "first"))
     assert first < max(peaks.values())
     for phase in ("forward", "backward", "optimizer"):
         requested, allocated, reserved = (
-            measured(outcome, f"peak_{kind}_bytes", "steady", phase)[0] for kind in ("requested", "allocated", "reserved")
+            measured(outcome, f"peak_{kind}_bytes", "steady", phase)[0]
+            for kind in ("requested", "allocated", "reserved")
         )
         assert requested <= allocated <= reserved
 
@@ -83,10 +106,19 @@ def test_both_modes_and_the_peaks(make_attempt: MakeAttempt) -> None:
 @pytest.mark.parametrize("half_width", [0.001, 0.25])
 def test_as_many_steps_as_it_takes(make_attempt: MakeAttempt, half_width: float) -> None:
     """To wait at each boundary costs 5 ms of a step of 400, 20 on a slow host: within a quarter, beyond a thousandth."""
-    own = {"size": "large", "context_length": 512, "batch_size": 4, "timing": "adaptive", "half_width": half_width}
+    own = {
+        "size": "large",
+        "context_length": 512,
+        "batch_size": 4,
+        "timing": "adaptive",
+        "half_width": half_width,
+    }
     outcome = execute(make_attempt(device="cuda", **own))
     assert outcome.status is Status.OK, outcome.evidence
-    steps = {mode: len(measured(outcome, "duration", mode, "step")) for mode in ("warmup", "synced", "check", "pipelined")}
+    steps = {
+        mode: len(measured(outcome, "duration", mode, "step"))
+        for mode in ("warmup", "synced", "check", "pipelined")
+    }
     assert steps["warmup"] == outcome.facts["timing_warmup_steps"] >= 1
     assert steps["synced"] >= 6
     assert steps["check"] in (1, 2)  # by how long the first step took
@@ -100,29 +132,57 @@ def test_a_forked_child_is_as_good_as_a_fresh_one(make_attempt: MakeAttempt) -> 
     instruments = ("timing", "memory", "telemetry", "kernels")
     own = {"device": "cuda", "size": "small", "context_length": 128}
     forked, again, fresh = (
-        execute(make_attempt(number, settings={"start_method": method, "instruments": instruments, "timeout_s": 200}, **own))
+        execute(
+            make_attempt(
+                number,
+                settings={"start_method": method, "instruments": instruments, "timeout_s": 200},
+                **own,
+            )
+        )
         for number, method in enumerate(("fork", "fork", "spawn"), start=1)
     )
-    assert [outcome.facts["start_method"] for outcome in (forked, again, fresh)] == ["fork", "fork", "spawn"]
+    assert [outcome.facts["start_method"] for outcome in (forked, again, fresh)] == [
+        "fork",
+        "fork",
+        "spawn",
+    ]
     peaks = [
-        {(s.mode, s.phase, s.metric): s.value for s in outcome.samples if s.metric.startswith("peak_allocated")}
+        {
+            (s.mode, s.phase, s.metric): s.value
+            for s in outcome.samples
+            if s.metric.startswith("peak_allocated")
+        }
         for outcome in (forked, again, fresh)
     ]
     assert peaks[0] == peaks[1] == peaks[2]
     assert forked.kernels
     capped = {**own, "size": "medium", "memory_limit_gib": 2.0}
-    assert execute(make_attempt(4, settings={"start_method": "fork"}, **capped)).status is Status.OOM
+    assert (
+        execute(make_attempt(4, settings={"start_method": "fork"}, **capped)).status is Status.OOM
+    )
     assert execute(make_attempt(5, settings={"start_method": "fork"}, **own)).status is Status.OK
 
 
 @pytest.mark.parametrize("attention", ["naive", "torch_softmax", "recompute"])
 def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attention: str) -> None:
     """To the byte, operation by operation."""
-    values = {"size": "small", "context_length": 256, "batch_size": 4, "vocab_size": 10_000, "attention": attention}
+    values = {
+        "size": "small",
+        "context_length": 256,
+        "batch_size": 4,
+        "vocab_size": 10_000,
+        "attention": attention,
+    }
     outcome = execute(make_attempt(device="cuda", settings={"instruments": ("memory",)}, **values))
     assert outcome.status is Status.OK, outcome.evidence
-    seen = {(s.metric, s.note): s.value for s in outcome.samples if s.metric.startswith(("saved", "residual"))}
-    assert seen == {(s.metric, s.note): s.value for s in track(TrainStepParams.model_validate(values)).saved}
+    seen = {
+        (s.metric, s.note): s.value
+        for s in outcome.samples
+        if s.metric.startswith(("saved", "residual"))
+    }
+    assert seen == {
+        (s.metric, s.note): s.value for s in track(TrainStepParams.model_validate(values)).saved
+    }
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -130,7 +190,13 @@ def test_what_is_saved_is_what_was_predicted(make_attempt: MakeAttempt, attentio
 def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) -> None:
     """What a step that is looked into asks for at its peaks is what any other does, to the byte, as it stands for them. Which
     blocks it is given differs from step to step by some slack."""
-    values = {"device": "cuda", "size": "small", "context_length": 256, "attention": attention, "precision": precision}
+    values = {
+        "device": "cuda",
+        "size": "small",
+        "context_length": 256,
+        "attention": attention,
+        "precision": precision,
+    }
     params = TrainStepParams.model_validate(values)
     gc.collect()  # what other tests left
     session = Session(build_training(params), params, Progress())
@@ -141,7 +207,10 @@ def test_to_count_what_is_saved_takes_no_memory(attention: str, precision: str) 
     session.step(plain)
     session.step(looked_into, saved)
     assert saved.samples
-    requested = [[sample for sample in seen if "requested" in sample.metric] for seen in (plain.samples, looked_into.samples)]
+    requested = [
+        [sample for sample in seen if "requested" in sample.metric]
+        for seen in (plain.samples, looked_into.samples)
+    ]
     assert len(requested[0]) == 3
     assert requested[0] == requested[1]
 
@@ -171,19 +240,30 @@ def test_an_oom_has_its_evidence_in_each_phase(
 ) -> None:
     outcome = execute(make_attempt(**{**MEDIUM, **params, "memory_limit_gib": limit_gib}))
     assert outcome.status is Status.OOM, outcome.evidence
-    assert (outcome.stage, outcome.phase) == (("build", "") if where == "build" else ("warm-up", where))
+    assert (outcome.stage, outcome.phase) == (
+        ("build", "") if where == "build" else ("warm-up", where)
+    )
     evidence = outcome.evidence
     assert evidence["exception"] == "OutOfMemoryError"
     assert 2**20 <= evidence["asked_bytes"] < limit_gib * GIB
     assert evidence["limit_bytes"] == int(limit_gib * GIB)
-    assert limit_gib * GIB / 2 < evidence["allocated_bytes"] <= evidence["reserved_bytes"] <= limit_gib * GIB
+    assert (
+        limit_gib * GIB / 2
+        < evidence["allocated_bytes"]
+        <= evidence["reserved_bytes"]
+        <= limit_gib * GIB
+    )
     assert evidence["free_bytes"] < evidence["total_bytes"]
     assert execute(make_attempt(device="cuda")).status is Status.OK
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(make_attempt: MakeAttempt, where: str) -> None:
-    outcome = misbehave(make_attempt, "fill", {"where": where, "step": 2}, warmup_steps=2, memory_limit_gib=2.0)
+def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(
+    make_attempt: MakeAttempt, where: str
+) -> None:
+    outcome = misbehave(
+        make_attempt, "fill", {"where": where, "step": 2}, warmup_steps=2, memory_limit_gib=2.0
+    )
     assert outcome.status is Status.OOM, outcome.evidence
     assert (outcome.stage, outcome.phase) == ("timing synced", where)
     assert outcome.evidence["asked_bytes"] == GIB // 4
@@ -213,9 +293,17 @@ def test_compiled(make_attempt: MakeAttempt, how: str) -> None:
     assert outcome.facts["compile_cache_hits"] + outcome.facts["compile_cache_misses"] >= 1
 
 
-def misbehave(make_attempt: MakeAttempt, how: str, args: dict[str, object], **params: object) -> Outcome:
-    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": how, "vocab_size": 200, **args}}
-    return execute(make_attempt(device="cuda", settings={"import_paths": (TESTS,)}, **own, **params))
+def misbehave(
+    make_attempt: MakeAttempt, how: str, args: dict[str, object], **params: object
+) -> Outcome:
+    own = {
+        "size": None,
+        "model": "misbehaving:Model",
+        "model_args": {"how": how, "vocab_size": 200, **args},
+    }
+    return execute(
+        make_attempt(device="cuda", settings={"import_paths": (TESTS,)}, **own, **params)
+    )
 
 
 @pytest.mark.parametrize(
@@ -259,7 +347,9 @@ def test_what_a_grandparent_has_forked_computes_here(
         outcomes = [execute(attempt) for attempt in attempts]
         assert STARTER._parent is not None
         assert psutil.Process(STARTER._parent.pid).ppid() == grandparent.pid
-        assert [(one.status, one.facts["start_method"]) for one in outcomes] == [(Status.OK, "fork")] * 2
+        assert [(one.status, one.facts["start_method"]) for one in outcomes] == [
+            (Status.OK, "fork")
+        ] * 2
     finally:
         STARTER.close()
         grandparent.close()
@@ -282,7 +372,10 @@ grids:
 
 
 def test_a_cuda_error_that_sticks_is_its_row_and_nothing_else(
-    write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_config: Callable[..., Path],
+    sweep_here: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An illegal address, and an index out of range: the cells between never notice, and the next run tries these alone again."""
     monkeypatch.setenv("PYTHONPATH", TESTS, prepend=os.pathsep)
@@ -290,7 +383,10 @@ def test_a_cuda_error_that_sticks_is_its_row_and_nothing_else(
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 1, (done.output, done.exception)
     assert statuses(run) == ["ok", "failed", "ok", "failed", "ok"], done.output
-    said = [json.loads(evidence)["message"] for evidence in run.read("attempts").query("status == 'failed'")["evidence"]]
+    said = [
+        json.loads(evidence)["message"]
+        for evidence in run.read("attempts").query("status == 'failed'")["evidence"]
+    ]
     assert all("CUDA error" in message for message in said)
     assert any("illegal memory access" in message for message in said)
     untouched = files_of_good_cells(run)
@@ -315,14 +411,19 @@ grids:
 
 
 def test_a_gpu_that_falls_off_gets_no_other_cell(
-    write_config: Callable[..., Path], sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write_config: Callable[..., Path],
+    sweep_here: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """NVML's word is played at first; its true word is that this GPU is in order, so that the cell itself is to blame."""
     (tmp_path / "broken.py").write_text("def refuse():\n    raise ValueError('wrong on purpose')")
     path = write_config(BROKEN)
     with monkeypatch.context() as played:
         played.setattr(nvml, "refusal", lambda uuid: nvml.Refusal("GPU is lost", True))
-        played.setattr(schedulers, "visible_gpus", lambda here: {"0": here["gpus"][0]["uuid"]})  # as if it were the only one
+        played.setattr(
+            schedulers, "visible_gpus", lambda here: {"0": here["gpus"][0]["uuid"]}
+        )  # as if it were the only one
         done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, (done.output, done.exception)
     assert "measured 3 cells: 2 ok, 1 lost" in done.output
@@ -336,7 +437,9 @@ def test_a_gpu_that_falls_off_gets_no_other_cell(
 
 
 def test_a_gpu_in_order_computes() -> None:
-    assert why_it_does_not_compute(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]) is None
+    assert (
+        why_it_does_not_compute(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]) is None
+    )
 
 
 def test_nvml_answers_for_the_gpus_that_torch_has() -> None:
@@ -352,7 +455,9 @@ FUSED = ("efficient", "flash", "cudnn")
 IMPOSSIBLE = {("flash", torch.float32), ("cudnn", torch.float32)}
 
 
-@pytest.mark.filterwarnings("ignore")  # torch says why a backend was not used, and that it makes a CUDA context
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # torch says why a backend was not used, and that it makes a CUDA context
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("name", [*IMPLEMENTATIONS, "flex"])
@@ -377,20 +482,36 @@ def test_the_backend_seen_is_the_one_asked(make_attempt: MakeAttempt, name: str)
 
 
 @pytest.mark.parametrize("name", ["flash", "cudnn"])
-def test_what_a_backend_cannot_do_is_skipped_with_its_reason(make_attempt: MakeAttempt, name: str) -> None:
-    outcome = execute(make_attempt(task="attention", device="cuda", attention=name, precision="fp32"))
+def test_what_a_backend_cannot_do_is_skipped_with_its_reason(
+    make_attempt: MakeAttempt, name: str
+) -> None:
+    outcome = execute(
+        make_attempt(task="attention", device="cuda", attention=name, precision="fp32")
+    )
     assert outcome.status is Status.SKIPPED
     assert "dtype" in outcome.evidence["reason"]
 
 
 def test_a_cold_cache_costs_time_outside_of_what_is_timed(make_attempt: MakeAttempt) -> None:
-    params = {"device": "cuda", "attention": "flash", "precision": "bf16_pure", "context_length": 4096, "measured_steps": 20}
+    params = {
+        "device": "cuda",
+        "attention": "flash",
+        "precision": "bf16_pure",
+        "context_length": 4096,
+        "measured_steps": 20,
+    }
     times = {}
     for cold in (False, True):
         outcome = execute(make_attempt(task="attention", cold_l2=cold, **params))
         assert outcome.status is Status.OK, outcome.evidence
-        times[cold] = {p: statistics.median(measured(outcome, "duration", "pipelined", p)) for p in ("forward", "step")}
-        parts = sum(statistics.median(measured(outcome, "duration", "pipelined", p)) for p in ("forward", "backward"))
+        times[cold] = {
+            p: statistics.median(measured(outcome, "duration", "pipelined", p))
+            for p in ("forward", "step")
+        }
+        parts = sum(
+            statistics.median(measured(outcome, "duration", "pipelined", p))
+            for p in ("forward", "backward")
+        )
         assert times[cold]["step"] == pytest.approx(parts, rel=0.2)
     assert times[True]["forward"] > times[False]["forward"] * 0.9
 
@@ -405,14 +526,29 @@ def test_what_empties_the_cache_is_larger_than_it() -> None:
 
 
 def test_cuda_graphs_record_before_anything_is_timed(make_attempt: MakeAttempt) -> None:
-    outcome = execute(make_attempt(device="cuda", compile="model", compile_mode="reduce-overhead", settings={"timeout_s": 250.0}))
+    outcome = execute(
+        make_attempt(
+            device="cuda",
+            compile="model",
+            compile_mode="reduce-overhead",
+            settings={"timeout_s": 250.0},
+        )
+    )
     assert outcome.status is Status.OK, outcome.evidence
     assert len(measured(outcome, "duration", "compile", "step")) == 3
     assert outcome.facts["compile_skipped_cuda_graphs"] == 0
-    assert max(measured(outcome, "duration", "synced", "step")) < measured(outcome, "duration", "compile", "step")[0] / 5
+    assert (
+        max(measured(outcome, "duration", "synced", "step"))
+        < measured(outcome, "duration", "compile", "step")[0] / 5
+    )
 
 
-KERNEL_CELLS = [(size, length, precision) for size in ("small", "xl") for length in (256, 1024) for precision in ("fp32", "bf16")]
+KERNEL_CELLS = [
+    (size, length, precision)
+    for size in ("small", "xl")
+    for length in (256, 1024)
+    for precision in ("fp32", "bf16")
+]
 
 
 def kernels_of(make_attempt: MakeAttempt, **params: object) -> Outcome:
@@ -424,7 +560,11 @@ def kernels_of(make_attempt: MakeAttempt, **params: object) -> Outcome:
 
 
 def kernel_number(outcome: Outcome, metric: str, phase: str = "") -> float:
-    (value,) = (s.value for s in outcome.samples if (s.instrument, s.metric, s.phase) == ("kernels", metric, phase))
+    (value,) = (
+        s.value
+        for s in outcome.samples
+        if (s.instrument, s.metric, s.phase) == ("kernels", metric, phase)
+    )
     assert value is not None
     return value
 
@@ -435,19 +575,30 @@ def gemm_share(outcome: Outcome) -> float:
 
 
 @pytest.mark.parametrize(("size", "length", "precision"), KERNEL_CELLS)
-def test_where_the_time_goes(make_attempt: MakeAttempt, size: str, length: int, precision: str) -> None:
+def test_where_the_time_goes(
+    make_attempt: MakeAttempt, size: str, length: int, precision: str
+) -> None:
     """What the tables of kernels promise, in inference and in training."""
     params = {"size": size, "context_length": length, "precision": precision}
-    inference, training = (kernels_of(make_attempt, **params, **{"pass": way}) for way in ("forward", "train_step"))
+    inference, training = (
+        kernels_of(make_attempt, **params, **{"pass": way}) for way in ("forward", "train_step")
+    )
     for outcome in (inference, training):
         assert kernel_number(outcome, "attributed_to_phase") > 0.99
         assert kernel_number(outcome, "attributed_to_module") > 0.97
         assert kernel_number(outcome, "attributed_to_class") > 0.99
         assert kernel_number(outcome, "processing") < 0.1 * outcome.wall_s * 1e3
-        for phase in {sample.phase for sample in outcome.samples if sample.metric == "busy" and sample.phase}:
-            if kernel_number(outcome, "busy", phase) > 0.98 and kernel_number(outcome, "busy") > 0.98:
+        for phase in {
+            sample.phase for sample in outcome.samples if sample.metric == "busy" and sample.phase
+        }:
+            if (
+                kernel_number(outcome, "busy", phase) > 0.98
+                and kernel_number(outcome, "busy") > 0.98
+            ):
                 timed_ms = statistics.median(measured(outcome, "duration", "pipelined", phase))
-                assert kernel_number(outcome, "kernel_time", phase) == pytest.approx(timed_ms, rel=0.03)
+                assert kernel_number(outcome, "kernel_time", phase) == pytest.approx(
+                    timed_ms, rel=0.03
+                )
     assert gemm_share(training) < gemm_share(inference)
 
 
@@ -465,26 +616,38 @@ def test_the_doctor_sees_whether_the_profiler_does(monkeypatch: pytest.MonkeyPat
         {"compile": "model", "compile_mode": "reduce-overhead", "pass": "forward"},
     ],
 )
-def test_kernels_alone_take_what_they_do_in_a_trace(make_attempt: MakeAttempt, own: Mapping[str, str]) -> None:
+def test_kernels_alone_take_what_they_do_in_a_trace(
+    make_attempt: MakeAttempt, own: Mapping[str, str]
+) -> None:
     """And never more than a step that is timed; of a step that waits for its host they are a part."""
     settings = {"instruments": ("timing", "kernel_time", "kernels"), "timeout_s": 250.0}
-    outcome = execute(make_attempt(settings=settings, device="cuda", size="small", context_length=256, **own))
+    outcome = execute(
+        make_attempt(settings=settings, device="cuda", size="small", context_length=256, **own)
+    )
     assert outcome.status is Status.OK, outcome.evidence
     watched = [sample for sample in outcome.samples if sample.instrument == "kernel_time"]
     phases = list(dict.fromkeys(sample.phase for sample in watched if sample.phase != "step"))
     median = {
-        phase: statistics.median(sample.value for sample in watched if sample.phase == phase and sample.value is not None)
+        phase: statistics.median(
+            sample.value for sample in watched if sample.phase == phase and sample.value is not None
+        )
         for phase in (*phases, "step")
     }
     for phase in phases:
-        assert median[phase] == pytest.approx(kernel_number(outcome, "kernel_time", phase), rel=0.03)
+        assert median[phase] == pytest.approx(
+            kernel_number(outcome, "kernel_time", phase), rel=0.03
+        )
     assert {sample.step for sample in watched} == set(range(6))
     assert median["step"] == pytest.approx(sum(median[phase] for phase in phases), rel=0.02)
-    assert median["step"] < 1.02 * statistics.median(measured(outcome, "duration", "pipelined", "step"))
+    assert median["step"] < 1.02 * statistics.median(
+        measured(outcome, "duration", "pipelined", "step")
+    )
 
 
 @pytest.mark.parametrize(("precision", "blocks"), [("fp32", range(20, 21)), ("bf16", range(48))])
-def test_projections_of_one_block_cost_the_same(make_attempt: MakeAttempt, precision: str, blocks: range) -> None:
+def test_projections_of_one_block_cost_the_same(
+    make_attempt: MakeAttempt, precision: str, blocks: range
+) -> None:
     """By the trace that the cell left, in which blocks still have their numbers.
 
     In bf16 of the block in the middle by cost: single kernels of 50 µs scatter by more.
@@ -495,7 +658,10 @@ def test_projections_of_one_block_cost_the_same(make_attempt: MakeAttempt, preci
     for work in attribute(from_json(gzip.decompress(trace.read_bytes())), name_part=str):
         times[work.part, work.phase] += work.duration_ns
     for phase in ("forward", "backward"):
-        costs = [statistics.median(times[f"layers.{n}.attn.{name}_proj", phase] for n in blocks) for name in ("q", "k", "v")]
+        costs = [
+            statistics.median(times[f"layers.{n}.attn.{name}_proj", phase] for n in blocks)
+            for name in ("q", "k", "v")
+        ]
         assert max(costs) < 1.05 * min(costs)
 
 
@@ -506,17 +672,24 @@ def test_a_busy_device_and_a_late_host_are_told_apart(make_attempt: MakeAttempt)
         for size, length in (("small", 128), ("xl", 512))
     )
     assert kernel_number(waiting, "busy") < kernel_number(busy, "busy")
-    assert kernel_number(busy, "busy", "backward") > 0.95  # the optimizer's many small kernels wait for a slow host even here
+    assert (
+        kernel_number(busy, "busy", "backward") > 0.95
+    )  # the optimizer's many small kernels wait for a slow host even here
     assert kernel_number(waiting, "idle_for_host") > 0.8 * kernel_number(waiting, "idle")
     assert max(measured(busy, "lead", "pipelined")) > max(measured(waiting, "lead", "pipelined"))
 
 
 def test_compiled_kernels_have_a_phase_and_are_fewer(make_attempt: MakeAttempt) -> None:
     params = {"size": "small", "context_length": 512, "precision": "bf16"}
-    eager, compiled = (kernels_of(make_attempt, compile=way, **params) for way in ("eager", "blocks"))
+    eager, compiled = (
+        kernels_of(make_attempt, compile=way, **params) for way in ("eager", "blocks")
+    )
     assert kernel_number(compiled, "attributed_to_phase") > 0.99
     assert kernel_number(compiled, "attributed_to_class") > 0.99
-    counts = [sum(row.count for row in outcome.kernels if row.phase == "forward") for outcome in (eager, compiled)]
+    counts = [
+        sum(row.count for row in outcome.kernels if row.phase == "forward")
+        for outcome in (eager, compiled)
+    ]
     assert counts[1] < counts[0] / 2
     fused = [row for row in compiled.kernels if row.name.startswith("triton_")]
     assert any("+" in row.module and row.attributed_by == "provenance" for row in fused)
@@ -529,14 +702,24 @@ def test_nvtx_ranges_are_left(make_attempt: MakeAttempt) -> None:
     assert [sample.value for sample in outcome.samples if sample.instrument == "nvtx"] == [2]
 
 
-def snapshot_of(make_attempt: MakeAttempt, number: int = 1, *more: str, **params: object) -> Outcome:
+def snapshot_of(
+    make_attempt: MakeAttempt, number: int = 1, *more: str, **params: object
+) -> Outcome:
     settings = {"instruments": (*more, "memory_snapshot"), "timeout_s": 120.0}
-    own = {"device": "cuda", "size": "small", "context_length": 256, "batch_size": 4, "measured_steps": 3}
+    own = {
+        "device": "cuda",
+        "size": "small",
+        "context_length": 256,
+        "batch_size": 4,
+        "measured_steps": 3,
+    }
     return execute(make_attempt(number, settings=settings, **{**own, **params}))
 
 
 def snapshot_number(outcome: Outcome, metric: str) -> float:
-    (value,) = (s.value for s in outcome.samples if (s.instrument, s.metric) == ("memory_snapshot", metric))
+    (value,) = (
+        s.value for s in outcome.samples if (s.instrument, s.metric) == ("memory_snapshot", metric)
+    )
     assert value is not None
     return value
 
@@ -548,29 +731,45 @@ def bytes_of(outcome: Outcome, role: str) -> int:
 @pytest.mark.parametrize("optimizer", ["course", "foreach"])
 @pytest.mark.parametrize("way", ["forward", "train_step"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_what_the_peak_is_made_of(make_attempt: MakeAttempt, precision: str, way: str, optimizer: str) -> None:
+def test_what_the_peak_is_made_of(
+    make_attempt: MakeAttempt, precision: str, way: str, optimizer: str
+) -> None:
     """It adds up to the peak that torch counts, in the recorded step and in one that nobody recorded."""
-    outcome = snapshot_of(make_attempt, 1, "memory", precision=precision, optimizer=optimizer, **{"pass": way})
+    outcome = snapshot_of(
+        make_attempt, 1, "memory", precision=precision, optimizer=optimizer, **{"pass": way}
+    )
     assert outcome.status is Status.OK, outcome.evidence
-    peak, requested = (snapshot_number(outcome, f"peak_{kind}_bytes") for kind in ("allocated", "requested"))
+    peak, requested = (
+        snapshot_number(outcome, f"peak_{kind}_bytes") for kind in ("allocated", "requested")
+    )
     assert snapshot_number(outcome, "wrapped") == 0.0
     assert snapshot_number(outcome, "replayed_peak_bytes") == pytest.approx(requested, rel=1e-3)
     assert sum(row.total_bytes for row in outcome.allocations) == pytest.approx(peak, rel=0.01)
     assert max(measured(outcome, "peak_allocated_bytes", "steady")) == pytest.approx(peak, rel=0.01)
-    assert 0 <= bytes_of(outcome, "slack") < 0.1 * peak  # a block is split only where 1 MiB or more is left of it
+    assert (
+        0 <= bytes_of(outcome, "slack") < 0.1 * peak
+    )  # a block is split only where 1 MiB or more is left of it
     assert bytes_of(outcome, "unlabelled") < 0.03 * peak
     nbytes = 4 * outcome.facts["parameters"]
     assert bytes_of(outcome, "parameters") == nbytes
     assert 8 * 2**20 <= bytes_of(outcome, "workspace") <= 128 * 2**20
-    all_copies = 2 * (outcome.facts["parameters"] - 10_000 * 768 - 25 * 768) if precision == "bf16" else 0
+    all_copies = (
+        2 * (outcome.facts["parameters"] - 10_000 * 768 - 25 * 768) if precision == "bf16" else 0
+    )
     assert 0.7 * all_copies <= bytes_of(outcome, "autocast weight copies") <= all_copies
     if way == "train_step":
         assert bytes_of(outcome, "optimizer state") >= 2 * nbytes
-        in_backward = [row for row in outcome.allocations if row.allocated_in == "backward" and row.role == "temporary"]
+        in_backward = [
+            row
+            for row in outcome.allocations
+            if row.allocated_in == "backward" and row.role == "temporary"
+        ]
         assert all(row.part for row in in_backward if row.size_bytes > 2**20)
 
 
-def test_every_phase_of_the_picture_is_named_and_its_height_is_the_peak(make_attempt: MakeAttempt) -> None:
+def test_every_phase_of_the_picture_is_named_and_its_height_is_the_peak(
+    make_attempt: MakeAttempt,
+) -> None:
     outcome = snapshot_of(make_attempt)
     assert outcome.status is Status.OK, outcome.evidence
     live: Counter[int] = Counter()
@@ -601,7 +800,9 @@ def test_what_filled_the_memory_is_kept(make_attempt: MakeAttempt, before: tuple
     assert snapshot.name.startswith("snapshot_oom_")
     assert snapshot.stat().st_size > 1000
     assert {row.moment for row in outcome.allocations} == {"out of memory"}
-    assert sum(row.total_bytes for row in outcome.allocations) >= outcome.evidence["allocated_bytes"]
+    assert (
+        sum(row.total_bytes for row in outcome.allocations) >= outcome.evidence["allocated_bytes"]
+    )
     assert bytes_of(outcome, "parameters") == 4 * outcome.facts["parameters"]
     by_part = {row.part for row in outcome.allocations if row.role == "activations"}
     assert by_part >= {"ffn", "softmax"} if not before else not by_part

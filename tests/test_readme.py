@@ -27,11 +27,18 @@ from tests.orchestrator.execution.test_faults import FAULTS
 from tests.support.traces import NsysExport
 
 README = (ROOT / "README.md").read_text()
-GUIDES = {name: (ROOT / "docs" / name).read_text() for name in ("measuring.md", "scale.md", "comparing.md")}
+GUIDES = {
+    name: (ROOT / "docs" / name).read_text()
+    for name in ("measuring.md", "scale.md", "comparing.md")
+}
 TEXT = "\n".join([README, *GUIDES.values()])
 BLOCKS = re.findall(r"```(?:console|sh)\n(.*?)```", TEXT, re.DOTALL)
 LINES = [line.split("   #")[0].strip() for block in BLOCKS for line in block.splitlines()]
-COMMANDS = [line for line in (line.removeprefix("$ ") for line in LINES) if line.startswith(("sweep ", "python -c"))]
+COMMANDS = [
+    line
+    for line in (line.removeprefix("$ ") for line in LINES)
+    if line.startswith(("sweep ", "python -c"))
+]
 
 
 OTHERS = (  # of sbatch, of Ray, of examples/ and benchmarks/
@@ -45,7 +52,12 @@ def test_every_command_there_is_stands_in_it() -> None:
 
 
 def test_every_option_it_names_exists() -> None:
-    known = {option for command in main.commands.values() for parameter in command.params for option in parameter.opts}
+    known = {
+        option
+        for command in main.commands.values()
+        for parameter in command.params
+        for option in parameter.opts
+    }
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))
     assert named <= known | {"--head", "--version", "--help", *OTHERS}
 
@@ -63,7 +75,10 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 def headings(text: str) -> set[str]:
     """As GitHub names them in a link."""
-    return {re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    return {
+        re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-")
+        for line in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("name", [table.name for table in TABLES])
@@ -91,23 +106,37 @@ def test_its_example_of_a_sweep_is_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-def test_every_command_in_it_runs(sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_in_it_runs(
+    sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a machine without a GPU. What needs one is planned instead, or narrowed to the CPU and to a cell of seconds.
 
     The first sweep, and what is more than a command of ours, goes through a shell; the others run in this process, without
     Ray. The sweeps beside full.yaml run in small versions in test_configs.py.
     """
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    shutil.copytree(ROOT / "results" / "published", tmp_path / "results" / "published", ignore=shutil.ignore_patterns("report"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))  # not HOME: Ray's token of another would stay in this process
+    shutil.copytree(
+        ROOT / "results" / "published",
+        tmp_path / "results" / "published",
+        ignore=shutil.ignore_patterns("report"),
+    )
+    monkeypatch.setenv(
+        "XDG_CACHE_HOME", str(tmp_path / ".cache")
+    )  # not HOME: Ray's token of another would stay in this process
     NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
     shells = 0
     with prediction._children(2) as predicting:
-        monkeypatch.setattr(prediction, "_children", lambda number: nullcontext(predicting))  # by the processes of the first
+        monkeypatch.setattr(
+            prediction, "_children", lambda number: nullcontext(predicting)
+        )  # by the processes of the first
         for command in dict.fromkeys(COMMANDS):
             cell = next((tmp_path / "results" / "full" / "artifacts").glob("*"), Path("none")).name
             command = made_small(command).replace(" CELL", f" {cell}")
-            if command.startswith("sweep") and ">" not in command and (shells or not command.startswith("sweep run")):
+            if (
+                command.startswith("sweep")
+                and ">" not in command
+                and (shells or not command.startswith("sweep run"))
+            ):
                 without_ray = ["--scheduler", "serial"] if command.startswith("sweep run") else []
                 done = sweep_here(*shlex.split(command)[1:], *without_ray)
                 assert done.exit_code == 0, (command, done.output, done.exception)
@@ -130,11 +159,17 @@ def made_small(command: str) -> str:
         return command + " --where size=small,context_length=128,precision=fp32,pass=forward"
     if command.startswith("sweep run configs/full.yaml"):
         return re.sub(r" --(set|where) ('[^']*'|\S+)", "", command) + f" {tiny}"
-    return command.replace("sweep run", "sweep plan") if command.startswith("sweep run configs/") else command
+    return (
+        command.replace("sweep run", "sweep plan")
+        if command.startswith("sweep run configs/")
+        else command
+    )
 
 
 def run_in_shell(command: str, folder: Path) -> None:
-    shell = command.replace("sweep ", f"{sys.executable} -m orchestrator ", 1).replace("python -c", f"{sys.executable} -c", 1)
+    shell = command.replace("sweep ", f"{sys.executable} -m orchestrator ", 1).replace(
+        "python -c", f"{sys.executable} -c", 1
+    )
     done = subprocess.run(
         shell, shell=True, cwd=folder, capture_output=True, text=True, timeout=100,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(folder)},
@@ -154,7 +189,11 @@ def test_every_fault_in_it_has_its_tests() -> None:
         for file, test, parameter in named:
             (path,) = (ROOT / "tests").rglob(file)
             assert f"def {test}(" in path.read_text(), test
-            assert not parameter or (file, test, parameter in FAULTS) == ("test_faults.py", "test_a_fault", True), row
+            assert not parameter or (file, test, parameter in FAULTS) == (
+                "test_faults.py",
+                "test_a_fault",
+                True,
+            ), row
     assert all(f"test_a_fault[{row}]" in table for row in FAULTS)
 
 

@@ -59,11 +59,16 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
     ]  # fmt: skip
     with Run(folder / "run").opened_for_writing() as writer:
         writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
-        write_part(folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES))
+        write_part(
+            folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES)
+        )
         singles = len(rows) % MERGE_BATCH
         for start in range(0, len(rows) - singles, MERGE_BATCH):
             name = f"merged-{start}.parquet"
-            write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist(rows[start : start + MERGE_BATCH], ATTEMPTS))
+            write_part(
+                folder / "run" / "attempts" / name,
+                pa.Table.from_pylist(rows[start : start + MERGE_BATCH], ATTEMPTS),
+            )
         for row in rows[-singles:]:
             name = f"{row['cell']}-1.parquet"
             write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
@@ -118,7 +123,10 @@ def test_a_prediction_takes_no_longer_than_the_steps_that_it_follows() -> None:
 
     `sweep plan configs/full.yaml --memory`, with an empty cache, shows what that comes to.
     """
-    cells = [make_cell("train_step", {"size": "small", "pass": pass_}) for pass_ in ("train_step", "forward_backward", "forward")]
+    cells = [
+        make_cell("train_step", {"size": "small", "pass": pass_})
+        for pass_ in ("train_step", "forward_backward", "forward")
+    ]
     followed, bare = [], []
     while not followed or (min(followed) >= min(bare) and len(followed) < 3):
         began = time.process_time()

@@ -78,7 +78,9 @@ class Side:
 def load_counted(run: Run) -> tuple[Results, pd.DataFrame]:
     """Its results, and the samples of every success that counts."""
     results, samples = load_with_samples(run, every_version=True)
-    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[["cell", "attempt"]]
+    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[
+        ["cell", "attempt"]
+    ]
     return results, samples.merge(well, on=["cell", "attempt"])
 
 
@@ -88,7 +90,10 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
     if steps.empty:
         return {}
     cells = results.cells
-    clocks, deciding = _known(cells, "sm_clock_after"), dict(zip(cells["cell"], decides(cells), strict=True))
+    clocks, deciding = (
+        _known(cells, "sm_clock_after"),
+        dict(zip(cells["cell"], decides(cells), strict=True)),
+    )
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
@@ -130,19 +135,28 @@ def _times(steps: pd.DataFrame) -> dict[str, tuple[tuple[float, ...], float, flo
 
 
 def _intervals(steps: pd.DataFrame) -> dict[str, Interval]:
-    return {cell: Interval(low, statistics.median(medians), high) for cell, (medians, low, high) in _times(steps).items()}
+    return {
+        cell: Interval(low, statistics.median(medians), high)
+        for cell, (medians, low, high) in _times(steps).items()
+    }
 
 
 def _kernels(cells: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Interval]:
     """Where one step alone was profiled, by the attempt that counts, the interval has no width."""
-    profiled = {cell: Interval(ms, ms, ms) for cell, ms in _known(cells, "step_kernel_time_ms_median").items()}
+    profiled = {
+        cell: Interval(ms, ms, ms)
+        for cell, ms in _known(cells, "step_kernel_time_ms_median").items()
+    }
     return profiled | _intervals(step_kernel_times(samples))
 
 
 def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
     """The number in it by cell, where there is one."""
     known = cells[cells[column].notna()] if column in cells else cells.iloc[:0]
-    return {str(cell): float(value) for cell, value in zip(known["cell"], known.get(column, ()), strict=True)}
+    return {
+        str(cell): float(value)
+        for cell, value in zip(known["cell"], known.get(column, ()), strict=True)
+    }
 
 
 def _made_with(cells: pd.DataFrame) -> dict[str, tuple[str, ...]]:
@@ -154,5 +168,10 @@ def _made_with(cells: pd.DataFrame) -> dict[str, tuple[str, ...]]:
 
 def _paces(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:
     """By cell, the least and the greatest of all its attempts."""
-    read = samples[(samples["metric"] == "host_pace") & samples["value"].notna()].groupby("cell")["value"]
-    return {str(cell): (least, greatest) for cell, least, greatest in read.agg(["min", "max"]).itertuples()}
+    read = samples[(samples["metric"] == "host_pace") & samples["value"].notna()].groupby("cell")[
+        "value"
+    ]
+    return {
+        str(cell): (least, greatest)
+        for cell, least, greatest in read.agg(["min", "max"]).itertuples()
+    }

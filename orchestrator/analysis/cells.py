@@ -22,8 +22,19 @@ from orchestrator.store.run_collection import MARK
 
 _KEY = ["cell", "attempt"]
 _OPERATION = "saved_operation_bytes"
-_SAVED = ("saved_bytes", "saved_square_bytes", "saved_squares", "saved_block_bytes", "residual_stream_bytes")
-_SQUARES = ("square_bytes", "formula_saved_squares", "formula_forward_squares", "formula_backward_squares")
+_SAVED = (
+    "saved_bytes",
+    "saved_square_bytes",
+    "saved_squares",
+    "saved_block_bytes",
+    "residual_stream_bytes",
+)
+_SQUARES = (
+    "square_bytes",
+    "formula_saved_squares",
+    "formula_forward_squares",
+    "formula_backward_squares",
+)
 _EVIDENCE = (
     "message",
     "reason",
@@ -60,14 +71,19 @@ _STAGES = {
 TOOK = (*dict.fromkeys(_STAGES.values()), "instruments")
 
 
-def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame | None = None) -> pd.DataFrame:
+def derive_cells(
+    attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame | None = None
+) -> pd.DataFrame:
     """One row a cell, of the attempt that counts: the latest success, else the latest that says something.
 
     What was predicted of a cell stands in its row however it ended.
     """
     if attempts.empty:
         return pd.DataFrame(
-            {name: pd.Series(dtype=of) for name, of in (("cell", "string"), ("status", "string"), ("attempt", "Int32"))}
+            {
+                name: pd.Series(dtype=of)
+                for name, of in (("cell", "string"), ("status", "string"), ("attempt", "Int32"))
+            }
         )
     attempts = attempts.assign(neighbours=_neighbours(attempts))
     chosen = _chosen(attempts)
@@ -78,7 +94,19 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         [
             rows[["cell", "task"]],
             params,
-            rows[["status", "stage", "phase", "attempt", "attempts", "repetitions", "started_at", "wall_s", "neighbours"]],
+            rows[
+                [
+                    "status",
+                    "stage",
+                    "phase",
+                    "attempt",
+                    "attempts",
+                    "repetitions",
+                    "started_at",
+                    "wall_s",
+                    "neighbours",
+                ]
+            ],
             rows[["most_neighbours", "commit"]],
             _columns(facts, _FACTS, taken=params),
             _columns(evidence, _EVIDENCE, taken=params),
@@ -95,7 +123,9 @@ def derive_cells(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.
         give_back_memory()
     wide = wide.copy()  # in one piece again, to which columns can be added
     whole = with_host(_with_whole_step(wide), [str(axis) for axis in params])
-    return _with_square_bytes(_with_profile_cost(_with_kernel_time(_with_utilisation(_with_rates(whole))))).apply(_nullable)
+    return _with_square_bytes(
+        _with_profile_cost(_with_kernel_time(_with_utilisation(_with_rates(whole))))
+    ).apply(_nullable)
 
 
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
@@ -112,7 +142,9 @@ def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
 def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
     """Of steps that run on without waiting: `forward_pipelined_ms_mean`, …, `step_pipelined_ms_mean`, …"""
     phases = samples.loc[samples["mode"] == "pipelined", "phase"].unique()
-    return _duration_columns(samples, "pipelined", {phase: f"{phase}_pipelined" for phase in phases})
+    return _duration_columns(
+        samples, "pipelined", {phase: f"{phase}_pipelined" for phase in phases}
+    )
 
 
 def additions(samples: pd.DataFrame) -> pd.DataFrame:
@@ -125,7 +157,9 @@ def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
     """`step_kernel_time_ms_median`, … with its interval: of all kernels of a step; `forward_kernel_time_ms_…` by phase."""
     timed = _of(samples, "kernel_time", "", "kernel_time")
     return _summaries(
-        timed[timed["value"].notna()], lambda phase: f"{phase}_kernel_time_ms_", ("median", "ci_low", "ci_high", "coverage")
+        timed[timed["value"].notna()],
+        lambda phase: f"{phase}_kernel_time_ms_",
+        ("median", "ci_low", "ci_high", "coverage"),
     )
 
 
@@ -150,7 +184,11 @@ def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def _whole_steps(samples: pd.DataFrame, metric: str, instrument: str = "timing") -> pd.DataFrame:
-    return samples[(samples["instrument"] == instrument) & (samples["metric"] == metric) & (samples["phase"] == "step")]
+    return samples[
+        (samples["instrument"] == instrument)
+        & (samples["metric"] == metric)
+        & (samples["phase"] == "step")
+    ]
 
 
 def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
@@ -164,7 +202,9 @@ def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
     whole = compiling[compiling["phase"] == "step"]
     if by_phase.empty:
         return by_phase
-    totals = whole.groupby("cell", observed=True)["value"].agg(compile_total_ms="sum", compile_steps="size")
+    totals = whole.groupby("cell", observed=True)["value"].agg(
+        compile_total_ms="sum", compile_steps="size"
+    )
     return by_phase.join(_with_text_index(totals))
 
 
@@ -212,7 +252,11 @@ def saved_operations(samples: pd.DataFrame) -> pd.DataFrame:
     if operations.empty:
         return pd.DataFrame()
     stem = "saved_" + operations["step"].astype(int).astype(str)
-    named = _with_text_index(operations.assign(column=stem + "_operation").pivot(index="cell", columns="column", values="note"))
+    named = _with_text_index(
+        operations.assign(column=stem + "_operation").pivot(
+            index="cell", columns="column", values="note"
+        )
+    )
     return named.join(_pivot(operations.assign(column=stem + "_bytes")))
 
 
@@ -224,15 +268,25 @@ def predicted(predictions: pd.DataFrame | None) -> pd.DataFrame:
     """
     if predictions is None or predictions.empty:
         return pd.DataFrame()
-    latest = predictions[predictions["predicted_at"] == predictions.groupby("cell")["predicted_at"].transform("max")]
+    latest = predictions[
+        predictions["predicted_at"] == predictions.groupby("cell")["predicted_at"].transform("max")
+    ]
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
     saved = latest[latest["metric"].isin(_SAVED)]
     made, not_made = sizes[sizes["value"].notna()], sizes[sizes["value"].isna()]
-    roles, verdicts = latest[latest["metric"] == "at_peak_bytes"], latest[latest["metric"] == "verdict"]
+    roles, verdicts = (
+        latest[latest["metric"] == "at_peak_bytes"],
+        latest[latest["metric"] == "verdict"],
+    )
     columns = [
-        peaks(pd.concat([made, saved], ignore_index=True).assign(instrument="memory")).add_prefix("predicted_"),
+        peaks(pd.concat([made, saved], ignore_index=True).assign(instrument="memory")).add_prefix(
+            "predicted_"
+        ),
         saved_operations(latest).add_prefix("predicted_"),
-        _pivot(roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"), "sum"),
+        _pivot(
+            roles.assign(column="predicted_of_" + roles["note"].map(_column_of_role) + "_bytes"),
+            "sum",
+        ),
         _closed_forms(latest),
         _pivot(latest[latest["metric"].isin(_SQUARES)].rename(columns={"metric": "column"})),
         made.groupby("cell")["note"].first().rename("predicted_how"),
@@ -247,10 +301,15 @@ def _closed_forms(predictions: pd.DataFrame) -> pd.DataFrame:
     terms = predictions[predictions["metric"] == "closed_form_bytes"]
     if terms.empty:
         return pd.DataFrame()
-    by_term = _pivot(terms.assign(column="closed_form_of_" + terms["note"].map(_column_of_role) + "_bytes"), "sum")
+    by_term = _pivot(
+        terms.assign(column="closed_form_of_" + terms["note"].map(_column_of_role) + "_bytes"),
+        "sum",
+    )
     sums, whole = terms.groupby("cell")["value"].sum(), terms[terms["note"] == "temporary"]["cell"]
     is_whole = sums.index.isin(whole)
-    found = by_term.assign(closed_form_bytes=sums.where(is_whole), at_least_bytes=sums.mask(is_whole))
+    found = by_term.assign(
+        closed_form_bytes=sums.where(is_whole), at_least_bytes=sums.mask(is_whole)
+    )
     return found.dropna(axis=1, how="all")
 
 
@@ -272,12 +331,20 @@ def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
 
     `waited_for_core`: of the timing, what the thread that waited longest for a core of the host did.
     """
-    read = _as_texts(samples.loc[samples["instrument"] == "telemetry", ["cell", "mode", "metric", "unit", "value"]])
+    read = _as_texts(
+        samples.loc[
+            samples["instrument"] == "telemetry", ["cell", "mode", "metric", "unit", "value"]
+        ]
+    )
     if read.empty:
         return pd.DataFrame()
     states = read[~read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
     during = states["mode"] == "timing"
-    state = _pivot(states.assign(column=states["metric"].where(during, states["metric"] + "_" + states["mode"])))
+    state = _pivot(
+        states.assign(
+            column=states["metric"].where(during, states["metric"] + "_" + states["mode"])
+        )
+    )
     counters = read[read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
     if counters.empty:
         return state
@@ -285,7 +352,13 @@ def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
         column=counters["metric"] + "_" + counters["unit"].str.lower(),
         value=counters["value"] * counters["mode"].map({"before": -1, "after": 1}),
     )
-    known = _with_text_index(signed["value"].notna().groupby([signed["cell"], signed["column"]], observed=True).all().unstack())
+    known = _with_text_index(
+        signed["value"]
+        .notna()
+        .groupby([signed["cell"], signed["column"]], observed=True)
+        .all()
+        .unstack()
+    )
     return state.join(_pivot(signed, "sum").where(known.fillna(False).astype(bool)), how="outer")
 
 
@@ -304,9 +377,15 @@ def snapshots(samples: pd.DataFrame) -> pd.DataFrame:
     `snapshot_unlabelled_share` of the peak; `snapshot_events`, `snapshot_wrapped`; `snapshot_processing_ms`.
     """
     taken = _as_texts(samples[samples["instrument"] == "memory_snapshot"])
-    table = _pivot(taken.assign(column="snapshot_" + taken["metric"] + taken["unit"].map({"ms": "_ms"}).fillna("")))
+    table = _pivot(
+        taken.assign(
+            column="snapshot_" + taken["metric"] + taken["unit"].map({"ms": "_ms"}).fillna("")
+        )
+    )
     if "snapshot_unlabelled_bytes" in table:
-        table["snapshot_unlabelled_share"] = table["snapshot_unlabelled_bytes"] / table["snapshot_peak_allocated_bytes"]
+        table["snapshot_unlabelled_share"] = (
+            table["snapshot_unlabelled_bytes"] / table["snapshot_peak_allocated_bytes"]
+        )
     return table
 
 
@@ -342,8 +421,15 @@ def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
 def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """And how many of them are successes that count, with the most neighbours that one of those had."""
     counting = that_count(attempts).groupby("cell")
-    counts = pd.DataFrame({"attempts": attempts.groupby("cell").size(), "repetitions": counting.size()})
-    return counts.fillna(0).astype(int).assign(most_neighbours=counting["neighbours"].max()).reset_index(names="cell")
+    counts = pd.DataFrame(
+        {"attempts": attempts.groupby("cell").size(), "repetitions": counting.size()}
+    )
+    return (
+        counts.fillna(0)
+        .astype(int)
+        .assign(most_neighbours=counting["neighbours"].max())
+        .reset_index(names="cell")
+    )
 
 
 def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
@@ -356,7 +442,10 @@ def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
 def _neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
     # Of runs that are read together each has hosts of its own: two machines may have one name.
     runs = [str(cell).rpartition(MARK)[0] for cell in attempts["cell"]]
-    hosts = [host and f"{run}:{host}" for run, host in zip(runs, hosts_of(attempts["facts"]), strict=True)]
+    hosts = [
+        host and f"{run}:{host}"
+        for run, host in zip(runs, hosts_of(attempts["facts"]), strict=True)
+    ]
     return neighbours(attempts[["started_at", "wall_s"]].assign(host=hosts))
 
 
@@ -366,9 +455,13 @@ _NESTED = (dict, list)
 def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
     """A column of JSON objects as columns; what is itself an object stays JSON text."""
     rows = [json.loads(text) for text in column]
-    frame = pd.DataFrame(rows, index=column.index, dtype=object)  # numbers keep their kind beside a null
+    frame = pd.DataFrame(
+        rows, index=column.index, dtype=object
+    )  # numbers keep their kind beside a null
     for name in {name for row in rows for name, value in row.items() if isinstance(value, _NESTED)}:
-        frame[name] = frame[name].map(lambda value: json.dumps(value) if isinstance(value, _NESTED) else value)
+        frame[name] = frame[name].map(
+            lambda value: json.dumps(value) if isinstance(value, _NESTED) else value
+        )
     return frame
 
 
@@ -377,7 +470,9 @@ def _took(facts: pd.DataFrame) -> pd.DataFrame:
     if "stage_s" not in facts:
         return pd.DataFrame(index=facts.index)
     rows = [_spent(json.loads(text)) if isinstance(text, str) else {} for text in facts["stage_s"]]
-    return pd.DataFrame(rows, index=facts.index, columns=[f"took_{what}_s" for what in TOOK], dtype="float64")
+    return pd.DataFrame(
+        rows, index=facts.index, columns=[f"took_{what}_s" for what in TOOK], dtype="float64"
+    )
 
 
 def _spent(stage_s: Mapping[str, float]) -> Mapping[str, float]:
@@ -396,27 +491,43 @@ def _total(flops: Any) -> float:
 
 
 def _of(samples: pd.DataFrame, instrument: str, mode: str, metric: str) -> pd.DataFrame:
-    chosen = (samples["instrument"] == instrument) & (samples["mode"] == mode) & (samples["metric"] == metric)
+    chosen = (
+        (samples["instrument"] == instrument)
+        & (samples["mode"] == mode)
+        & (samples["metric"] == metric)
+    )
     return samples.loc[chosen, ["cell", "phase", "step", "value"]]
 
 
 def _as_texts(rows: pd.DataFrame) -> pd.DataFrame:
     """With the texts that categories stand for, but for those of cells: to be joined or renamed."""
-    categorical = [name for name in rows if isinstance(rows[name].dtype, pd.CategoricalDtype) and name != "cell"]
+    categorical = [
+        name
+        for name in rows
+        if isinstance(rows[name].dtype, pd.CategoricalDtype) and name != "cell"
+    ]
     return rows.astype({name: rows[name].dtype.categories.dtype for name in categorical})  # type: ignore[union-attr]
 
 
 def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]) -> pd.DataFrame:
-    return _summaries(_of(samples, "timing", mode, "duration"), lambda phase: f"{names.get(phase, phase)}_ms_")
+    return _summaries(
+        _of(samples, "timing", mode, "duration"), lambda phase: f"{names.get(phase, phase)}_ms_"
+    )
 
 
-def _summaries(values: pd.DataFrame, prefix: Callable[[str], str], statistics: Sequence[str] = STATISTICS) -> pd.DataFrame:
+def _summaries(
+    values: pd.DataFrame, prefix: Callable[[str], str], statistics: Sequence[str] = STATISTICS
+) -> pd.DataFrame:
     """By cell, of each phase, after the prefix for that."""
     if values.empty:
         return pd.DataFrame()
     summary = summarise(values, ["cell", "phase"])[list(statistics)]
-    by_phase = {phase: summary.xs(phase, level="phase") for phase in sorted(summary.index.unique("phase"))}
-    frames = [_with_text_index(frame).add_prefix(prefix(str(phase))) for phase, frame in by_phase.items()]
+    by_phase = {
+        phase: summary.xs(phase, level="phase") for phase in sorted(summary.index.unique("phase"))
+    }
+    frames = [
+        _with_text_index(frame).add_prefix(prefix(str(phase))) for phase, frame in by_phase.items()
+    ]
     return pd.concat(frames, axis=1).dropna(axis=1, how="all")
 
 
@@ -443,20 +554,29 @@ def _with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
     Waiting at each phase costs a step up to a tenth: the host cannot prepare the optimizer behind the backward pass.
     """
     for statistic in STATISTICS:
-        synced, pipelined = (wide.get(f"step_{mode}_ms_{statistic}") for mode in ("synced", "pipelined"))
+        synced, pipelined = (
+            wide.get(f"step_{mode}_ms_{statistic}") for mode in ("synced", "pipelined")
+        )
         if synced is not None:
             wide[f"step_ms_{statistic}"] = synced if pipelined is None else pipelined.fillna(synced)
     if "step_ms_median" in wide:
         width = (wide["step_ms_ci_high"] - wide["step_ms_ci_low"]) / wide["step_ms_median"]
-        wide["wide"] = (width > _WIDE).astype("boolean").where(wide["step_ms_coverage"] > 0)  # a single step has no interval
+        wide["wide"] = (
+            (width > _WIDE).astype("boolean").where(wide["step_ms_coverage"] > 0)
+        )  # a single step has no interval
     if {"compile_total_ms", "step_ms_median"} <= set(wide):
-        wide["compile_cost_ms"] = wide["compile_total_ms"] - wide["compile_steps"] * wide["step_ms_median"]
+        wide["compile_cost_ms"] = (
+            wide["compile_total_ms"] - wide["compile_steps"] * wide["step_ms_median"]
+        )
     return wide
 
 
 def _with_rates(wide: pd.DataFrame) -> pd.DataFrame:
     """Tokens a second and achieved TFLOP/s, over the median of the whole step."""
-    for rate, amount, scale in (("tokens_per_s", "tokens", 1e3), ("achieved_tflops", "flops", 1e-9)):
+    for rate, amount, scale in (
+        ("tokens_per_s", "tokens", 1e3),
+        ("achieved_tflops", "flops", 1e-9),
+    ):
         if {"step_ms_median", amount} <= set(wide):
             wide[rate] = wide[amount] / wide["step_ms_median"] * scale
     return wide
@@ -471,12 +591,16 @@ def _with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
     if not {"achieved_tflops", "precision"} <= set(wide):
         return wide
     gpus = wide["gpu"] if "gpu" in wide else pd.Series(None, index=wide.index, dtype=object)
-    peaks = [peak_tflops(gpu, precision) for gpu, precision in zip(gpus, wide["precision"], strict=True)]
+    peaks = [
+        peak_tflops(gpu, precision) for gpu, precision in zip(gpus, wide["precision"], strict=True)
+    ]
     wide["peak_tflops"] = pd.array(peaks, dtype="Float64")
     wide["mfu"] = wide["achieved_tflops"] / wide["peak_tflops"]
     family = wide["precision"].replace({"bf16_pure": "bf16"})
     runs = wide["cell"].str.rpartition(MARK)[0]  # of cells that are read together
-    place = pd.Series(list(zip(runs, gpus.fillna(""), wide["device"], family, strict=True)), index=wide.index)
+    place = pd.Series(
+        list(zip(runs, gpus.fillna(""), wide["device"], family, strict=True)), index=wide.index
+    )
     products = wide[(wide["task"] == "matmul") & wide["achieved_tflops"].notna()]
     ceilings = products["achieved_tflops"].groupby(place[products.index]).max()
     wide["ceiling_tflops"] = place.map(ceilings)
@@ -487,13 +611,25 @@ def _with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
 def _with_kernel_time(wide: pd.DataFrame) -> pd.DataFrame:
     """`step_kernel_time_ms_median`, `forward_…`: without an interval of the one step that the instrument `kernels` profiled,
     where `kernel_time` timed none. `busy_timed`: how busy the device is with that in a timed step."""
-    own = [str(column) for column in wide if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"]
+    own = [
+        str(column)
+        for column in wide
+        if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"
+    ]
     if own and {"busy", "profiled_step_ms"} <= set(wide):
-        of_a_step = wide["busy"].notna() & wide["profiled_step_ms"].notna()  # of how many a trace from elsewhere is nobody knows
-        profiled = wide[own].assign(step_kernel_time_ms=wide[own].sum(axis=1, min_count=1)).where(of_a_step)
+        of_a_step = (
+            wide["busy"].notna() & wide["profiled_step_ms"].notna()
+        )  # of how many a trace from elsewhere is nobody knows
+        profiled = (
+            wide[own]
+            .assign(step_kernel_time_ms=wide[own].sum(axis=1, min_count=1))
+            .where(of_a_step)
+        )
         for column in profiled:
             timed = wide.get(f"{column}_median")
-            wide[f"{column}_median"] = profiled[column] if timed is None else timed.fillna(profiled[column])
+            wide[f"{column}_median"] = (
+                profiled[column] if timed is None else timed.fillna(profiled[column])
+            )
     if {"step_kernel_time_ms_median", "step_ms_median"} <= set(wide):
         wide["busy_timed"] = wide["step_kernel_time_ms_median"] / wide["step_ms_median"]
     return wide
@@ -516,13 +652,25 @@ def _with_square_bytes(wide: pd.DataFrame) -> pd.DataFrame:
         return wide
     for what in ("saved", "forward", "backward"):
         if f"formula_{what}_squares" in wide:
-            wide[f"formula_{what}_squares_bytes"] = wide[f"formula_{what}_squares"] * wide["square_bytes"]
+            wide[f"formula_{what}_squares_bytes"] = (
+                wide[f"formula_{what}_squares"] * wide["square_bytes"]
+            )
         for prefix in ("", "predicted_"):
             peak, built, saved = (
                 wide.get(f"{prefix}{column}")
-                for column in (f"{what}_peak_allocated_bytes", "built_held_allocated_bytes", "saved_square_bytes")
+                for column in (
+                    f"{what}_peak_allocated_bytes",
+                    "built_held_allocated_bytes",
+                    "saved_square_bytes",
+                )
             )
-            found = saved if what == "saved" else peak - built if peak is not None and built is not None else None
+            found = (
+                saved
+                if what == "saved"
+                else peak - built
+                if peak is not None and built is not None
+                else None
+            )
             if found is not None:
                 wide[f"{prefix}{what}_squares_bytes"] = found.where(wide["square_bytes"].notna())
     return wide

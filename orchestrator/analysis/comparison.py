@@ -45,7 +45,9 @@ from orchestrator.store.run import Run, find_cell
 from orchestrator.store.run_collection import together
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
-ASSUMED_NOISE = 0.05  # where nothing was repeated: what CPU-bound cells differ by from process to process
+ASSUMED_NOISE = (
+    0.05  # where nothing was repeated: what CPU-bound cells differ by from process to process
+)
 RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
 _FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
 _MOST_FREEDOM = 1e6
@@ -125,7 +127,11 @@ class Comparison:
     @property
     def in_additions(self) -> Interval | None:
         """B's over A's, of what is CPU-bound; None where that was not told so."""
-        if self.before.decides is not Decides.HOST or self.before.additions is None or self.after.additions is None:
+        if (
+            self.before.decides is not Decides.HOST
+            or self.before.additions is None
+            or self.after.additions is None
+        ):
             return None
         return self.after.additions.over(self.before.additions)
 
@@ -186,7 +192,9 @@ class Report:
     @property
     def geometric_mean(self) -> float:
         """Of the ratios. Raises ZeroDivisionError without any."""
-        return math.exp(sum(math.log(one.ratio) for one in self.comparisons) / len(self.comparisons))
+        return math.exp(
+            sum(math.log(one.ratio) for one in self.comparisons) / len(self.comparisons)
+        )
 
 
 def compare(
@@ -203,28 +211,45 @@ def compare(
     only: none but these, by their ids. by_host: whether what the host did explains a difference. others: runs that tell, with
     `before`, what machines of one kind differ by. Raises RunError where there is nothing to compare.
     """
-    (first, in_first), (second, in_second) = load_counted(before.require()), load_counted(after.require())
+    (first, in_first), (second, in_second) = (
+        load_counted(before.require()),
+        load_counted(after.require()),
+    )
     sides = sides_of(first, in_first), sides_of(second, in_second)
     if not all(sides):
         of_kernels = kernel_sides_of(first, in_first), kernel_sides_of(second, in_second)
         sides = of_kernels if all(of_kernels) else sides
     for run, own in zip((before, after), sides, strict=True):
         if not own:
-            raise RunError(f"{run}: has no cell that was timed and ended well", "`sweep status` says what it has")
+            raise RunError(
+                f"{run}: has no cell that was timed and ended well",
+                "`sweep status` says what it has",
+            )
     what = "measured cell"
-    named = (find_cell(cells[0], sides[0], before, what), find_cell(cells[1], sides[1], after, what)) if cells else None
+    named = (
+        (find_cell(cells[0], sides[0], before, what), find_cell(cells[1], sides[1], after, what))
+        if cells
+        else None
+    )
     apart = _parameters_apart(first, second, *named) if named else {}
     labels = _labels(first, apart)
     both = sides[0].keys() & sides[1].keys() & (labels.keys() if only is None else only)
     pairs = [named] if named else [(cell, cell) for cell in labels if cell in both]
     if not pairs:
-        raise RunError(f"{before} and {after}: have no measured cell in common", "Name cells as RUN:CELL")
+        raise RunError(
+            f"{before} and {after}: have no measured cell in common", "Name cells as RUN:CELL"
+        )
     everything = [side.medians_ms for own in sides for side in own.values()]
     held = [(sides[0][a], sides[1][b]) for a, b in pairs]
     noise, noises = noise_of(everything), noises_of(held, everything)
-    of_one_machine = before.folder.resolve() == after.folder.resolve() or share_a_gpu(first.cells, second.cells)
+    of_one_machine = before.folder.resolve() == after.folder.resolve() or share_a_gpu(
+        first.cells, second.cells
+    )
     return Report(
-        tuple(judge(labels[a], *two, own, by_host) for (a, _), two, own in zip(pairs, held, noises, strict=True)),
+        tuple(
+            judge(labels[a], *two, own, by_host)
+            for (a, _), two, own in zip(pairs, held, noises, strict=True)
+        ),
         noise,
         {**apart, **_differences(first.cells, second.cells, pairs)},
         0 if named else len(sides[0]) - len(pairs),
@@ -254,19 +279,27 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
     differs = [abs(log) > math.log1p(floor) for log in (by_median, by_mean)]
     if not any(differs):
         is_hidden = floor > _MOST_NOISE and (apart or abs(by_median) > math.log1p(_MOST_NOISE))
-        return so(Verdict.AMBIGUOUS, "repetitions differ by as much") if is_hidden else so(Verdict.SAME)
+        return (
+            so(Verdict.AMBIGUOUS, "repetitions differ by as much")
+            if is_hidden
+            else so(Verdict.SAME)
+        )
     if not all(differs) or by_median * by_mean < 0:
         return so(Verdict.AMBIGUOUS, "one repetition says otherwise")
     if not apart:
         return so(Verdict.AMBIGUOUS, "the intervals overlap")
     if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
-        return so(Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz")
+        return so(
+            Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz"
+        )
     if by_host and (reason := _of_the_host(before, after, verdict)):
         return so(Verdict.AMBIGUOUS, reason)
     return so(verdict)
 
 
-def noises_of(pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]) -> list[Noise]:
+def noises_of(
+    pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]
+) -> list[Noise]:
     """Of each pair. everything: the attempts of each cell of either run, which say how alike cells are in this.
 
     What was not repeated has the noise of all of them together.
@@ -288,7 +321,10 @@ def _prior(noises: Iterable[Noise]) -> Noise:
     known = [noise for noise in noises if noise.freedom]
     if len(known) < 2:
         return Noise(0.0, 0)
-    logs = [2 * math.log(max(one.sd, _FINEST_SD)) - digamma(one.freedom / 2) + math.log(one.freedom / 2) for one in known]
+    logs = [
+        2 * math.log(max(one.sd, _FINEST_SD)) - digamma(one.freedom / 2) + math.log(one.freedom / 2)
+        for one in known
+    ]
     mean = sum(logs) / len(logs)
     expected = sum(polygamma(1, one.freedom / 2) for one in known) / len(known)
     excess = sum((one - mean) ** 2 for one in logs) / (len(logs) - 1) - expected
@@ -311,7 +347,11 @@ def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
 
 def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
     """Whether a gap is between the intervals, on the side that the verdict says."""
-    return after.low_ms > before.high_ms if verdict is Verdict.SLOWER else after.high_ms < before.low_ms
+    return (
+        after.low_ms > before.high_ms
+        if verdict is Verdict.SLOWER
+        else after.high_ms < before.low_ms
+    )
 
 
 def _clocks_differ(before: Side, after: Side) -> bool:
@@ -337,7 +377,9 @@ def _scaled(side: Side, low: float, high: float) -> Side:
 def _of_the_host(before: Side, after: Side, verdict: Verdict) -> str:
     """What the slower side's CPU did that explains the difference; else nothing."""
     slower, faster = (after, before) if verdict is Verdict.SLOWER else (before, after)
-    if _had_slower_host(slower, faster) and not _apart(_in_operations(before), _in_operations(after), verdict):
+    if _had_slower_host(slower, faster) and not _apart(
+        _in_operations(before), _in_operations(after), verdict
+    ):
         return f"the CPU: {_told(before)} → {_told(after)} operations a ms"
     if slower.waited_for_core > MOST_WAITED:
         return f"something else had the cores {slower.waited_for_core:.0%} of the time"
@@ -362,28 +404,44 @@ def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str,
     for row in sort_cells(results.cells, axes).to_dict("records"):
         texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | sides
         task = texts.pop(_TASK, str(row[_TASK]))
-        labels[str(row["cell"])] = " ".join([task, *(f"{axis}={text}" for axis, text in texts.items())])
+        labels[str(row["cell"])] = " ".join(
+            [task, *(f"{axis}={text}" for axis, text in texts.items())]
+        )
     return labels
 
 
-def _parameters_apart(before: Results, after: Results, one: str, other: str) -> dict[str, tuple[str, str]]:
+def _parameters_apart(
+    before: Results, after: Results, one: str, other: str
+) -> dict[str, tuple[str, str]]:
     """Of each parameter in which two cells differ, or of their task, what either has."""
-    mine, theirs = (results.cells.set_index("cell").loc[cell].to_dict() for results, cell in ((before, one), (after, other)))
+    mine, theirs = (
+        results.cells.set_index("cell").loc[cell].to_dict()
+        for results, cell in ((before, one), (after, other))
+    )
     names = dict.fromkeys([_TASK, *before.axes, *after.axes])
     found = {name: (axis_text(mine.get(name)), axis_text(theirs.get(name))) for name in names}
     return {name: values for name, values in found.items() if values[0] != values[1]}
 
 
-def _differences(before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tuple[str, str]]) -> dict[str, tuple[str, str]]:
+def _differences(
+    before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tuple[str, str]]
+) -> dict[str, tuple[str, str]]:
     """The fields of the fingerprint in which the compared cells differ."""
-    mine, theirs = (frame[frame["cell"].isin(ids)] for frame, ids in zip((before, after), zip(*pairs, strict=True), strict=True))
+    mine, theirs = (
+        frame[frame["cell"].isin(ids)]
+        for frame, ids in zip((before, after), zip(*pairs, strict=True), strict=True)
+    )
     found = {name: (_values(mine, name), _values(theirs, name)) for name in _FINGERPRINT}
     apart = {name: values for name, values in found.items() if values[0] != values[1]}
-    if PROGRAM_SOURCE not in apart and all(PROGRAM_SOURCE in own and own[PROGRAM_SOURCE].notna().all() for own in (mine, theirs)):
+    if PROGRAM_SOURCE not in apart and all(
+        PROGRAM_SOURCE in own and own[PROGRAM_SOURCE].notna().all() for own in (mine, theirs)
+    ):
         apart.pop("commit", None)
     return apart
 
 
 def _values(cells: pd.DataFrame, column: str) -> str:
-    values: list[Any] = sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
+    values: list[Any] = (
+        sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
+    )
     return ", ".join(values) or "unknown"

@@ -27,8 +27,12 @@ def neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
         edges = np.concatenate([begin, begin + wall])
         order = np.argsort(edges, kind="stable")
         running = np.cumsum(np.repeat([1, -1], len(own))[order])
-        spent = np.concatenate([[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))])  # by all of them, until each edge
+        spent = np.concatenate(
+            [[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))]
+        )  # by all of them, until each edge
         until = np.interp(np.concatenate([begin, begin + wall]), edges[order], spent)
         by_others = until[len(own) :] - until[: len(own)] - wall
-        beside[own.index] = np.divide(by_others, wall, out=np.zeros_like(wall), where=wall > 0).clip(min=0)
+        beside[own.index] = np.divide(
+            by_others, wall, out=np.zeros_like(wall), where=wall > 0
+        ).clip(min=0)
     return beside

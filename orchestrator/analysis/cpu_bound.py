@@ -27,7 +27,10 @@ _SAME_LAUNCHES = frozenset(
     )
 )  # fmt: skip
 _OF_LAYERS = frozenset(("size", "year", "d_model", "d_ff", "num_layers", "num_heads"))
-_GRAPHS = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
+_GRAPHS = (
+    "reduce-overhead",
+    "max-autotune",
+)  # where torch records CUDA graphs, of which each is one launch
 MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
 
 
@@ -54,11 +57,17 @@ def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """
     if {"host_lead_ms", "step_ms_median"} <= set(wide):
         wide["waiting_share"] = _waiting_share(wide)
-        wide["waits_for_host"] = (wide["waiting_share"] > _WAITING).astype("boolean").where(wide["waiting_share"].notna())
+        wide["waits_for_host"] = (
+            (wide["waiting_share"] > _WAITING)
+            .astype("boolean")
+            .where(wide["waiting_share"].notna())
+        )
         wide = _with_slack(wide, axes)
     if "waited_for_core" in wide:
         waited = wide["waited_for_core"]
-        wide["disturbed"] = (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
+        wide["disturbed"] = (
+            (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
+        )
     most = wide.pop("most_neighbours")
     if wide["neighbours"].isna().all():
         return wide.drop(columns="neighbours")
@@ -72,7 +81,9 @@ def _waiting_share(wide: pd.DataFrame) -> pd.Series[float]:
     """Of the phases of which it is known, or of the step where it is known of that alone."""
     leads = [name for name in map(str, wide) if name.endswith(_LEAD) and name != f"host{_LEAD}"]
     ahead = wide[leads].astype(float).set_axis([name.removesuffix(_LEAD) for name in leads], axis=1)
-    took = pd.DataFrame({phase: _took(wide, phase) for phase in map(str, ahead)}).where(ahead.notna())
+    took = pd.DataFrame({phase: _took(wide, phase) for phase in map(str, ahead)}).where(
+        ahead.notna()
+    )
     if "step" in took:
         took["step"] = took["step"].where(took.drop(columns="step").isna().all(axis=1))
     waits = (ahead < _HARDLY_AHEAD * took) & (ahead < _AHEAD_MS)
@@ -105,7 +116,9 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     told_by = [name for name in ("task", *axes) if name not in _SAME_LAUNCHES]
 
     def shortest(of: pd.Series[float], names: Iterable[str]) -> pd.Series[float]:
-        return of.groupby([timed[name].astype(str) for name in names], dropna=False).transform("min")
+        return of.groupby([timed[name].astype(str) for name in names], dropna=False).transform(
+            "min"
+        )
 
     def of_host(telling: pd.Series[bool]) -> pd.Series[float]:
         steps = timed["step_ms_median"].where(telling)
@@ -114,7 +127,9 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
 
     wide["host_step_ms"] = of_host(timed["waiting_share"] > _THROUGHOUT).fillna(of_host(waits))
     wide["host_slack"] = wide["step_ms_median"] / wide["host_step_ms"]
-    wide["may_wait_for_host"] = ((wide["host_slack"] < _SLACK) & ~waits).astype("boolean").where(wide["host_slack"].notna())
+    wide["may_wait_for_host"] = (
+        ((wide["host_slack"] < _SLACK) & ~waits).astype("boolean").where(wide["host_slack"].notna())
+    )
     return wide
 
 
@@ -124,8 +139,16 @@ def _layers(cells: pd.DataFrame) -> pd.Series[float]:
     """
     layers = pd.Series(np.nan, index=cells.index)
     if {"size", "year"} <= set(cells):
-        sizes = {(year, size): one.num_layers for year, of_year in SIZES.items() for size, one in of_year.items()}
-        layers = pd.Series([sizes.get(size) for size in zip(cells["year"], cells["size"], strict=True)], cells.index, dtype=float)
+        sizes = {
+            (year, size): one.num_layers
+            for year, of_year in SIZES.items()
+            for size, one in of_year.items()
+        }
+        layers = pd.Series(
+            [sizes.get(size) for size in zip(cells["year"], cells["size"], strict=True)],
+            cells.index,
+            dtype=float,
+        )
     if "num_layers" in cells:
         layers = layers.fillna(cells["num_layers"].astype(float))
     return layers.where(~cells["compile_mode"].isin(_GRAPHS)) if "compile_mode" in cells else layers
@@ -147,7 +170,11 @@ def decides(cells: pd.DataFrame) -> pd.Series[Any]:
 
 
 def _is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
-    return cells[column].fillna(False).astype(bool) if column in cells else pd.Series(False, index=cells.index)
+    return (
+        cells[column].fillna(False).astype(bool)
+        if column in cells
+        else pd.Series(False, index=cells.index)
+    )
 
 
 def needs_host(cells: pd.DataFrame) -> pd.Series[bool]:

@@ -29,11 +29,23 @@ from orchestrator.store.run_collection import MARK
 RUN = "run"  # the axis that several runs read together have
 LIKELY = 0.95
 LEAST = 40  # ratios, each of two times and its inverse: 95 % of fewer are all of them
-MADE_WITH = ("gpu", "torch", "cuda")  # what a time may be expected to depend on, wherever it is measured
+MADE_WITH = (
+    "gpu",
+    "torch",
+    "cuda",
+)  # what a time may be expected to depend on, wherever it is measured
 _SAME = ["own", *MADE_WITH]  # what both have
 _EVERY = "all"
-_MARKS = {Decides.GPU: "", Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})", Decides.HOST: f" ({HOST_MARK})"}
-_TIMES = {"ms": "step_ms_median", "additions": "step_additions_median", "kernels": "step_kernel_time_ms_median"}
+_MARKS = {
+    Decides.GPU: "",
+    Decides.SLOWER_HOST: f" ({SLOWER_HOST_MARK})",
+    Decides.HOST: f" ({HOST_MARK})",
+}
+_TIMES = {
+    "ms": "step_ms_median",
+    "additions": "step_additions_median",
+    "kernels": "step_kernel_time_ms_median",
+}
 _timed = having(*_TIMES.values())
 
 
@@ -52,7 +64,9 @@ class Kind:
         """With the mark that such times have in tables."""
         if self.whose is None:
             return "kernels alone"
-        return f"{self.whose}{_MARKS[self.whose]}" + (", in additions" if self.told_in == "additions" else "")
+        return f"{self.whose}{_MARKS[self.whose]}" + (
+            ", in additions" if self.told_in == "additions" else ""
+        )
 
 
 IN_ADDITIONS, OF_KERNELS = Kind(Decides.HOST, "additions"), Kind(None, "kernels")
@@ -68,19 +82,32 @@ def pairs(cells: pd.DataFrame) -> pd.DataFrame:
     Both have the same kind of GPU, torch and CUDA. Runs that share a GPU, and with it a machine, say nothing of others.
     """
     if not {RUN, "gpu"} <= set(cells):
-        return pd.DataFrame({name: pd.Series(dtype=object) for name in ("known", "other", "gpu", "decides", *_TIMES)})
+        return pd.DataFrame(
+            {
+                name: pd.Series(dtype=object)
+                for name in ("known", "other", "gpu", "decides", *_TIMES)
+            }
+        )
     known = _timed(cells)
-    timed = known.assign(own=_own(known), decides=decides(known)).reindex(columns=[*_SAME, RUN, "decides", *_TIMES.values()])
+    timed = known.assign(own=_own(known), decides=decides(known)).reindex(
+        columns=[*_SAME, RUN, "decides", *_TIMES.values()]
+    )
     timed = timed[timed["gpu"].notna()]
     both = timed.merge(timed, on=_SAME, suffixes=("", "_other"))
-    both = both[(both["decides"].notna() | both[_TIMES["kernels"]].notna()) & _on_other_machines(cells, both)]
+    both = both[
+        (both["decides"].notna() | both[_TIMES["kernels"]].notna())
+        & _on_other_machines(cells, both)
+    ]
     return pd.DataFrame(
         {
             "known": both[RUN],
             "other": both[f"{RUN}_other"],
             "gpu": both["gpu"],
             "decides": both["decides"],
-            **{name: np.log((both[f"{column}_other"] / both[column]).astype(float)) for name, column in _TIMES.items()},
+            **{
+                name: np.log((both[f"{column}_other"] / both[column]).astype(float))
+                for name, column in _TIMES.items()
+            },
         }
     )
 
@@ -94,7 +121,11 @@ def _on_other_machines(cells: pd.DataFrame, both: pd.DataFrame) -> pd.Series[boo
 
 def gpus_of(cells: pd.DataFrame) -> set[str]:
     """As they are called where they are published, so that a run and what was published of it have the same."""
-    return {called(uuid) for uuid in cells["gpu_uuid"].dropna().unique()} if "gpu_uuid" in cells else set()
+    return (
+        {called(uuid) for uuid in cells["gpu_uuid"].dropna().unique()}
+        if "gpu_uuid" in cells
+        else set()
+    )
 
 
 def share_a_gpu(cells: pd.DataFrame, others: pd.DataFrame) -> bool:
@@ -111,7 +142,11 @@ def without_machines_of(cells: pd.DataFrame, others: pd.DataFrame) -> pd.DataFra
 def factors(found: pd.DataFrame) -> Factors:
     """By what at most 95 % of these pairs differ, either way, by the kind of time; without what has too few."""
     known = {kind: _logs(kind, found).abs() for kind in KINDS}
-    return {kind: math.exp(float(logs.quantile(LIKELY))) for kind, logs in known.items() if len(logs) >= LEAST}
+    return {
+        kind: math.exp(float(logs.quantile(LIKELY)))
+        for kind, logs in known.items()
+        if len(logs) >= LEAST
+    }
 
 
 def _logs(kind: Kind, found: pd.DataFrame) -> pd.Series[float]:
@@ -134,10 +169,20 @@ class Machines:
         header = [RUN, *(title for kind in kinds for title in _titles(kind))]
         if not len(found):
             return header, []
-        without = {str(run): found[(found["known"] != run) & (found["other"] != run)] for run in results.cells[RUN].unique()}
+        without = {
+            str(run): found[(found["known"] != run) & (found["other"] != run)]
+            for run in results.cells[RUN].unique()
+        }
         mine = {run: found[found["other"] == run] for run in without}
         rows = [_row(_EVERY, kinds, found, found.iloc[:0])]
-        return header, [*rows, *(_row(run, kinds, others, mine[run]) for run, others in without.items() if len(mine[run]))]
+        return header, [
+            *rows,
+            *(
+                _row(run, kinds, others, mine[run])
+                for run, others in without.items()
+                if len(mine[run])
+            ),
+        ]
 
 
 def _titles(kind: Kind) -> tuple[str, str, str]:
@@ -149,14 +194,20 @@ def _row(run: str, kinds: Sequence[Kind], others: pd.DataFrame, mine: pd.DataFra
     return [run, *(text for kind in kinds for text in _texts(kind, known, others, mine))]
 
 
-def _texts(kind: Kind, known: Factors, others: pd.DataFrame, mine: pd.DataFrame) -> tuple[str, str, str]:
+def _texts(
+    kind: Kind, known: Factors, others: pd.DataFrame, mine: pd.DataFrame
+) -> tuple[str, str, str]:
     """The factor, of how many runs it is, and how many pairs of this run are within it."""
     if kind not in known:
         return NOTHING, NOTHING, NOTHING
     pairs_of_it = others.loc[_logs(kind, others).index]
     runs = set(pairs_of_it["known"]) | set(pairs_of_it["other"])
     said = [within(math.exp(log), kind, known) for log in _logs(kind, mine)]
-    return f"{known[kind]:.3f}", str(len(runs)), f"{sum(map(bool, said))} of {len(said)}" if said else NOTHING
+    return (
+        f"{known[kind]:.3f}",
+        str(len(runs)),
+        f"{sum(map(bool, said))} of {len(said)}" if said else NOTHING,
+    )
 
 
 def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:

@@ -78,17 +78,27 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     attempts["params"] = [json.dumps(params) for params in rows]
     names = dict.fromkeys(name for params in rows for name in params)
     if not every_version and attempts.groupby("task")["task_version"].nunique().gt(1).any():
-        attempts = _of_latest_version(attempts, [json.dumps(params, sort_keys=True) for params in rows])
+        attempts = _of_latest_version(
+            attempts, [json.dumps(params, sort_keys=True) for params in rows]
+        )
     samples = run.read("samples", categories=True)
-    bare = len(set(attempts.loc[attempts["status"] == "ok", "cell"]).difference(samples["cell"].cat.categories))
+    bare = len(
+        set(attempts.loc[attempts["status"] == "ok", "cell"]).difference(
+            samples["cell"].cat.categories
+        )
+    )
     cells = derive_cells(attempts, samples, run.read("predictions"))
     read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
-    return Results(cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read, bare=bare), samples
+    return Results(
+        cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read, bare=bare
+    ), samples
 
 
 def _of_latest_version(attempts: pd.DataFrame, params: Sequence[str]) -> pd.DataFrame:
     """Without cells that are measured otherwise today, and were: nothing else tells those from what was measured of late."""
-    alike = attempts.groupby([attempts["task"], pd.Series(params, index=attempts.index, dtype=object)])
+    alike = attempts.groupby(
+        [attempts["task"], pd.Series(params, index=attempts.index, dtype=object)]
+    )
     return attempts[attempts["task_version"] == alike["task_version"].transform("max")]
 
 
@@ -96,7 +106,10 @@ def _read_kernels(run: Run) -> pd.DataFrame:
     """`kernel_class`: by what is known of names today, else as it was written."""
     rows = run.read("kernels")
     names = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
-    kinds = [written if (known := classify(name, operator)) == UNKNOWN else known for name, operator, written in names]
+    kinds = [
+        written if (known := classify(name, operator)) == UNKNOWN else known
+        for name, operator, written in names
+    ]
     return rows.assign(kernel_class=kinds)
 
 
@@ -114,11 +127,21 @@ def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> R
 
     Raises ConfigError for a name that is none of these, RunError where no cell is left.
     """
-    cells, known = results.cells, [name for name in (*results.axes, *_NO_AXES) if name in results.cells]
+    cells, known = (
+        results.cells,
+        [name for name in (*results.axes, *_NO_AXES) if name in results.cells],
+    )
     for name, wanted in conditions.items():
         if name not in known:
-            raise ConfigError(f"--where {name}: these cells have no such parameter", nearest(name, known))
-        cells = cells[[None in wanted if is_null(value) else value in wanted for value in cells[name]]]
+            raise ConfigError(
+                f"--where {name}: these cells have no such parameter", nearest(name, known)
+            )
+        cells = cells[
+            [None in wanted if is_null(value) else value in wanted for value in cells[name]]
+        ]
     if cells.empty:
-        raise RunError("no cell of these matches --where", "`sweep report --table timings` names what they differ in")
+        raise RunError(
+            "no cell of these matches --where",
+            "`sweep report --table timings` names what they differ in",
+        )
     return replace(results, cells=cells)

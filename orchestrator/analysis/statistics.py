@@ -7,7 +7,16 @@ import pandas as pd
 
 from tasks.spec.order_statistics import coverage, median_rank
 
-STATISTICS = ("n", "mean", "sd", "min", "median", "ci_low", "ci_high", "coverage")  # the columns of `summarise`
+STATISTICS = (
+    "n",
+    "mean",
+    "sd",
+    "min",
+    "median",
+    "ci_low",
+    "ci_high",
+    "coverage",
+)  # the columns of `summarise`
 
 
 def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
@@ -15,7 +24,13 @@ def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     ordered = samples.sort_values([*keys, "value"], kind="stable")
     groups = ordered.groupby(keys, sort=True, observed=True)["value"]
     summary = pd.DataFrame(
-        {"n": groups.size(), "mean": groups.mean(), "sd": groups.std(), "min": groups.min(), "median": groups.median()}
+        {
+            "n": groups.size(),
+            "mean": groups.mean(),
+            "sd": groups.std(),
+            "min": groups.min(),
+            "median": groups.median(),
+        }
     )
     counts = summary["n"].to_numpy()
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(int)

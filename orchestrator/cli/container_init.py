@@ -24,7 +24,9 @@ def go_on_behind_an_init() -> None:
 def become_init() -> None:
     """Returns in a child alone."""
     sys.stdout.flush()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)  # none is lost before there is somebody to forward it
+    before = signal.pthread_sigmask(
+        signal.SIG_BLOCK, FORWARDED
+    )  # none is lost before there is somebody to forward it
     driver = os.fork()
     if driver == 0:
         os.setpgid(0, 0)  # a terminal's Ctrl-C then comes by way of the init, and once

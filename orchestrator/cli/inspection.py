@@ -52,7 +52,8 @@ _FITTING = {  # what is said of one cell, and of many
     "fits": ("fits", "fit"),
     "borderline": 2 * (f"borderline (within {100 * MARGIN:g} %)",),
     "perhaps": 2 * ("perhaps (compiled: predicted as eager, an upper guess)",),
-    "unlikely": 2 * (f"unlikely (compiled: predicted more than {MOST_OVERGUESS} times what there is)",),
+    "unlikely": 2
+    * (f"unlikely (compiled: predicted more than {MOST_OVERGUESS} times what there is)",),
     "oom": ("does not fit", "do not fit"),
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
     "unknown": 2 * ("not predicted",),
@@ -60,11 +61,15 @@ _FITTING = {  # what is said of one cell, and of many
 _GIB = 1024**3
 
 
-def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, everything: bool) -> Iterator[str]:
+def describe_plan(
+    plan: Plan, label: Callable[[Cell], str], expected: str, everything: bool
+) -> Iterator[str]:
     """The cells, how many are done, what will run, and why. expected: what is said of how long it will take."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
     yield f"{so_many(len(plan.decisions))}: {statuses}"
-    inferred = f", and {len(plan.inferred)} are inferred to run out of memory" if plan.inferred else ""
+    inferred = (
+        f", and {len(plan.inferred)} are inferred to run out of memory" if plan.inferred else ""
+    )
     yield f"{len(set(plan.to_measure))} to run{_in_all(plan)}{inferred}"
     if expected:
         yield expected
@@ -73,7 +78,11 @@ def describe_plan(plan: Plan, label: Callable[[Cell], str], expected: str, every
     for decision in chosen if everything else chosen[:_SHOWN]:
         witness = plan.inferred.get(decision.cell.id)
         mark = "infer" if witness else "run" if decision.times else "keep"
-        reason = f"asks for no less than {witness.id}, which ran out of memory" if witness else decision.reason
+        reason = (
+            f"asks for no less than {witness.id}, which ran out of memory"
+            if witness
+            else decision.reason
+        )
         often = f", {decision.times} times" if decision.times > 1 and not witness else ""
         yield f"  {mark:{width}} {decision.cell.id} {label(decision.cell)}  ({reason}{often})"
     if not everything and len(chosen) > _SHOWN:
@@ -141,18 +150,40 @@ def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
     yield from _explain_how(prediction.how for prediction in predictions.values())
     yield from _not_foretold([cell for cell in cells if why_not(cell)], card)
     if foretold:
-        yield _how_many_fit([(predictions[cell.id], verdict_of(cell, predictions[cell.id], card)) for cell in foretold])
+        yield _how_many_fit(
+            [
+                (predictions[cell.id], verdict_of(cell, predictions[cell.id], card))
+                for cell in foretold
+            ]
+        )
 
 
 def _memory_table(
-    request: Request, cells: Sequence[Cell], predictions: Mapping[str, Prediction], card: Card | None
+    request: Request,
+    cells: Sequence[Cell],
+    predictions: Mapping[str, Prediction],
+    card: Card | None,
 ) -> Iterator[str]:
     from tabulate import tabulate  # 60 ms that no other command here has to pay
 
-    rows = [[request.expansion.label(cell), *_memory_of(cell, predictions[cell.id], card)] for cell in cells]
-    header = ["cell", "peak GiB", "first step GiB", "reserved GiB", f"on {card.name}" if card else "verdict", "how"]
+    rows = [
+        [request.expansion.label(cell), *_memory_of(cell, predictions[cell.id], card)]
+        for cell in cells
+    ]
+    header = [
+        "cell",
+        "peak GiB",
+        "first step GiB",
+        "reserved GiB",
+        f"on {card.name}" if card else "verdict",
+        "how",
+    ]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
+    yield tabulate(
+        [[row[place] for place in kept] for row in rows],
+        [header[place] for place in kept],
+        disable_numparse=True,
+    )
 
 
 def _explain_how(words: Iterable[str]) -> Iterator[str]:
@@ -176,7 +207,9 @@ def _not_foretold(cells: Iterable[Cell], card: Card | None) -> Iterator[str]:
 def _how_many_fit(found: Iterable[tuple[Prediction, Verdict | None]]) -> str:
     counts = Counter(_fitting(*one) for one in found)
     said = ((counts[words], words) for words in _FITTING.values())
-    return ", ".join(f"{count} {one if count == 1 else many}" for count, (one, many) in said if count)
+    return ", ".join(
+        f"{count} {one if count == 1 else many}" for count, (one, many) in said if count
+    )
 
 
 def _fitting(prediction: Prediction, verdict: Verdict | None) -> tuple[str, str]:
@@ -192,13 +225,23 @@ def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[st
     least = prediction.least_bytes()
     if least is not None:
         verdict = verdict_of(cell, prediction, card) or ""
-        return [f"≥ {least / _GIB:.2f}", "", "", verdict, f"{prediction.how}, activations unknown: {prediction.reason}"]
+        return [
+            f"≥ {least / _GIB:.2f}",
+            "",
+            "",
+            verdict,
+            f"{prediction.how}, activations unknown: {prediction.reason}",
+        ]
     sizes = (
         prediction.peak_bytes(),
         prediction.peak_bytes(mode="first"),
         prediction.peak_bytes("peak_reserved_bytes"),
     )
-    return [*(f"{nbytes / _GIB:.2f}" for nbytes in sizes if nbytes), verdict_of(cell, prediction, card) or "", prediction.how]
+    return [
+        *(f"{nbytes / _GIB:.2f}" for nbytes in sizes if nbytes),
+        verdict_of(cell, prediction, card) or "",
+        prediction.how,
+    ]
 
 
 def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[str]:
@@ -207,7 +250,11 @@ def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[
 
     found = closed_form(cell.params) if isinstance(cell.params, TrainStepParams) else None
     formulas = {term.name: term.formula for term in found.terms} if found else {}
-    by_formula = {term.name: term.nbytes for term in found.terms} if found else prediction.role_bytes("closed_form_bytes")
+    by_formula = (
+        {term.name: term.nbytes for term in found.terms}
+        if found
+        else prediction.role_bytes("closed_form_bytes")
+    )
     at_peak = prediction.role_bytes()
     if not by_formula and not at_peak:
         return
@@ -216,11 +263,15 @@ def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[
         for role in dict.fromkeys([*by_formula, *at_peak])
     ]
     whole = found is None or found.moments
-    rows.append(["in all", "", _gib(sum(by_formula.values())) if whole else "", _gib(sum(at_peak.values()))])
+    rows.append(
+        ["in all", "", _gib(sum(by_formula.values())) if whole else "", _gib(sum(at_peak.values()))]
+    )
     yield f"\n{label}: what is there at the peak"
     yield tabulate(rows, ["", "closed form", "GiB", "predicted GiB"], disable_numparse=True)
     if found and found.moments:
-        moments = ", ".join(f"{one.name} {one.formula} = {_gib(one.nbytes)}" for one in found.moments)
+        moments = ", ".join(
+            f"{one.name} {one.formula} = {_gib(one.nbytes)}" for one in found.moments
+        )
         yield f"the closed form's peak is the largest of three, in GiB: {moments}"
         yield "B sequences of S tokens, D d_model, F d_ff, H heads, L layers, V words, A all activations"
     elif found:
@@ -271,12 +322,16 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     attempts = run.require().read("attempts")
     cell = find_cell(prefix, attempts["cell"].unique(), run)
     attempts, samples, predictions = (
-        table[table["cell"] == cell] for table in (attempts, run.read("samples"), run.read("predictions"))
+        table[table["cell"] == cell]
+        for table in (attempts, run.read("samples"), run.read("predictions"))
     )
     rows = attempts.sort_values("attempt").to_dict("records")
     params, last = json.loads(rows[-1]["params"]), rows[-1]
     yield f"cell {cell} of task {last['task']}, version {last['task_version']}"
-    yield in_a_line("parameters: " + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {})))
+    yield in_a_line(
+        "parameters: "
+        + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
+    )
     for row in rows:
         yield from _attempt(row)
     yield from _result(attempts, samples, predictions)
@@ -294,7 +349,9 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
 
 def _failures(request: Request) -> Iterator[str]:
     columns = ["cell", "attempt", "status", "stage", "phase", "evidence"]
-    last = {row[0]: row[2:] for row in sorted(request.run.rows("attempts", columns), key=itemgetter(1))}
+    last = {
+        row[0]: row[2:] for row in sorted(request.run.rows("attempts", columns), key=itemgetter(1))
+    }
     ended = [(cell, *last[cell.id]) for cell in request.expansion.cells if cell.id in last]
     bad = [end for end in ended if end[1] not in ("ok", "skipped")]
     for cell, status, stage, phase, evidence in bad[:_SHOWN]:
@@ -308,9 +365,17 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
     where = where_it_ended(row["stage"], row["phase"])
     end = f"{row['status']} in {where}" if where else row["status"]
     yield f"attempt {row['attempt']}: {end}, {row['wall_s']:.1f} s, {row['started_at']}"
-    timing = {name: value for name, value in json.loads(row["facts"]).items() if name.startswith("timing_")}
+    timing = {
+        name: value
+        for name, value in json.loads(row["facts"]).items()
+        if name.startswith("timing_")
+    }
     for name, value in {**timing, **json.loads(row["evidence"])}.items():
-        text = f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
+        text = (
+            f"{value:,}"
+            if isinstance(value, int) and name.endswith("_bytes")
+            else str(value).strip()
+        )
         yield f"  {name}: " + "\n    ".join(map(_on_a_terminal, text.split("\n")))
 
 
@@ -319,7 +384,9 @@ def _on_a_terminal(line: str) -> str:
     return in_a_line(line.expandtabs())
 
 
-def _result(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame) -> Iterator[str]:
+def _result(
+    attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame
+) -> Iterator[str]:
     """What the tables say of a cell, as far as its own rows tell."""
     from orchestrator.analysis.cells import derive_cells
     from orchestrator.report.tables.formatters import (
@@ -342,14 +409,20 @@ def _result(attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataF
         "torch": ("torch", plain("torch")),
         "commit": ("commit", plain("commit")),
     }
-    known = [f"  {name}: {show(row)}" for column, (name, show) in shown.items() if not is_null(row.get(column))]
+    known = [
+        f"  {name}: {show(row)}"
+        for column, (name, show) in shown.items()
+        if not is_null(row.get(column))
+    ]
     if row["status"] == "ok" and known:
         yield f"result, of attempt {row['attempt']}:"
         yield from known
 
 
 def _samples(samples: pd.DataFrame) -> Iterator[str]:
-    for keys, group in samples.groupby(["instrument", "mode", "phase", "metric", "unit"], sort=False, dropna=False):
+    for keys, group in samples.groupby(
+        ["instrument", "mode", "phase", "metric", "unit"], sort=False, dropna=False
+    ):
         values = ", ".join(_value(value, str(keys[-1])) for value in group["value"])
         *names, unit = (str(key) for key in keys)
         yield f"  {' '.join(filter(None, names))} [{unit}]: {values}"

@@ -29,7 +29,18 @@ from orchestrator.common.errors import (
 )
 from orchestrator.store.remote.address import RunPlace, Where
 
-STATUSES = ("ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost", "pending")
+STATUSES = (
+    "ok",
+    "oom",
+    "oom_inferred",
+    "host_oom",
+    "timeout",
+    "crashed",
+    "failed",
+    "skipped",
+    "lost",
+    "pending",
+)
 FLAWS = {
     "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
     "beside": "in need of the host timed beside others, which may have slowed them: --retry beside measures again, one at a time",
@@ -55,7 +66,9 @@ class OneLine(click.Group):
             said = re.sub(r"(?<![.?])$", ".", error.format_message())
             click.echo(f"{command}: {said} See `{command} --help`", err=True)
             ctx.exit(EXIT_USER)
-        except KeyboardInterrupt:  # before a sweep began or after it ended: click would say 1, as of cells that failed
+        except (
+            KeyboardInterrupt
+        ):  # before a sweep began or after it ended: click would say 1, as of cells that failed
             click.echo("sweep: stopped by SIGINT", err=True)
             ctx.exit(EXIT_INTERRUPTED)
         except OSError as error:
@@ -65,7 +78,8 @@ class OneLine(click.Group):
 
             drop_output(sys.stdout)
             click.echo(
-                f"sweep: its output cannot be written: {os.strerror(error.errno)}. Free some space and run again", err=True
+                f"sweep: its output cannot be written: {os.strerror(error.errno)}. Free some space and run again",
+                err=True,
             )
             ctx.exit(EXIT_USER)
 
@@ -82,9 +96,19 @@ def _with_options(options: Iterable[Any]) -> Callable[[Any], Any]:
 config_options = _with_options(
     [
         click.argument("config", type=click.Path(path_type=Path)),
-        click.option("--set", "sets", multiple=True, metavar="AXIS=A,B", help="Narrow or replace an axis."),
-        click.option("--where", "wheres", multiple=True, metavar="AXIS=A,AXIS=B|C", help="Only the cells that match."),
-        click.option("--out", type=RunPlace(), help="Results folder, or s3://bucket/folder.  [results/NAME]"),
+        click.option(
+            "--set", "sets", multiple=True, metavar="AXIS=A,B", help="Narrow or replace an axis."
+        ),
+        click.option(
+            "--where",
+            "wheres",
+            multiple=True,
+            metavar="AXIS=A,AXIS=B|C",
+            help="Only the cells that match.",
+        ),
+        click.option(
+            "--out", type=RunPlace(), help="Results folder, or s3://bucket/folder.  [results/NAME]"
+        ),
     ]
 )
 choice_options = _with_options(
@@ -96,7 +120,11 @@ choice_options = _with_options(
             help="A random part of the cells, such as 10%: the same ones each time.",
         ),
         click.option(
-            "--instrument", "instruments", multiple=True, metavar="NAME", help="Watch with this too, such as kernel_time."
+            "--instrument",
+            "instruments",
+            multiple=True,
+            metavar="NAME",
+            help="Watch with this too, such as kernel_time.",
         ),
         click.option(
             "--retry",
@@ -104,27 +132,65 @@ choice_options = _with_options(
             type=click.Choice([*STATUSES, *FLAWS]),
             help="Also cells of this status, those `disturbed`, of `wide` intervals, or `beside` others: then one at a time.",
         ),
-        click.option("--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."),
-        click.option("--repeat", type=click.IntRange(1, 1000), default=1, help="Measure each cell so often, by turns.  [1]"),
-        click.option("--fresh", is_flag=True, help="Measure everything again, from the first cell; older rows stay."),
-        click.option("--infer-oom", is_flag=True, help="Do not measure what asks for no less memory than a cell that ran out."),
-        click.option("--verify-inferred", type=click.IntRange(0), default=0, help="Measure so many of those all the same."),
+        click.option(
+            "--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."
+        ),
+        click.option(
+            "--repeat",
+            type=click.IntRange(1, 1000),
+            default=1,
+            help="Measure each cell so often, by turns.  [1]",
+        ),
+        click.option(
+            "--fresh",
+            is_flag=True,
+            help="Measure everything again, from the first cell; older rows stay.",
+        ),
+        click.option(
+            "--infer-oom",
+            is_flag=True,
+            help="Do not measure what asks for no less memory than a cell that ran out.",
+        ),
+        click.option(
+            "--verify-inferred",
+            type=click.IntRange(0),
+            default=0,
+            help="Measure so many of those all the same.",
+        ),
     ]
 )
 means_options = _with_options(
     [
-        click.option("--address", help="Of a Ray cluster that is running (`auto`, or host:port); else this machine's GPUs."),
-        click.option("--scheduler", type=click.Choice(["ray", "serial"]), default="ray", help="serial: one by one, without Ray."),
-        click.option("--cpu-cells", type=click.IntRange(1), default=1, help="CPU cells at a time; they share the cores.  [1]"),
         click.option(
-            "--time-limit", help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left."
+            "--address",
+            help="Of a Ray cluster that is running (`auto`, or host:port); else this machine's GPUs.",
+        ),
+        click.option(
+            "--scheduler",
+            type=click.Choice(["ray", "serial"]),
+            default="ray",
+            help="serial: one by one, without Ray.",
+        ),
+        click.option(
+            "--cpu-cells",
+            type=click.IntRange(1),
+            default=1,
+            help="CPU cells at a time; they share the cores.  [1]",
+        ),
+        click.option(
+            "--time-limit",
+            help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left.",
         ),
         click.option(
             "--start-method",
             type=click.Choice(["fork", "spawn"]),
             help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
         ),
-        click.option("--mixed", is_flag=True, help="Let results of other hardware or software into the same folder."),
+        click.option(
+            "--mixed",
+            is_flag=True,
+            help="Let results of other hardware or software into the same folder.",
+        ),
     ]
 )
 
@@ -143,9 +209,13 @@ for command in (report, compare, import_nsys, publish):
 @config_options
 @choice_options
 @click.option("--all", "everything", is_flag=True, help="Print every cell.")
-@click.option("--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none.")
 @click.option(
-    "--gpu", metavar="NAME", help="How long it would take, and with --memory what fits, on this GPU, such as 'RTX 5090'."
+    "--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none."
+)
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    help="How long it would take, and with --memory what fits, on this GPU, such as 'RTX 5090'.",
 )
 def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
     """Show the cells of CONFIG, how many are done, what would run, why and for how long. Starts nothing.
@@ -162,15 +232,26 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 
     card = find_card(gpu) if gpu is not None else None
 
-    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"], chosen["instruments"])
+    request = resolve(
+        config,
+        chosen["sets"],
+        chosen["wheres"],
+        chosen["out"],
+        chosen["sample"],
+        chosen["instruments"],
+    )
     invocation = new_invocation(request, _choice(chosen), git_commit())
     choice = going_on(request, _choice(chosen), invocation)
     planned = plan_request(request, choice)
     if request.expansion.duplicates:
-        click.echo(f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell")
+        click.echo(
+            f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell"
+        )
     for line in describe_going_on(request, choice):
         click.echo(line)
-    for line in describe_plan(planned, request.expansion.label, describe_cost(request, planned, card), everything):
+    for line in describe_plan(
+        planned, request.expansion.label, describe_cost(request, planned, card), everything
+    ):
         click.echo(line)
     kept = read_kept(request.run, planned)
     for line in describe_kept(kept, request.config, invocation):
@@ -184,8 +265,16 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 @config_options
 @choice_options
 @means_options
-@click.option("--skip-predicted-oom", is_flag=True, help="Leave out the cells that are predicted to run out of memory.")
-@click.option("--check-contention", is_flag=True, help="At the end, measure a twentieth of what ran beside others again, alone.")
+@click.option(
+    "--skip-predicted-oom",
+    is_flag=True,
+    help="Leave out the cells that are predicted to run out of memory.",
+)
+@click.option(
+    "--check-contention",
+    is_flag=True,
+    help="At the end, measure a twentieth of what ran beside others again, alone.",
+)
 def run(config: Path, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
 
@@ -195,8 +284,17 @@ def run(config: Path, **chosen: Any) -> None:
     from orchestrator.sweep.contention import run_and_check
     from orchestrator.sweep.pipeline import resolve, run_sweep
 
-    request = resolve(config, chosen["sets"], chosen["wheres"], chosen["out"], chosen["sample"], chosen["instruments"])
-    means = replace(_means(request.expansion.label, chosen), skip_predicted_oom=chosen["skip_predicted_oom"])
+    request = resolve(
+        config,
+        chosen["sets"],
+        chosen["wheres"],
+        chosen["out"],
+        chosen["sample"],
+        chosen["instruments"],
+    )
+    means = replace(
+        _means(request.expansion.label, chosen), skip_predicted_oom=chosen["skip_predicted_oom"]
+    )
     measure = run_and_check if chosen["check_contention"] else run_sweep
     summary = measure(request, _choice(chosen), means)
     done = not (summary.stopped or summary.late or summary.broken)
@@ -209,12 +307,23 @@ def limit_options(axis: str, granularity: int, up_to: int) -> Callable[[Any], An
     any_size = click.IntRange(1, 2**63 - 1)  # that a parameter may have
     return _with_options(
         [
-            click.option("--gpu", metavar="NAME", help="On this GPU, such as 'RTX 5090'.  [this machine's]"),
             click.option(
-                "--granularity", type=any_size, default=granularity, help=f"Multiples of it are tried.  [{granularity}]"
+                "--gpu", metavar="NAME", help="On this GPU, such as 'RTX 5090'.  [this machine's]"
             ),
-            click.option("--up-to", type=any_size, default=up_to, help=f"No {axis} above it.  [{up_to}]"),
-            click.option("--confirm", is_flag=True, help="Measure what was found, and what is next to it; needs the device."),
+            click.option(
+                "--granularity",
+                type=any_size,
+                default=granularity,
+                help=f"Multiples of it are tried.  [{granularity}]",
+            ),
+            click.option(
+                "--up-to", type=any_size, default=up_to, help=f"No {axis} above it.  [{up_to}]"
+            ),
+            click.option(
+                "--confirm",
+                is_flag=True,
+                help="Measure what was found, and what is next to it; needs the device.",
+            ),
         ]
     )
 
@@ -319,14 +428,20 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
 
     console, address, cpu_cells = SweepConsole(), chosen["address"], chosen["cpu_cells"]
     if chosen["scheduler"] == "serial":
-        for option, is_asked in (("--address", address is not None), ("--cpu-cells", cpu_cells > 1)):
+        for option, is_asked in (
+            ("--address", address is not None),
+            ("--cpu-cells", cpu_cells > 1),
+        ):
             if is_asked:
                 raise ConfigError(
-                    f"{option}: is of Ray, and --scheduler serial measures here, one by one", "Leave one of them out"
+                    f"{option}: is of Ray, and --scheduler serial measures here, one by one",
+                    "Leave one of them out",
                 )
     return Means(
         open_scheduler=lambda example: (
-            RayScheduler(address, cpu_cells, example) if chosen["scheduler"] == "ray" else SerialScheduler()
+            RayScheduler(address, cpu_cells, example)
+            if chosen["scheduler"] == "ray"
+            else SerialScheduler()
         ),
         open_display=lambda total, left: make_display(total, label, console, left),
         time_limit_s=_seconds(chosen["time_limit"]),
@@ -346,10 +461,15 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     card = find_card(chosen["gpu"]) if chosen["gpu"] is not None else None
     if card is not None and chosen["confirm"]:
         gib = f"{card.usable_bytes / 1024**3:.1f}"
-        raise ConfigError("--confirm: measures on the GPU that is here, not on a named one", f"--set memory_limit_gib={gib}")
+        raise ConfigError(
+            "--confirm: measures on the GPU that is here, not on a named one",
+            f"--set memory_limit_gib={gib}",
+        )
     request = resolve(chosen["config"], chosen["sets"], chosen["wheres"], chosen["out"])
     if chosen["confirm"] and not chosen["address"]:  # sooner than after minutes of prediction
-        require_devices(request, (cell.params.device for cell in request.expansion.cells), [probe_here()])
+        require_devices(
+            request, (cell.params.device for cell in request.expansion.cells), [probe_here()]
+        )
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
     axes = dict.fromkeys([*varying_axes(request.expansion.cells), axis])
     means = _means(lambda cell: cell.describe(axes), chosen) if chosen["confirm"] else None
@@ -368,11 +488,15 @@ def _choice(chosen: dict[str, Any]) -> Any:
     from orchestrator.planning.plan import Choice
 
     if chosen["verify_inferred"] and not chosen["infer_oom"]:
-        raise ConfigError("--verify-inferred: nothing is inferred without --infer-oom", "Add that, or leave this out")
+        raise ConfigError(
+            "--verify-inferred: nothing is inferred without --infer-oom",
+            "Add that, or leave this out",
+        )
     within = {*chosen["only"], *(FLAWS if "ok" in chosen["only"] else ())}
     if within and (beyond := [word for word in chosen["retry"] if word not in within]):
         raise ConfigError(
-            f"--retry {beyond[0]}: --only leaves out all such cells", f"Add --only {_status_of(beyond[0])}, or leave one out"
+            f"--retry {beyond[0]}: --only leaves out all such cells",
+            f"Add --only {_status_of(beyond[0])}, or leave one out",
         )
     return Choice(
         infer_oom=chosen["infer_oom"],
@@ -398,7 +522,10 @@ def _seconds(text: str | None) -> float | None:
 
     seconds = float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2] or "s"]
     if seconds > LONGEST_S:
-        raise ConfigError(f"--time-limit {text}: is longer than {LONGEST_S / 3600:,.0f} h", "Leave it out for no limit")
+        raise ConfigError(
+            f"--time-limit {text}: is longer than {LONGEST_S / 3600:,.0f} h",
+            "Leave it out for no limit",
+        )
     return seconds
 
 
@@ -412,17 +539,31 @@ def _conclude(summary: Any, request: Any) -> None:
     counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
     if summary.foreseen:
         say(f"left out {so_many(summary.foreseen)}, predicted to run out of memory")
-    inferred = f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
+    inferred = (
+        f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
+    )
     times = summary.measured.total()
     often = f", {times} times in all" if times > summary.cells else ""
-    if any(summary.statuses.values()) or summary.stopped or summary.late or summary.broken or not summary.before:
-        say(f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}")
+    if (
+        any(summary.statuses.values())
+        or summary.stopped
+        or summary.late
+        or summary.broken
+        or not summary.before
+    ):
+        say(
+            f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}"
+        )
     else:
         before = ", ".join(f"{count} {status}" for status, count in sorted(summary.before.items()))
-        say(f"nothing to measure: of {so_many(sum(summary.before.values()))} {before}; kept in {folder}")
+        say(
+            f"nothing to measure: of {so_many(sum(summary.before.values()))} {before}; kept in {folder}"
+        )
     if summary.refuted:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
-        say(f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured")
+        say(
+            f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured"
+        )
     if summary.broken:
         say(f"{so_many(summary.left)} left. To go on: {again}")
         raise summary.broken
@@ -430,10 +571,16 @@ def _conclude(summary: Any, request: Any) -> None:
         say(f"stopped by {summary.stopped} with {so_many(summary.left)} left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
     if summary.stopped or summary.late:
-        shortest = f", the shortest of which is expected to take {format_seconds(summary.late_s)}" if summary.late_s else ""
+        shortest = (
+            f", the shortest of which is expected to take {format_seconds(summary.late_s)}"
+            if summary.late_s
+            else ""
+        )
         say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
         if not times:
-            say("nothing was measured within that time: where it takes as long to begin again, only a longer one goes on")
+            say(
+                "nothing was measured within that time: where it takes as long to begin again, only a longer one goes on"
+            )
         sys.exit(EXIT_TIME_LIMIT)
     for flaw, what in FLAWS.items():
         if count := summary.flaws[flaw]:

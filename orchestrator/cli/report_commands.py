@@ -35,7 +35,9 @@ class PublishedDevice(click.ParamType[str]):
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
         return f"[{'|'.join(self._words())}]"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
     def _words(self) -> list[str]:
@@ -49,10 +51,14 @@ class Percentage(click.ParamType[float]):
 
     name = "percentage"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value).strip())
         if not found or float(found[1]) > 100:
-            raise ConfigError(f"--{_option(param, self.name)} {value}: is not a percentage", "Write 3% or 0.5%")
+            raise ConfigError(
+                f"--{_option(param, self.name)} {value}: is not a percentage", "Write 3% or 0.5%"
+            )
         return float(found[1]) / 100
 
 
@@ -61,13 +67,18 @@ class Megabytes(click.ParamType[float]):
 
     name = "megabytes"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
         try:
             size = float(value)
         except ValueError:
             size = math.nan
         if not 0 <= size < math.inf:
-            raise ConfigError(f"--{_option(param, self.name)} {value}: is not a size in megabytes", "Write 25 or 0.5")
+            raise ConfigError(
+                f"--{_option(param, self.name)} {value}: is not a size in megabytes",
+                "Write 25 or 0.5",
+            )
         return size
 
 
@@ -79,8 +90,18 @@ def _option(param: click.Parameter | None, name: str) -> str:
 @click.command()
 @click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
-@click.option("--format", "form", type=click.Choice(["md", "csv", "tex", "typ"]), default="md", help="What is printed.  [md]")
-@click.option("--cells", metavar="A,B", help="Only these cells, by the beginnings of their ids; the files stay as they are.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["md", "csv", "tex", "typ"]),
+    default="md",
+    help="What is printed.  [md]",
+)
+@click.option(
+    "--cells",
+    metavar="A,B",
+    help="Only these cells, by the beginnings of their ids; the files stay as they are.",
+)
 @click.option(
     "--where",
     "wheres",
@@ -88,7 +109,11 @@ def _option(param: click.Parameter | None, name: str) -> str:
     metavar="AXIS=A,AXIS=B|C",
     help="Only the cells that match, as of `sweep run`; as with --cells.",
 )
-@click.option("--against", type=PublishedDevice(), help="Also what others published of the same cells on this device.")
+@click.option(
+    "--against",
+    type=PublishedDevice(),
+    help="Also what others published of the same cells on this device.",
+)
 def report(
     run_folders: tuple[Where, ...],
     tables: tuple[str, ...],
@@ -127,7 +152,11 @@ def report(
     whole = _whole_report(run, results, beside) if not tables and not some else None
     chosen = results if cells is None else choose_cells(results, _named_cells(cells))
     chosen = choose_where(chosen, conditions) if conditions else chosen
-    pages = whole.pages if whole else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
+    pages = (
+        whole.pages
+        if whole
+        else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
+    )
     if form == "md" and whole and whole.words:
         click.echo(whole.first_words)
     for page in pages:
@@ -137,16 +166,26 @@ def report(
             click.echo(to_markdown(page))
         else:
             device = against if page.table in beside else None
-            click.echo(first_rows(page, _command_for(page.table.name, run_folders, cells, wheres, device)))
+            click.echo(
+                first_rows(page, _command_for(page.table.name, run_folders, cells, wheres, device))
+            )
     if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
         click.echo(nothing_in_common(against), err=True)
     elif not pages:
         click.echo(
-            "nothing measured yet" if results.cells.empty or not tables else f"no cell of these is for {', '.join(tables)}"
+            "nothing measured yet"
+            if results.cells.empty or not tables
+            else f"no cell of these is for {', '.join(tables)}"
         )
     if missing := 0 if some else run.missing():
-        of_each = ", ".join(f"{count} of {name}" for name, count in run.unmeasured().items()) if run.is_published else ""
-        pending = f"{missing} cells that were asked for are still to be measured: sweep status says which"
+        of_each = (
+            ", ".join(f"{count} of {name}" for name, count in run.unmeasured().items())
+            if run.is_published
+            else ""
+        )
+        pending = (
+            f"{missing} cells that were asked for are still to be measured: sweep status says which"
+        )
         click.echo(f"not measured: {of_each}" if of_each else pending, err=True)
     if results.bare:
         click.echo(
@@ -162,7 +201,9 @@ def report(
 
 @click.command("import-nsys")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--out", type=RunPlace(), help="The run to add it to, or a new folder.  [results/FILE]")
+@click.option(
+    "--out", type=RunPlace(), help="The run to add it to, or a new folder.  [results/FILE]"
+)
 def import_nsys(file: Path, out: Where | None) -> None:
     """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and print their tables.
 
@@ -183,9 +224,17 @@ def import_nsys(file: Path, out: Where | None) -> None:
 @click.command()
 @click.argument("before", metavar="A")
 @click.argument("after", metavar="B")
-@click.option("--fail-on", type=click.Choice(["slower", "faster", "ambiguous"]), multiple=True, help="Exit code 1 if a cell is.")
 @click.option(
-    "--threshold", default="0%", type=Percentage(), help="With --fail-on: only for differences beyond it, such as 3%.  [0%]"
+    "--fail-on",
+    type=click.Choice(["slower", "faster", "ambiguous"]),
+    multiple=True,
+    help="Exit code 1 if a cell is.",
+)
+@click.option(
+    "--threshold",
+    default="0%",
+    type=Percentage(),
+    help="With --fail-on: only for differences beyond it, such as 3%.  [0%]",
 )
 @click.option(
     "--machines",
@@ -195,7 +244,9 @@ def import_nsys(file: Path, out: Where | None) -> None:
     type=RunPlace(),
     help="Also how many are as near as this run, or all of a publication, and A are to each other; may be repeated.",
 )
-def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float, folders: tuple[Where, ...]) -> None:
+def compare(
+    before: str, after: str, fail_on: tuple[str, ...], threshold: float, folders: tuple[Where, ...]
+) -> None:
     """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
 
     Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
@@ -212,28 +263,48 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float,
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):
-        raise ConfigError(f"{before} and {after}: one is a run and the other a cell", "Name two runs, or two cells as RUN:CELL")
+        raise ConfigError(
+            f"{before} and {after}: one is a run and the other a cell",
+            "Name two runs, or two cells as RUN:CELL",
+        )
     a, b = open_run(first), open_run(second)
     named = named_runs(folders).values() if folders else ()
-    others = [run for run in named if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())]
+    others = [
+        run for run in named if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())
+    ]
     report = held_against(a, b, (one, other) if one else None, others=others)
     for line in describe_comparison(report):
         click.echo(line)
     if folders and report.of_one_machine:
-        click.echo("--machines tells nothing of another machine: A and B were measured on the same one")
+        click.echo(
+            "--machines tells nothing of another machine: A and B were measured on the same one"
+        )
     elif folders and not report.machines:
         click.echo(
             "--machines: those runs and A have too few cells in common, on other machines than B's, to tell what these differ by"
         )
-    bad = [one for one in report.comparisons if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold]
+    bad = [
+        one
+        for one in report.comparisons
+        if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold
+    ]
     sys.exit(EXIT_FAILURES if bad else 0)
 
 
 @click.command()
 @click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
-@click.option("--out", required=True, type=Folder(), help="Where to; what was published there is replaced.")
-@click.option("--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]")
-@click.option("--against", type=PublishedDevice(), default="all", help="Whose numbers stand beside its own.  [all]")
+@click.option(
+    "--out", required=True, type=Folder(), help="Where to; what was published there is replaced."
+)
+@click.option(
+    "--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]"
+)
+@click.option(
+    "--against",
+    type=PublishedDevice(),
+    default="all",
+    help="Whose numbers stand beside its own.  [all]",
+)
 def publish(run_folders: tuple[Where, ...], out: Path, limit_mb: float, against: str) -> None:
     """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
 
@@ -247,7 +318,9 @@ def publish(run_folders: tuple[Where, ...], out: Path, limit_mb: float, against:
     done = publish(run_folders, out, round(limit_mb * MB), against)
     for sentence in done.left_out:
         click.echo(f"left out: {sentence}")
-    click.echo(f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {shlex.quote(str(out))}")
+    click.echo(
+        f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {shlex.quote(str(out))}"
+    )
 
 
 def _whole_report(run: Any, results: Any, beside: tuple[Table, ...]) -> Any:
@@ -261,7 +334,10 @@ def _named_cells(text: str) -> list[str]:
     """Raises ConfigError where it names none: every id begins with nothing."""
     found = [name for part in text.split(",") if (name := part.strip())]
     if not found:
-        raise ConfigError(f"--cells {text!r}: names no cell", "Write the beginnings of their ids: --cells 3f2a,91c")
+        raise ConfigError(
+            f"--cells {text!r}: names no cell",
+            "Write the beginnings of their ids: --cells 3f2a,91c",
+        )
     return found
 
 
@@ -272,10 +348,17 @@ def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[
 
 
 def _command_for(
-    table: str, run_folders: tuple[Where, ...], cells: str | None, wheres: tuple[str, ...], against: str | None
+    table: str,
+    run_folders: tuple[Where, ...],
+    cells: str | None,
+    wheres: tuple[str, ...],
+    against: str | None,
 ) -> str:
     """What prints that table alone, of the same cells."""
-    some = [*(["--cells", cells] if cells else []), *(word for where in wheres for word in ("--where", where))]
+    some = [
+        *(["--cells", cells] if cells else []),
+        *(word for where in wheres for word in ("--where", where)),
+    ]
     options = [*some, *(["--against", against] if against else [])]
     return shlex.join(["sweep", "report", *map(str, run_folders), *options, "--table", table])
 

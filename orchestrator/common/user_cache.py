@@ -8,4 +8,8 @@ from pathlib import Path
 
 def cache_folder(name: str) -> Path:
     """The part of it that is called so; there or not."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "transformer-sweep" / name
+    return (
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        / "transformer-sweep"
+        / name
+    )

@@ -58,16 +58,28 @@ class Expansion:
 
 
 def parse_selection(
-    sets: Iterable[str], wheres: Iterable[str], sample: float | None = None, instruments: Iterable[str] = ()
+    sets: Iterable[str],
+    wheres: Iterable[str],
+    sample: float | None = None,
+    instruments: Iterable[str] = (),
 ) -> Selection:
     """`--set axis=a,b` and `--where axis=a,axis=b|c`. Values read as in YAML."""
     if sample == 0:
-        raise ConfigError("--sample 0%: is a sample of nothing", "Write 10%, or leave it out for all cells")
+        raise ConfigError(
+            "--sample 0%: is a sample of nothing", "Write 10%, or leave it out for all cells"
+        )
     conditions = [part for where in wheres for part in where.split(",")]
-    return Selection(_assignments(sets, ",", "--set"), _assignments(conditions, "|", "--where"), sample, tuple(instruments))
+    return Selection(
+        _assignments(sets, ",", "--set"),
+        _assignments(conditions, "|", "--where"),
+        sample,
+        tuple(instruments),
+    )
 
 
-def choose_sample(cells: Iterable[Cell], share: float, fewest: int = 1, seed: int = 0) -> tuple[Cell, ...]:
+def choose_sample(
+    cells: Iterable[Cell], share: float, fewest: int = 1, seed: int = 0
+) -> tuple[Cell, ...]:
     """This fraction of them at random, in their order: the same ones each time, and hardly others where some have been added."""
     known = tuple(cells)
     wanted = max(fewest, math.ceil(share * len(known)))
@@ -93,7 +105,11 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
     if not named:
         remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
         raise ConfigError(f"{source.name}: the grid is empty", remedy)
-    chosen = choose_sample(cells.values(), selection.sample) if selection.sample else tuple(cells.values())
+    chosen = (
+        choose_sample(cells.values(), selection.sample)
+        if selection.sample
+        else tuple(cells.values())
+    )
     return Expansion(chosen, named - len(cells), frozenset(idle))
 
 
@@ -101,7 +117,8 @@ def require_effect(expansion: Expansion) -> None:
     """Raises ConfigError for what `--set` names in vain: the sweep would be another than the one that was asked for."""
     for name in sorted(expansion.idle):
         raise ConfigError(
-            f"--set {name}: no cell of these has it", "Leave it out, or set what it goes with, such as timing, device or compile"
+            f"--set {name}: no cell of these has it",
+            "Leave it out, or set what it goes with, such as timing, device or compile",
         )
 
 
@@ -111,25 +128,36 @@ def require_matches(config: SweepConfig, source: Source) -> None:
     """
     try:
         _check_size(config, source, Selection({}, {}))
-        idle = [place for number, grid in enumerate(config.grids) for place in _idle_clauses(grid, number, config, source)]
+        idle = [
+            place
+            for number, grid in enumerate(config.grids)
+            for place in _idle_clauses(grid, number, config, source)
+        ]
     except ConfigError:
         return
     for place in idle:
-        raise ConfigError(f"{source.where(place)}: matches no cell of the grid", "Correct it, or leave it out")
+        raise ConfigError(
+            f"{source.where(place)}: matches no cell of the grid", "Correct it, or leave it out"
+        )
 
 
 def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
     """Whether a cell's parameters meet every clause; a list of values in a clause matches any of them."""
     return all(
-        name in values and values[name] in (wanted if isinstance(wanted, list | tuple) else [wanted])
+        name in values
+        and values[name] in (wanted if isinstance(wanted, list | tuple) else [wanted])
         for name, wanted in condition.items()
     )
 
 
-def _expand_grid(grid: Grid, place: Place, config: SweepConfig, source: Source, selection: Selection) -> Iterator[Cell]:
+def _expand_grid(
+    grid: Grid, place: Place, config: SweepConfig, source: Source, selection: Selection
+) -> Iterator[Cell]:
     for cell, _ in _made_cells(grid, place, config, source, selection.set):
         actual = _actual(cell)
-        if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(actual, selection.where):
+        if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(
+            actual, selection.where
+        ):
             continue
         yield cell
 
@@ -138,13 +166,18 @@ def _idle_clauses(grid: Grid, number: int, config: SweepConfig, source: Source) 
     """Where those stand that match no cell of the grid as it is written."""
     base: Place = ("grids", number)
     excludes, overrides = set(range(len(grid.exclude))), set(range(len(grid.override)))
-    for cell, overridden in _made_cells(grid, base, config, source, {}) if excludes or overrides else ():
+    for cell, overridden in (
+        _made_cells(grid, base, config, source, {}) if excludes or overrides else ()
+    ):
         actual = _actual(cell)
         excludes -= {i for i in excludes if matches(actual, grid.exclude[i])}
         overrides -= overridden
         if not excludes and not overrides:
             break
-    return [*((*base, "exclude", i) for i in sorted(excludes)), *((*base, "override", i, "when") for i in sorted(overrides))]
+    return [
+        *((*base, "exclude", i) for i in sorted(excludes)),
+        *((*base, "override", i, "when") for i in sorted(overrides)),
+    ]
 
 
 def _made_cells(
@@ -156,14 +189,21 @@ def _made_cells(
     narrowed = {name: list(values) for name, values in sets.items() if name in known}
     points = [(place, shared | point) for point in _product({**grid.axes, **narrowed})]
     for i, included in enumerate(grid.include):
-        points += [((*place, "include", i), shared | included | point) for point in _product(narrowed)]
+        points += [
+            ((*place, "include", i), shared | included | point) for point in _product(narrowed)
+        ]
     for at, values in points:
         overridden = set[int]()
         for i, override in enumerate(grid.override):
             if matches({**defaults, **values}, override.when):
-                values |= {name: value for name, value in override.set.items() if name not in narrowed}
+                values |= {
+                    name: value for name, value in override.set.items() if name not in narrowed
+                }
                 overridden.add(i)
-        yield _make_cell(grid, values, partial(_written, grid, at, values, narrowed), source), overridden
+        yield (
+            _make_cell(grid, values, partial(_written, grid, at, values, narrowed), source),
+            overridden,
+        )
 
 
 def _actual(cell: Cell) -> Values:
@@ -176,14 +216,18 @@ def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _make_cell(grid: Grid, values: Values, written: Callable[[Place], Place], source: Source) -> Cell:
+def _make_cell(
+    grid: Grid, values: Values, written: Callable[[Place], Place], source: Source
+) -> Cell:
     try:
         return make_cell(grid.task, values)
     except ValidationError as error:
         raise config_error(error, source, written, lambda _: axis_names(_params(grid))) from error
 
 
-def _written(grid: Grid, at: Place, values: Values, narrowed: Collection[str], complaint: Place) -> Place:
+def _written(
+    grid: Grid, at: Place, values: Values, narrowed: Collection[str], complaint: Place
+) -> Place:
     """Where that part of the parameters of a cell stands in the file. at: of the grid, or of what it includes."""
     if not complaint or complaint[0] in narrowed or complaint[0] not in values:
         return (*at, *complaint)
@@ -208,32 +252,50 @@ def _check_axes(config: SweepConfig, source: Source, selection: Selection) -> No
     for number, grid in enumerate(config.grids):
         known = axis_names(_params(grid))
         base: Place = ("grids", number)
-        written: list[tuple[Place, Values]] = [((*base, "axes"), grid.axes), ((*base, "fixed"), grid.fixed)]
+        written: list[tuple[Place, Values]] = [
+            ((*base, "axes"), grid.axes),
+            ((*base, "fixed"), grid.fixed),
+        ]
         written += [((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)]
         written += [((*base, "include", i), clause) for i, clause in enumerate(grid.include)]
         for i, override in enumerate(grid.override):
-            written += [((*base, "override", i, "when"), override.when), ((*base, "override", i, "set"), override.set)]
+            written += [
+                ((*base, "override", i, "when"), override.when),
+                ((*base, "override", i, "set"), override.set),
+            ]
         for place, values in written:
             for name in values:
                 if name not in known:
                     where = source.where((*place, name))
-                    raise ConfigError(f"{where}: {grid.task} has no axis {name!r}", nearest(name, known))
+                    raise ConfigError(
+                        f"{where}: {grid.task} has no axis {name!r}", nearest(name, known)
+                    )
     anywhere = sorted({name for grid in config.grids for name in axis_names(_params(grid))})
     for name in config.defaults:
         if name not in anywhere:
-            raise ConfigError(f"{source.where(('defaults', name))}: no task has {name!r}", nearest(name, anywhere))
+            raise ConfigError(
+                f"{source.where(('defaults', name))}: no task has {name!r}", nearest(name, anywhere)
+            )
     for option, names in (("--set", list(selection.set)), ("--where", list(selection.where))):
         for name in names:
             if name not in anywhere and (option, name) != ("--where", "task"):
-                raise ConfigError(f"{option} {name}: no task of this sweep has such an axis", nearest(name, anywhere))
+                raise ConfigError(
+                    f"{option} {name}: no task of this sweep has such an axis",
+                    nearest(name, anywhere),
+                )
 
 
 def _check_clauses(config: SweepConfig, source: Source) -> None:
     """What a clause asks for must be a value of its axis: else it would match nothing, and say nothing."""
     for number, grid in enumerate(config.grids):
         base: Place = ("grids", number)
-        clauses: list[tuple[Place, Values]] = [((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)]
-        clauses += [((*base, "override", i, "when"), override.when) for i, override in enumerate(grid.override)]
+        clauses: list[tuple[Place, Values]] = [
+            ((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)
+        ]
+        clauses += [
+            ((*base, "override", i, "when"), override.when)
+            for i, override in enumerate(grid.override)
+        ]
         for place, clause in clauses:
             for name, wanted in clause.items():
                 _check_clause(grid, name, wanted, place, source)
@@ -241,7 +303,10 @@ def _check_clauses(config: SweepConfig, source: Source) -> None:
 
 def _check_clause(grid: Grid, name: str, wanted: Any, place: Place, source: Source) -> None:
     if wanted == []:
-        raise ConfigError(f"{source.where((*place, name))}: an empty list matches nothing", "Name a value, or several")
+        raise ConfigError(
+            f"{source.where((*place, name))}: an empty list matches nothing",
+            "Name a value, or several",
+        )
     several = isinstance(wanted, list)
     for number, value in enumerate(wanted if several else [wanted]):
         error = _refusal(grid, name, value)
@@ -262,7 +327,9 @@ def _check_values(config: SweepConfig, option: str, selected: Mapping[str, Seque
         for value in wanted if grids else ():
             refusals = [_refusal(grid, name, value) for grid in grids]
             if all(refusals) and refusals[0]:
-                raise config_error(refusals[0], Source(option, None), (), lambda _: ()) from refusals[0]
+                raise config_error(
+                    refusals[0], Source(option, None), (), lambda _: ()
+                ) from refusals[0]
 
 
 def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
@@ -277,11 +344,20 @@ def _check_size(config: SweepConfig, source: Source, selection: Selection) -> No
     """Also before anything is multiplied out."""
     asked = 0
     for number, grid in enumerate(config.grids):
-        narrowed = {name: values for name, values in selection.set.items() if name in axis_names(_params(grid))}
-        asked += _combinations({**grid.axes, **narrowed}) + len(grid.include) * _combinations(narrowed)
+        narrowed = {
+            name: values
+            for name, values in selection.set.items()
+            if name in axis_names(_params(grid))
+        }
+        asked += _combinations({**grid.axes, **narrowed}) + len(grid.include) * _combinations(
+            narrowed
+        )
         if asked > MAX_COMBINATIONS:
             where = source.where(("grids", number))
-            raise ConfigError(f"{where}: more than {MAX_COMBINATIONS:,} combinations", "Split the sweep, or narrow it with --set")
+            raise ConfigError(
+                f"{where}: more than {MAX_COMBINATIONS:,} combinations",
+                "Split the sweep, or narrow it with --set",
+            )
 
 
 def _combinations(axes: Mapping[str, Sequence[Any]]) -> int:
@@ -297,7 +373,9 @@ def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str,
     for text in texts:
         name, values = _assignment(text, separator, option)
         if name in found:
-            raise ConfigError(f"{option} {name}: is given twice", f"Join the values with {separator!r}")
+            raise ConfigError(
+                f"{option} {name}: is given twice", f"Join the values with {separator!r}"
+            )
         found[name] = values
     return found
 

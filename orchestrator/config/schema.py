@@ -53,15 +53,25 @@ class Grid(Strict):
     axes: dict[str, Annotated[list[Any], Field(min_length=1)]] = Field(
         default_factory=dict, description="lists of values; every combination is a cell"
     )
-    fixed: Values = Field(default_factory=dict, description="parameters that all cells of this grid share")
-    exclude: list[Values] = Field(default_factory=list, description="cells to leave out; a list of values matches any")
-    override: list[Override] = Field(default_factory=list, description="other parameters for some cells")
+    fixed: Values = Field(
+        default_factory=dict, description="parameters that all cells of this grid share"
+    )
+    exclude: list[Values] = Field(
+        default_factory=list, description="cells to leave out; a list of values matches any"
+    )
+    override: list[Override] = Field(
+        default_factory=list, description="other parameters for some cells"
+    )
     include: list[Values] = Field(default_factory=list, description="further cells, spelled out")
 
 
 class Limits(Strict):
-    timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(900.0, description="of one attempt, from when its task begins")
-    attempts: Annotated[int, Field(ge=1)] = Field(3, description="tries at a cell that fails, over all runs")
+    timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(
+        900.0, description="of one attempt, from when its task begins"
+    )
+    attempts: Annotated[int, Field(ge=1)] = Field(
+        3, description="tries at a cell that fails, over all runs"
+    )
     host_memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = Field(
         None, description="resident set at which a cell is ended"
     )
@@ -70,13 +80,21 @@ class Limits(Strict):
 class SweepConfig(Strict):
     """A sweep: what to measure, and how."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(description="names the results folder")
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
+        description="names the results folder"
+    )
     description: str = ""
     results: str | None = Field(None, description="results folder; results/<name> unless given")
-    defaults: Values = Field(default_factory=dict, description="parameters of every grid that has them")
-    instruments: list[str] = Field(default_factory=lambda: ["timing", "memory", "telemetry", "backend"])
+    defaults: Values = Field(
+        default_factory=dict, description="parameters of every grid that has them"
+    )
+    instruments: list[str] = Field(
+        default_factory=lambda: ["timing", "memory", "telemetry", "backend"]
+    )
     limits: Limits = Limits()
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the measuring process")
+    env: dict[str, str] = Field(
+        default_factory=dict, description="environment variables of the measuring process"
+    )
     grids: Annotated[list[Grid], Field(min_length=1)]
 
 
@@ -102,14 +120,17 @@ def load_config(path: Path) -> tuple[SweepConfig, Source]:
     """Raises ConfigError, always with the file's name and, where it can be told, the line."""
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes", "A sweep is a few dozen lines")
+            raise ConfigError(
+                f"{path}: larger than {MAX_BYTES} bytes", "A sweep is a few dozen lines"
+            )
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         remedy = _near_files(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", remedy) from error
     except UnicodeDecodeError as error:
         raise ConfigError(
-            f"{path}: cannot be read: byte {error.start} is not of UTF-8", "A config is text: save it as UTF-8"
+            f"{path}: cannot be read: byte {error.start} is not of UTF-8",
+            "A config is text: save it as UTF-8",
         ) from error
     return parse_config(text, str(path))
 
@@ -118,7 +139,9 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
     """The same from a text; `name` stands for the file in errors."""
     source = Source(name, _load_yaml(text, name))
     if not isinstance(source.document, CommentedMap):
-        raise ConfigError(f"{name}: is not a mapping of names to values", "See configs/demo.yaml for the form")
+        raise ConfigError(
+            f"{name}: is not a mapping of names to values", "See configs/demo.yaml for the form"
+        )
     try:
         document = plain(source.document)
     except TypeError as error:
@@ -147,13 +170,16 @@ def _check_sense(config: SweepConfig, source: Source) -> None:
     """Of a config that is written, not of one that was run: what it says in vain."""
     if not config.instruments:
         raise ConfigError(
-            f"{source.where(('instruments',))}: is empty: nothing would be measured", "Leave it out, or write [timing]"
+            f"{source.where(('instruments',))}: is empty: nothing would be measured",
+            "Leave it out, or write [timing]",
         )
     for number, grid in enumerate(config.grids):
         for name in grid.fixed:
             if name in grid.axes:
                 where = source.where(("grids", number, "fixed", name))
-                raise ConfigError(f"{where}: is among the axes of the grid too", "Leave one of them out")
+                raise ConfigError(
+                    f"{where}: is among the axes of the grid too", "Leave one of them out"
+                )
 
 
 def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:
@@ -161,17 +187,24 @@ def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:
     said = Source("--instrument", None)
     for name in names:
         _check_known(name, instrument_names(), "instrument", said, ())
-    together = config.model_copy(update={"instruments": list(dict.fromkeys([*config.instruments, *names]))})
+    together = config.model_copy(
+        update={"instruments": list(dict.fromkeys([*config.instruments, *names]))}
+    )
     _check_beside_nsys(together.instruments, said)
     return together
 
 
 def _check_beside_nsys(instruments: Sequence[str], source: Source) -> None:
     """What runs under it is slower, and CUPTI, which these use as well, has one user at a time."""
-    others = [name for name in ("timing", "kernel_time", "kernels", "backend") if name in instruments]
+    others = [
+        name for name in ("timing", "kernel_time", "kernels", "backend") if name in instruments
+    ]
     if "nsys" in instruments and others:
         where = source.where(("instruments",))
-        raise ConfigError(f"{where}: nsys cannot go with {' or '.join(others)}", "Give it a config of its own: [memory, nsys]")
+        raise ConfigError(
+            f"{where}: nsys cannot go with {' or '.join(others)}",
+            "Give it a config of its own: [memory, nsys]",
+        )
 
 
 def _check_env(env: Mapping[str, str], source: Source) -> None:
@@ -179,14 +212,22 @@ def _check_env(env: Mapping[str, str], source: Source) -> None:
     for name, value in env.items():
         where = source.where(("env", name))
         if not name or "=" in name or not _system_takes(name):
-            raise ConfigError(f"{where}: {name!r} cannot name an environment variable", "Write NAME: value")
+            raise ConfigError(
+                f"{where}: {name!r} cannot name an environment variable", "Write NAME: value"
+            )
         if not _system_takes(value):
-            raise ConfigError(f"{where}: cannot be the value of an environment variable", "Write plain text, without a NUL")
+            raise ConfigError(
+                f"{where}: cannot be the value of an environment variable",
+                "Write plain text, without a NUL",
+            )
 
 
 def _check_results(folder: str | None, source: Source) -> None:
     if folder is not None and not (folder.strip() and _system_takes(folder)):
-        raise ConfigError(f"{source.where(('results',))}: {folder!r} names no folder", "Leave it out for results/<name>")
+        raise ConfigError(
+            f"{source.where(('results',))}: {folder!r} names no folder",
+            "Leave it out for results/<name>",
+        )
 
 
 def _system_takes(text: str) -> bool:
@@ -197,7 +238,9 @@ def _system_takes(text: str) -> bool:
         return False
 
 
-def config_error(error: ValidationError, source: Source, base: Place | Callable[[Place], Place], allowed: Any) -> ConfigError:
+def config_error(
+    error: ValidationError, source: Source, base: Place | Callable[[Place], Place], allowed: Any
+) -> ConfigError:
     """The first complaint of a validation, in one line with its place and its remedy.
 
     base: where what was validated stands, or what gives a place in the file for one in that. allowed(place) lists the words that
@@ -213,7 +256,9 @@ def config_error(error: ValidationError, source: Source, base: Place | Callable[
         case "literal_error":
             choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
             words = [quoted or number for quoted, number in choices]
-            return ConfigError(f"{where}: {first['input']!r} is not allowed", nearest(first["input"], words))
+            return ConfigError(
+                f"{where}: {first['input']!r} is not allowed", nearest(first["input"], words)
+            )
         case "missing":
             return ConfigError(f"{where}: is missing")
         case _:
@@ -234,7 +279,9 @@ def json_schema() -> dict[str, Any]:
         axes |= own["properties"]
     grid["properties"]["fixed"] |= {"properties": axes, "additionalProperties": False}
     grid["properties"]["axes"] |= {
-        "properties": {name: {"type": "array", "minItems": 1, "items": axis} for name, axis in axes.items()},
+        "properties": {
+            name: {"type": "array", "minItems": 1, "items": axis} for name, axis in axes.items()
+        },
         "additionalProperties": False,
     }
     return schema
@@ -247,14 +294,18 @@ def _allowed_keys(place: Place) -> list[str]:
     return list((named or [SweepConfig])[-1].model_fields)
 
 
-def _check_known(word: str, allowed: Sequence[str] | Mapping[str, Any], kind: str, source: Source, place: Place) -> None:
+def _check_known(
+    word: str, allowed: Sequence[str] | Mapping[str, Any], kind: str, source: Source, place: Place
+) -> None:
     if word not in allowed:
         raise ConfigError(f"{source.where(place)}: unknown {kind} {word!r}", nearest(word, allowed))
 
 
 def _load_yaml(text: str, name: str) -> Any:
     if _depth(text) > MAX_DEPTH:
-        raise ConfigError(f"{name}: brackets within brackets, more than {MAX_DEPTH} deep", "Close them")
+        raise ConfigError(
+            f"{name}: brackets within brackets, more than {MAX_DEPTH} deep", "Close them"
+        )
     parser = YAML(typ="rt", pure=True)
     parser.Constructor = _BoundedConstructor
     try:
@@ -263,14 +314,17 @@ def _load_yaml(text: str, name: str) -> Any:
             return parser.load(text)
     except _TooLarge as error:
         raise ConfigError(
-            f"{name}: aliases unfold to more than {MAX_NODES} values", "Write the grid with fewer aliases"
+            f"{name}: aliases unfold to more than {MAX_NODES} values",
+            "Write the grid with fewer aliases",
         ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
         tab = "\t" in (text.splitlines()[mark.line : mark.line + 1] or [""])[0] if mark else False
         remedy = "Indent with spaces: YAML allows no tabs" if tab else ""
-        raise ConfigError(f"{where}: not valid YAML: {' '.join(str(error.problem).split())}", remedy) from error
+        raise ConfigError(
+            f"{where}: not valid YAML: {' '.join(str(error.problem).split())}", remedy
+        ) from error
     except Exception as error:  # the parser stumbles in as many ways as there are texts, over a mapping for a key, for one
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"{name}: not valid YAML: {said}") from error

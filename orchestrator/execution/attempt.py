@@ -80,7 +80,9 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     except ParentLost as error:
         STARTER.close()
         wall_s = time.monotonic() - began
-        return recover(attempt) or lost(attempt, f"the process it was forked from went away: {error}", wall_s)
+        return recover(attempt) or lost(
+            attempt, f"the process it was forked from went away: {error}", wall_s
+        )
     finally:
         if _is_cold(attempt):
             shutil.rmtree(_own_cache(attempt), ignore_errors=True)
@@ -92,7 +94,9 @@ def prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
     STARTER.prepare(attempt, child_environment(attempt))
 
 
-def begin_grandparent(folder: Path, attempt: Attempt, environment: Mapping[str, str], mark: Mapping[str, str]) -> Grandparent:
+def begin_grandparent(
+    folder: Path, attempt: Attempt, environment: Mapping[str, str], mark: Mapping[str, str]
+) -> Grandparent:
     """Of the processes that attempts like this one are forked from. mark: what its environment says of whose it is."""
     attempt = _in_environment(attempt, environment)
     params = attempt.cell.params
@@ -100,7 +104,9 @@ def begin_grandparent(folder: Path, attempt: Attempt, environment: Mapping[str, 
 
 
 def _in_environment(attempt: Attempt, environment: Mapping[str, str]) -> Attempt:
-    return replace(attempt, settings=replace(attempt.settings, env={**environment, **attempt.settings.env}))
+    return replace(
+        attempt, settings=replace(attempt.settings, env={**environment, **attempt.settings.env})
+    )
 
 
 def child_environment(attempt: Attempt) -> dict[str, str]:
@@ -136,7 +142,12 @@ def by_hand(attempt: Attempt) -> str:
     """The command that measures the same cell again, in the open."""
     variables = child_environment(attempt)
     return shlex.join(
-        ["env", *(f"{name}={value}" for name, value in variables.items()), *PROGRAM, str(attempt.path / ATTEMPT_FILE)]
+        [
+            "env",
+            *(f"{name}={value}" for name, value in variables.items()),
+            *PROGRAM,
+            str(attempt.path / ATTEMPT_FILE),
+        ]
     )
 
 
@@ -154,7 +165,10 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     account = read_journal(attempt.path / JOURNAL_FILE)
     ending = account.ending or _post_mortem(attempt, ended)
     if ending.status is Status.OK and not account.samples:
-        ending = Ending(Status.FAILED, {"message": "it ended well, yet measured nothing: no instrument gave a sample"})
+        ending = Ending(
+            Status.FAILED,
+            {"message": "it ended well, yet measured nothing: no instrument gave a sample"},
+        )
     evidence = dict(ending.evidence)
     if ending.status not in (Status.OK, Status.SKIPPED):
         evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
@@ -182,13 +196,18 @@ def _seconds(account: Account, ended: Exit) -> dict[str, Any]:
     stage until its end."""
     if not account.stage:
         return {}
-    rest_s, rest = ended.wall_s - sum(account.stage_s.values()), "process" if account.ending else account.stage
+    rest_s, rest = (
+        ended.wall_s - sum(account.stage_s.values()),
+        "process" if account.ending else account.stage,
+    )
     return {"stage_s": {**account.stage_s, rest: account.stage_s.get(rest, 0.0) + rest_s}}
 
 
 def lost(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
     """For an attempt of which nobody can tell any more how it ended."""
-    return Outcome(attempt, Status.LOST, "", "", {"message": reason}, {}, (), time.time() - wall_s, wall_s)
+    return Outcome(
+        attempt, Status.LOST, "", "", {"message": reason}, {}, (), time.time() - wall_s, wall_s
+    )
 
 
 def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
@@ -220,9 +239,16 @@ class _Limit:
 
     def passed(self) -> tuple[str, float] | None:
         """What the attempt was to be before which of them."""
-        if not self._has_begun and read_journal(self._attempt.path / JOURNAL_FILE).stage not in BEFORE_ITS_TASK:
+        if (
+            not self._has_begun
+            and read_journal(self._attempt.path / JOURNAL_FILE).stage not in BEFORE_ITS_TASK
+        ):
             self._has_begun, self._since = True, time.monotonic()
-        what = ("done", self._attempt.settings.timeout_s) if self._has_begun else ("ready to begin", PREPARATION_S)
+        what = (
+            ("done", self._attempt.settings.timeout_s)
+            if self._has_begun
+            else ("ready to begin", PREPARATION_S)
+        )
         return what if time.monotonic() - self._since > what[1] else None
 
 
@@ -249,7 +275,9 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
     """What killed a child that left no last word."""
     if ended.timed_out:
         what, limit = ended.timed_out
-        return Ending(Status.TIMEOUT, {"message": f"not {what} after {limit:g} s", "timeout_s": limit})
+        return Ending(
+            Status.TIMEOUT, {"message": f"not {what} after {limit:g} s", "timeout_s": limit}
+        )
     if ended.over_memory_bytes is not None:
         message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
         return Ending(Status.HOST_OOM, {"message": message, "rss_bytes": ended.over_memory_bytes})
@@ -257,11 +285,22 @@ def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
         name = _signal_name(-ended.code)
         if name == "SIGKILL" and ended.kernel_oom_kills:
             message = "killed by the kernel for want of host memory"
-            return Ending(Status.HOST_OOM, {"message": message, "signal": name, "oom_kills": ended.kernel_oom_kills})
+            return Ending(
+                Status.HOST_OOM,
+                {"message": message, "signal": name, "oom_kills": ended.kernel_oom_kills},
+            )
         return Ending(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
-    if attempt.cell.params.caps_host and _NO_THREAD in tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES):
-        return Ending(Status.OOM, {"message": f"{_NO_THREAD}: its stack is within the cap", "exit_code": ended.code})
-    return Ending(Status.CRASHED, {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code})
+    if attempt.cell.params.caps_host and _NO_THREAD in tail(
+        attempt.path / LOG_FILE, _LOG_TAIL_BYTES
+    ):
+        return Ending(
+            Status.OOM,
+            {"message": f"{_NO_THREAD}: its stack is within the cap", "exit_code": ended.code},
+        )
+    return Ending(
+        Status.CRASHED,
+        {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code},
+    )
 
 
 def _signal_name(number: int) -> str:
@@ -269,7 +308,11 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return f"SIGRTMIN+{number - signal.SIGRTMIN}" if number > signal.SIGRTMIN else f"signal {number}"
+        return (
+            f"SIGRTMIN+{number - signal.SIGRTMIN}"
+            if number > signal.SIGRTMIN
+            else f"signal {number}"
+        )
 
 
 def _over_memory(pid: int, limit_gib: float | None) -> int | None:

@@ -53,8 +53,17 @@ def elsewhere(attempt: Attempt) -> Attempt:
     else has made that folder: what compilers find in it they run.
     """
     run = attempt.path.parents[2]
-    folder = _own_folder(text_digest(str(run))[:12]) / "artifacts" / attempt.cell.id / str(attempt.number)
-    env = {name: value for name, value in attempt.settings.env.items() if not value.startswith(str(run.parent))}
+    folder = (
+        _own_folder(text_digest(str(run))[:12])
+        / "artifacts"
+        / attempt.cell.id
+        / str(attempt.number)
+    )
+    env = {
+        name: value
+        for name, value in attempt.settings.env.items()
+        if not value.startswith(str(run.parent))
+    }
     return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
 
 
@@ -85,7 +94,9 @@ def unpack(parcel: Parcel) -> None:
             target = folder / member.name
             if not target.resolve().is_relative_to(folder.resolve()):
                 raise tarfile.ExtractError(f"{member.name} lies outside of {folder}")
-            if content := tar.extractfile(member) if member.isfile() else None:  # no links: they are of the other host
+            if (
+                content := tar.extractfile(member) if member.isfile() else None
+            ):  # no links: they are of the other host
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with content, target.open("wb") as file:
                     shutil.copyfileobj(content, file)

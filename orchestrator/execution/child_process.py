@@ -111,7 +111,11 @@ class Starter:
             return
         device = attempt.cell.params.device
         kin = kinship(device, own)
-        if self._parent is None or kin != self._kin or not (self._parent.is_alive or self._parent.broken):
+        if (
+            self._parent is None
+            or kin != self._kin
+            or not (self._parent.is_alive or self._parent.broken)
+        ):
             self.close()
             self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
             self._parent = find_parent(device, own, self._said.fileno())
@@ -124,9 +128,14 @@ class Starter:
         with (attempt.path / LOG_FILE).open("ab") as log:
             parent = self._parent if is_forked(attempt) else None
             if parent is not None and not parent.broken:
-                return ForkedChild(parent.fork(attempt, environment, log.fileno(), lifeline), parent)
+                return ForkedChild(
+                    parent.fork(attempt, environment, log.fileno(), lifeline), parent
+                )
             if parent is not None:
-                log.write(f"a fresh process, since the prepared parent cannot fork: {parent.broken}\n".encode() + self._heard())
+                log.write(
+                    f"a fresh process, since the prepared parent cannot fork: {parent.broken}\n".encode()
+                    + self._heard()
+                )
                 log.flush()
             return _start_fresh(attempt, environment, log.fileno(), lifeline)
 
@@ -152,11 +161,23 @@ atexit.register(STARTER.close)
 
 
 def is_forked(attempt: Attempt) -> bool:
-    return sys.platform.startswith("linux") and attempt.settings.start_method != "spawn" and not nsys.command(attempt)
+    return (
+        sys.platform.startswith("linux")
+        and attempt.settings.start_method != "spawn"
+        and not nsys.command(attempt)
+    )
 
 
-def _start_fresh(attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> FreshChild:
-    words = [str(attempt.path / ATTEMPT_FILE), "--journal", str(attempt.path / JOURNAL_FILE), "--lifeline", str(lifeline)]
+def _start_fresh(
+    attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
+) -> FreshChild:
+    words = [
+        str(attempt.path / ATTEMPT_FILE),
+        "--journal",
+        str(attempt.path / JOURNAL_FILE),
+        "--lifeline",
+        str(lifeline),
+    ]
     heard, told = os.pipe()
     try:
         before = [*program.ADOPTING, str(told), *nsys.command(attempt)]

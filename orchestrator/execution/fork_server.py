@@ -23,7 +23,9 @@ from tasks.spec.records import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attemp
 GRANDPARENT = "SWEEP_GRANDPARENT"  # where it listens, and for cells of what environment
 ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
-_ADOPTION_S = 60.0  # after which a place is sooner ready by itself than by a grandparent that does not answer
+_ADOPTION_S = (
+    60.0  # after which a place is sooner ready by itself than by a grandparent that does not answer
+)
 
 
 class ParentLost(Exception):
@@ -33,7 +35,13 @@ class ParentLost(Exception):
 class PreparedParent:
     """broken: why it cannot be used, or empty."""
 
-    def __init__(self, channel: socket.socket, lifeline: int, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
+    def __init__(
+        self,
+        channel: socket.socket,
+        lifeline: int,
+        pid: int,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> None:
         """lifeline: our end of it. process: None where it is another's child."""
         self.pid = pid
         self.broken = ""
@@ -61,10 +69,14 @@ class PreparedParent:
         except (ParentLost, OSError) as error:  # a timeout is one
             self.broken = f"it did not come to be ready: {error}"
 
-    def fork(self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int) -> int:
+    def fork(
+        self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
+    ) -> int:
         """The process number of a child, of which it says `code` when it has ended. Raises ParentLost."""
         variables = {name: environment[name] for name in READ_LATE if name in environment}
-        attempt_file, journal_file = (str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE))
+        attempt_file, journal_file = (
+            str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE)
+        )
         request = Request(attempt_file, journal_file, os.getcwd(), variables)
         try:
             socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
@@ -93,7 +105,9 @@ class PreparedParent:
 
 def kinship(device: str, own: Mapping[str, str]) -> str:
     """What cells must have in common to be forked from the same parent: device, and what of their environment is read early."""
-    return json.dumps([device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE)])
+    return json.dumps(
+        [device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE)]
+    )
 
 
 def find_parent(device: str, own: Mapping[str, str], said: int) -> PreparedParent:
@@ -112,7 +126,9 @@ def start_parent(device: str, environment: Mapping[str, str], said: int) -> Prep
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         words = ["--serve", str(theirs.fileno()), "--device", device]
-        process, lifeline = program.start_bound(words, {**environment, **ENVIRONMENT}, said, [theirs.fileno()])
+        process, lifeline = program.start_bound(
+            words, {**environment, **ENVIRONMENT}, said, [theirs.fileno()]
+        )
     return PreparedParent(ours, lifeline, process.pid, process)
 
 
@@ -136,16 +152,31 @@ def _adopt(address: str, said: int) -> PreparedParent:
 class Grandparent:
     """Of the places of this host. Lives until it is closed, or its driver ends; those that it has forked live on without it."""
 
-    def __init__(self, folder: Path, device: str, own: Mapping[str, str], compiled: bool, mark: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        device: str,
+        own: Mapping[str, str],
+        compiled: bool,
+        mark: Mapping[str, str],
+    ) -> None:
         """folder: a short path that nobody else can enter. own: variables of the cells beyond this process's; mark: its own."""
         self.address = str(folder / "parents")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = ["--beget", str(listener.fileno()), "--device", device, *(["--compiled"] if compiled else [])]
+        words = [
+            "--beget",
+            str(listener.fileno()),
+            "--device",
+            device,
+            *(["--compiled"] if compiled else []),
+        ]
         environment = {**os.environ, **own, **ENVIRONMENT, **mark}
         with listener, open(os.devnull, "wb") as nothing:
             listener.bind(self.address)
             listener.listen()
-            self._process, self._lifeline = program.start_bound(words, environment, nothing.fileno(), [listener.fileno()])
+            self._process, self._lifeline = program.start_bound(
+                words, environment, nothing.fileno(), [listener.fileno()]
+            )
         self.pid = self._process.pid
         self.variables = {GRANDPARENT: json.dumps([self.address, kinship(device, own)])}
 

@@ -15,7 +15,9 @@ from orchestrator.common.errors import EnvironmentError
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
 
 TIMEOUT_S = 120
-_REFUSED = re.compile(r"failed with error (CUPTI_ERROR_\w+)")  # so says Kineto in the log, which no program is told
+_REFUSED = re.compile(
+    r"failed with error (CUPTI_ERROR_\w+)"
+)  # so says Kineto in the log, which no program is told
 
 
 def why_it_does_not_compute(gpu: str) -> str | None:
@@ -46,7 +48,11 @@ def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
     if done.returncode == 0:
         return None
     refused = _REFUSED.search(done.stderr)
-    return refused[1] if refused else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return (
+        refused[1]
+        if refused
+        else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    )
 
 
 def probe_here() -> Mapping[str, Any]:
@@ -67,10 +73,14 @@ def _told(words: Sequence[str]) -> Any:
         done.check_returncode()
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentError(f"torch was not imported here within {TIMEOUT_S} s", "See `sweep doctor`, or run again") from error
+        raise EnvironmentError(
+            f"torch was not imported here within {TIMEOUT_S} s", "See `sweep doctor`, or run again"
+        ) from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        raise EnvironmentError(f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`") from error
+        raise EnvironmentError(
+            f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`"
+        ) from error
 
 
 def _ask(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -12,8 +12,18 @@ from pathlib import Path
 from tasks.process import subreaper as adoption
 from tasks.process.source_digest import digest_of, python_files
 
-PROGRAM = (sys.executable, "-P", "-m", "tasks")  # -P: not the `model.py` or `tasks.py` of the folder one is in
-ADOPTING = (sys.executable, "-I", "-S", adoption.__file__)  # as quick as Python begins, whatever a cell's environment makes of it
+PROGRAM = (
+    sys.executable,
+    "-P",
+    "-m",
+    "tasks",
+)  # -P: not the `model.py` or `tasks.py` of the folder one is in
+ADOPTING = (
+    sys.executable,
+    "-I",
+    "-S",
+    adoption.__file__,
+)  # as quick as Python begins, whatever a cell's environment makes of it
 PACKAGES = ("model", "tasks", "orchestrator")
 HERE = Path(__file__).resolve().parents[2]  # where they lie
 PROGRAM_SOURCE = "program_source"  # the fact of a row that says which program measured it
@@ -23,8 +33,14 @@ _ONLY_READS = Path("orchestrator/report")  # what was measured
 def program_source() -> str:
     """A digest of this program's Python files outside orchestrator/report, as they are now: with the same one the same code
     measures, whichever commit it is of."""
-    files = [file.relative_to(HERE) for package in PACKAGES for file in python_files(HERE / package)]
-    return digest_of((f"{file.as_posix()}\n", HERE / file) for file in files if not file.is_relative_to(_ONLY_READS))
+    files = [
+        file.relative_to(HERE) for package in PACKAGES for file in python_files(HERE / package)
+    ]
+    return digest_of(
+        (f"{file.as_posix()}\n", HERE / file)
+        for file in files
+        if not file.is_relative_to(_ONLY_READS)
+    )
 
 
 def git_commit() -> str | None:
@@ -49,7 +65,9 @@ def named(source: str | None, commit: str | None) -> str:
 
 def import_path(beyond: str | None = None) -> str:
     """PYTHONPATH for a process of ours: our packages first, wherever it is started. beyond: what follows, else this process's."""
-    return os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH") if beyond is None else beyond]))
+    return os.pathsep.join(
+        filter(None, [str(HERE), os.environ.get("PYTHONPATH") if beyond is None else beyond])
+    )
 
 
 @contextmanager
@@ -69,7 +87,9 @@ def start_bound(
     """As `start`, of a process that ends when the file descriptor is closed that is given beside it, or with this process."""
     theirs, ours = os.pipe()
     try:
-        return start([*words, "--lifeline", str(theirs)], environment, said, [*passed, theirs]), ours
+        return start(
+            [*words, "--lifeline", str(theirs)], environment, said, [*passed, theirs]
+        ), ours
     except BaseException:
         os.close(ours)
         raise
@@ -78,7 +98,11 @@ def start_bound(
 
 
 def start(
-    words: Sequence[str], environment: Mapping[str, str], said: int, passed: Sequence[int], before: Sequence[str] = ()
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    said: int,
+    passed: Sequence[int],
+    before: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
     """said: the file descriptor of what takes all that it prints. passed: those that it has too. before: what it is run by."""
     return subprocess.Popen(

@@ -20,7 +20,14 @@ from tasks.traces.timeline import Timeline
 INSTRUMENT = "nsys"
 _REPORT = "nsys-rep"
 # By default nsys ends the process with the range that is captured, samples its stacks, and waits for whatever it started.
-_PROFILE = ("profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true", "--wait=primary")
+_PROFILE = (
+    "profile",
+    "--trace=cuda,nvtx",
+    "--sample=none",
+    "--cpuctxsw=none",
+    "--force-overwrite=true",
+    "--wait=primary",
+)
 _CAPTURE = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop")
 
 
@@ -43,7 +50,9 @@ def with_kernels(outcome: Outcome) -> Outcome:
     except Exception as error:  # whatever it is: what was measured must not be lost for it
         missing = Sample("kernels", "busy", "ratio", None, note=str(error))
         return replace(outcome, samples=(*outcome.samples, missing))
-    steps = next((int(s.value) for s in outcome.samples if s.metric == "annotated_steps" and s.value), None)
+    steps = next(
+        (int(s.value) for s in outcome.samples if s.metric == "annotated_steps" and s.value), None
+    )
     samples = (*outcome.samples, *to_samples(works, steps, on_device=True))
     return replace(outcome, samples=samples, kernels=(*outcome.kernels, *to_rows(works, steps)))
 
@@ -51,14 +60,18 @@ def with_kernels(outcome: Outcome) -> Outcome:
 def read_report(file: Path) -> Timeline:
     """Of a report of nsys (`.nsys-rep`), or of its export. Raises RunError or EnvironmentError."""
     if not file.is_file():
-        raise RunError(f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote")
+        raise RunError(
+            f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote"
+        )
     try:
         if file.suffix != f".{_REPORT}":
             return read_nsys(file)
         with TemporaryDirectory() as scratch:
             return read_nsys(_export(file, Path(scratch) / "export.sqlite"))
     except ValueError as error:
-        raise RunError(str(error), "Export it with: nsys export --type sqlite FILE.nsys-rep") from error
+        raise RunError(
+            str(error), "Export it with: nsys export --type sqlite FILE.nsys-rep"
+        ) from error
 
 
 def _report(attempt: Attempt) -> Path:
@@ -72,8 +85,18 @@ def _export(report: Path, to: Path) -> Path:
             f"{report}: needs nsys to be read, which is not on the PATH",
             f"Where nsys is: nsys export --type sqlite {report.name}, and import the .sqlite file",
         )
-    arguments: Sequence[str] = (nsys, "export", "--type", "sqlite", "--output", str(to), str(report))
+    arguments: Sequence[str] = (
+        nsys,
+        "export",
+        "--type",
+        "sqlite",
+        "--output",
+        str(to),
+        str(report),
+    )
     done = subprocess.run(arguments, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().rpartition(chr(10))[2]}")
+        raise RunError(
+            f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().rpartition(chr(10))[2]}"
+        )
     return to

@@ -85,7 +85,9 @@ def prepare_place(attempt: Attempt, cpus: int, gpus: Gpus) -> None:
     prepare(*_placed(attempt, cpus, _cores_of(gpu, here)))
 
 
-def begin_early(attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[str, str]) -> Grandparent | None:
+def begin_early(
+    attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[str, str]
+) -> Grandparent | None:
     """Has a process import on this host what attempts like this one need, before it is known where they will be measured.
 
     It is for places as they are expected to be: one that turns out otherwise does without. None where a fresh process is wanted.
@@ -118,23 +120,42 @@ def _gpu_of(attempt: Attempt) -> str:
 def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
     """Of all GPUs that a cell has; None for all that there are."""
     shares = [cores_for(name, gpus) for name in names_in(gpu)]
-    return tuple(sorted({core for share in shares for core in share or ()})) if shares and all(shares) else None
+    return (
+        tuple(sorted({core for share in shares for core in share or ()}))
+        if shares and all(shares)
+        else None
+    )
 
 
-def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]) -> Outcome | Fallen:
+def measure(
+    attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]
+) -> Outcome | Fallen:
     """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly, and after the
     host where it ends before its task began."""
-    names = [name for name in names_in(gpu) if name in gpus] if attempt.cell.params.device == "cuda" else []
+    names = (
+        [name for name in names_in(gpu) if name in gpus]
+        if attempt.cell.params.device == "cuda"
+        else []
+    )
     watches = {name: Watch(gpus[name]) for name in names}
     outcome = execute_or_lose(attempt, count, cores)
     if len(names) > 1:
-        outcome = replace(outcome, facts={**outcome.facts, "gpu_uuids": [gpus[name] for name in names]})
+        outcome = replace(
+            outcome, facts={**outcome.facts, "gpu_uuids": [gpus[name] for name in names]}
+        )
     last_word = str(outcome.evidence.get("message", ""))
     for name, watch in watches.items() if outcome.status in RETRIED else ():
-        fault = watch.fault(last_word) or (why_it_does_not_compute(name) if may_be_broken(last_word) else None)
+        fault = watch.fault(last_word) or (
+            why_it_does_not_compute(name) if may_be_broken(last_word) else None
+        )
         if fault is not None:
             gpu = f"GPU {name} ({gpus[name]}) of {socket.gethostname()}: {fault}"
-            return _fallen(outcome, name, gpu, {"message": f"its GPU went away: {gpu}", "nvml": fault, "gpu_uuid": gpus[name]})
+            return _fallen(
+                outcome,
+                name,
+                gpu,
+                {"message": f"its GPU went away: {gpu}", "nvml": fault, "gpu_uuid": gpus[name]},
+            )
     return _on_a_host_that_measures(outcome)
 
 
@@ -148,19 +169,37 @@ def _on_a_host_that_measures(outcome: Outcome) -> Outcome | Fallen:
     if fault is None:
         return outcome
     host = f"host {socket.gethostname()}: {fault}"
-    return _fallen(outcome, "", host, {"message": f"nothing is measured on its host: {host}", "host_fault": fault})
+    return _fallen(
+        outcome,
+        "",
+        host,
+        {"message": f"nothing is measured on its host: {host}", "host_fault": fault},
+    )
 
 
 def _fallen(outcome: Outcome, name: str, place: str, evidence: Mapping[str, str]) -> Fallen:
-    said = {"cell_ended_as": str(outcome.status), "cell_said": str(outcome.evidence.get("message", ""))}
-    facts = {**outcome.facts, "host": socket.gethostname()}  # by which its name is known where the row is published
-    lost_there = replace(outcome, status=Status.LOST, evidence={**outcome.evidence, **said, **evidence}, facts=facts)
+    said = {
+        "cell_ended_as": str(outcome.status),
+        "cell_said": str(outcome.evidence.get("message", "")),
+    }
+    facts = {
+        **outcome.facts,
+        "host": socket.gethostname(),
+    }  # by which its name is known where the row is published
+    lost_there = replace(
+        outcome, status=Status.LOST, evidence={**outcome.evidence, **said, **evidence}, facts=facts
+    )
     return Fallen(lost_there, outcome, place, name)
 
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
     """The attempt at a place where it sees no other GPU than this, or these."""
-    return replace(attempt, settings=replace(attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}))
+    return replace(
+        attempt,
+        settings=replace(
+            attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}
+        ),
+    )
 
 
 def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
@@ -179,13 +218,22 @@ def _unwritable(attempt: Attempt, error: OSError, wall_s: float) -> Outcome:
     return lost(attempt, f"its folder cannot be written: {error}", wall_s)
 
 
-def _placed(attempt: Attempt, count: int, cores: tuple[int, ...] | None) -> tuple[Attempt, dict[str, str]]:
+def _placed(
+    attempt: Attempt, count: int, cores: tuple[int, ...] | None
+) -> tuple[Attempt, dict[str, str]]:
     """The attempt on these cores, or on so many, and what its child's environment says of them."""
     if not cores:
         return attempt, {"OMP_NUM_THREADS": str(count)}
-    variables = {"OMP_NUM_THREADS": str(len(cores)), "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS))}
+    variables = {
+        "OMP_NUM_THREADS": str(len(cores)),
+        "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS)),
+    }
     return replace(attempt, settings=replace(attempt.settings, cores=cores)), variables
 
 
 def cores_here() -> int:
-    return len(psutil.Process().cpu_affinity() or []) if hasattr(psutil.Process, "cpu_affinity") else os.cpu_count() or 1
+    return (
+        len(psutil.Process().cpu_affinity() or [])
+        if hasattr(psutil.Process, "cpu_affinity")
+        else os.cpu_count() or 1
+    )

@@ -30,13 +30,17 @@ def cores_for(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 @cache
-def _cores_here(gpu: str, gpus: tuple[tuple[str, str], ...], allowed: frozenset[int]) -> tuple[int, ...] | None:
+def _cores_here(
+    gpu: str, gpus: tuple[tuple[str, str], ...], allowed: frozenset[int]
+) -> tuple[int, ...] | None:
     near = {name: near_cores(uuid) for name, uuid in gpus}
     return divide(allowed, near, [_siblings(core) for core in sorted(allowed)])[gpu]
 
 
 def divide(
-    allowed: frozenset[int], near: Mapping[str, frozenset[int] | None], together: Iterable[frozenset[int]]
+    allowed: frozenset[int],
+    near: Mapping[str, frozenset[int] | None],
+    together: Iterable[frozenset[int]],
 ) -> dict[str, tuple[int, ...] | None]:
     """The share of each GPU. near: the cores of its node; together: cores that are threads of one. None: all that there are.
 
@@ -72,4 +76,8 @@ def _siblings(core: int) -> frozenset[int]:
 def parse_cores(text: str) -> frozenset[int]:
     """`0-3,8` as the kernel writes it."""
     spans = [span.partition("-") for span in text.strip().split(",") if span]
-    return frozenset(core for low, dash, high in spans for core in range(int(low), int(high if dash else low) + 1))
+    return frozenset(
+        core
+        for low, dash, high in spans
+        for core in range(int(low), int(high if dash else low) + 1)
+    )

@@ -35,7 +35,14 @@ class Card:
 def known_gpus() -> tuple[Gpu, ...]:
     """Ascending by memory; usable is what is left beside the CUDA context."""
     data = _data()
-    gpus = [Gpu(gpu["name"], (gpu["memory_mib"] - data["context_mib"]) * _MIB, min(gpu["cards"].values())) for gpu in data["gpu"]]
+    gpus = [
+        Gpu(
+            gpu["name"],
+            (gpu["memory_mib"] - data["context_mib"]) * _MIB,
+            min(gpu["cards"].values()),
+        )
+        for gpu in data["gpu"]
+    ]
     return tuple(sorted(gpus, key=lambda gpu: gpu.usable_bytes))
 
 
@@ -52,7 +59,10 @@ def find_card(name: str) -> Card:
         if known.lower() == short.lower():
             return card
     alike = [known for known in cards if is_kind(known, name)]
-    raise ConfigError(f"--gpu {name}: no such GPU is known", f"Say which: {', '.join(alike)}" if alike else nearest(short, cards))
+    raise ConfigError(
+        f"--gpu {name}: no such GPU is known",
+        f"Say which: {', '.join(alike)}" if alike else nearest(short, cards),
+    )
 
 
 def seen_card(name: str, memory_bytes: int) -> Card:
@@ -78,7 +88,9 @@ def _short(name: str) -> str:
 def driver_name(card: Card) -> str | None:
     """What the driver calls a GPU that has a peak here; None for one that has none."""
     words = set(_words(card.name))
-    return next((peak["device"] for peak in _data()["peak"] if words <= set(_words(peak["device"]))), None)
+    return next(
+        (peak["device"] for peak in _data()["peak"] if words <= set(_words(peak["device"]))), None
+    )
 
 
 def is_kind(device: str, kind: str) -> bool:
@@ -104,12 +116,18 @@ def bandwidth_gb_s(device: str | None) -> float | None:
 
 
 def _figure(device: str | None, name: str) -> float | None:
-    figures: dict[str, Any] = next((peak for peak in _data()["peak"] if peak["device"] == device), {})
+    figures: dict[str, Any] = next(
+        (peak for peak in _data()["peak"] if peak["device"] == device), {}
+    )
     return float(figures[name]) if name in figures else None
 
 
 def smallest_fitting(peak_bytes: float, precision: str | None = None) -> str:
     """The name of the smallest known GPU that holds `peak_bytes` and has the units of this precision."""
     capability = _data()["least_capability"].get(str(precision), 0.0)
-    found = (gpu.name for gpu in known_gpus() if gpu.usable_bytes >= peak_bytes and gpu.compute_capability >= capability)
+    found = (
+        gpu.name
+        for gpu in known_gpus()
+        if gpu.usable_bytes >= peak_bytes and gpu.compute_capability >= capability
+    )
     return next(found, "none known")

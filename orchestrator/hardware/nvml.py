@@ -42,11 +42,19 @@ def _visible(count: int) -> dict[str, Any]:
     import pynvml
 
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = [str(index) for index in range(count)] if told is None else [name.strip() for name in told.split(",")]
+    names = (
+        [str(index) for index in range(count)]
+        if told is None
+        else [name.strip() for name in told.split(",")]
+    )
     found: dict[str, Any] = {}
     with suppress(pynvml.NVMLError):
         for name in names:
-            found[name] = pynvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _named(name, count)
+            found[name] = (
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.isdecimal()
+                else _named(name, count)
+            )
     return found
 
 
@@ -54,7 +62,10 @@ def _named(name: str, count: int) -> Any:
     """By its UUID, of which CUDA takes the beginning for the whole."""
     import pynvml
 
-    gpus = {pynvml.nvmlDeviceGetUUID(gpu): gpu for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(count))}
+    gpus = {
+        pynvml.nvmlDeviceGetUUID(gpu): gpu
+        for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
+    }
     meant = [gpu for uuid, gpu in gpus.items() if name.startswith("GPU-") and uuid.startswith(name)]
     return meant[0] if len(meant) == 1 else pynvml.nvmlDeviceGetHandleByUUID(name)
 
@@ -69,7 +80,9 @@ def near_cores(uuid: str) -> frozenset[int] | None:
     except pynvml.NVMLError:
         return None
     bits = ((word, bit) for word in range(len(words)) for bit in range(_WORD_BITS))
-    return frozenset(word * _WORD_BITS + bit for word, bit in bits if words[word] >> bit & 1) or None
+    return (
+        frozenset(word * _WORD_BITS + bit for word, bit in bits if words[word] >> bit & 1) or None
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +100,10 @@ def refusal(uuid: str) -> Refusal | None:
     try:
         pynvml.nvmlDeviceGetMemoryInfo(_open(uuid))
     except pynvml.NVMLError as error:
-        return Refusal(str(error), error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED))
+        return Refusal(
+            str(error),
+            error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED),
+        )
     return None
 
 
@@ -106,7 +122,9 @@ class Watch:
     def fault(self, said: str) -> str | None:
         """What has become of the GPU; None while nothing is known to be wrong with it. said: the cell's own last word."""
         now = refusal(self._uuid)
-        is_lost = now is not None and (now.is_lost or self._answered or re.search(_GONE, said) is not None)
+        is_lost = now is not None and (
+            now.is_lost or self._answered or re.search(_GONE, said) is not None
+        )
         return now.text if now is not None and is_lost else None
 
 

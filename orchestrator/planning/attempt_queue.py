@@ -59,7 +59,11 @@ class Queue:
         self._deadline = deadline
         self._settings = settings
         self._history = plan.history
-        self._replaces = {one.cell.id: plan.history[one.cell.id].last_number for one in plan.decisions if one.replaces}
+        self._replaces = {
+            one.cell.id: plan.history[one.cell.id].last_number
+            for one in plan.decisions
+            if one.replaces
+        }
         self._folders = run.highest_attempts()
         self._all = cells
         self._places: Mapping[str, int] = {}
@@ -75,7 +79,9 @@ class Queue:
         self._running: dict[tuple[str, int], Begun] = {}
         self._unsorted = 0  # how many ended since it was sorted
         self._ended_badly: set[str] = set()
-        self._owed = Counter(turn.cell.id for turn in self._waiting)  # how often each cell is still to be measured
+        self._owed = Counter(
+            turn.cell.id for turn in self._waiting
+        )  # how often each cell is still to be measured
         self.late = 0
         self.late_s: float | None = None  # what the shortest of those takes
         self.elsewhere = 0
@@ -83,7 +89,9 @@ class Queue:
         self.has_results = bool(plan.history)
         self.cells = tuple(dict.fromkeys(turn.cell for turn in self._waiting))
         self.devices: set[str] = {cell.params.device for cell in self.cells}
-        self.kinds: set[str] = {cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind is not None}
+        self.kinds: set[str] = {
+            cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind is not None
+        }
 
     @property
     def infers(self) -> bool:
@@ -97,9 +105,16 @@ class Queue:
     @property
     def names_kinds(self) -> bool:
         """Whether every cell on a GPU says which kind of GPU it wants."""
-        return all(cell.params.gpu_kind is not None for cell in self.cells if cell.params.device == "cuda")
+        return all(
+            cell.params.gpu_kind is not None for cell in self.cells if cell.params.device == "cuda"
+        )
 
-    def arrange(self, places: Mapping[str, int], gpu: str | None, kinds: Mapping[str, int] = MappingProxyType({})) -> None:
+    def arrange(
+        self,
+        places: Mapping[str, int],
+        gpu: str | None,
+        kinds: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Once it is known where the cells will be measured. places: how many at once, by device; gpu: by its driver's name;
         kinds: how many at once, by the kind of GPU that cells ask for.
         """
@@ -112,7 +127,11 @@ class Queue:
             cell = self._take()
             if cell.id in self._ended_badly:
                 continue
-            if self._keep_inferred and cell.id in self._inferable and (witness := self._witnesses.of(cell)):
+            if (
+                self._keep_inferred
+                and cell.id in self._inferable
+                and (witness := self._witnesses.of(cell))
+            ):
                 self._keep_inferred(self._infer(cell, witness))
                 continue
             if self._is_late(cell):
@@ -131,7 +150,9 @@ class Queue:
     @property
     def left(self) -> int:
         """How many cells have not been measured as often as they were to be; what ends badly is not repeated."""
-        return sum(times > 0 and cell not in self._ended_badly for cell, times in self._owed.items())
+        return sum(
+            times > 0 and cell not in self._ended_badly for cell, times in self._owed.items()
+        )
 
     def example(self) -> Attempt:
         """An attempt at the first cell as it will be made, without number. There must be a cell."""
@@ -174,13 +195,17 @@ class Queue:
         if self.infers or max(self._places.values(), default=1) == 1:
             return
         self._unsorted = 0
-        seconds = {cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}}
+        seconds = {
+            cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}
+        }
 
         def precedence(turn: Turn) -> tuple[bool, int, int, float]:
             params = turn.cell.params
             return params.device != "cuda", turn.round, -params.gpu_count, -seconds[turn.cell]
 
-        self._waiting = sorted(self._waiting, key=precedence)  # at once: a display that counts what waits has a thread of its own
+        self._waiting = sorted(
+            self._waiting, key=precedence
+        )  # at once: a display that counts what waits has a thread of its own
 
     def _take(self) -> Cell:
         """The next in turn. One that compiles what another is just compiling waits for that, and one for whose kind of GPU there
@@ -191,7 +216,9 @@ class Queue:
         free = self._free_of_kinds()
         second_best: int | None = None
         for place, turn in enumerate(self._waiting):
-            if turn.cell.params.device != device or turn.cell.params.gpu_count > free.get(turn.cell.params.gpu_kind, math.inf):
+            if turn.cell.params.device != device or turn.cell.params.gpu_count > free.get(
+                turn.cell.params.gpu_kind, math.inf
+            ):
                 continue
             if shared_graph(turn.cell) not in unfilled:
                 return self._waiting.pop(place).cell
@@ -207,7 +234,10 @@ class Queue:
 
     def _infer(self, cell: Cell, witness: Cell) -> Outcome:
         attempt = self._number(cell)
-        evidence = {"message": f"it asks for no less than {witness.id}, which ran out of memory", "witness": witness.id}
+        evidence = {
+            "message": f"it asks for no less than {witness.id}, which ran out of memory",
+            "witness": witness.id,
+        }
         self._ended_badly.add(cell.id)
         self._owed[cell.id] = 0
         self._inferred.append(cell)
@@ -219,19 +249,30 @@ class Queue:
         return attempt
 
     def _number(self, cell: Cell) -> Attempt:
-        number = 1 + max(self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number)
+        number = 1 + max(
+            self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number
+        )
         self._folders[cell.id] = number
         return Attempt(cell, number, str(self._run.attempt_folder(cell.id, number)), self._settings)
 
     def remaining_s(self) -> float | None:
         """Until all that waits or runs has ended; None while nothing is known."""
-        now, running, waiting = time.monotonic(), list(self._running.values()), [turn.cell for turn in list(self._waiting)]
+        now, running, waiting = (
+            time.monotonic(),
+            list(self._running.values()),
+            [turn.cell for turn in list(self._waiting)],
+        )
         if not self._estimator.knows([*waiting, *(begun.cell for begun in running)]):
             return None
-        left = [(begun.cell, max(0.0, self._estimator.seconds(begun.cell) - (now - begun.at))) for begun in running]
+        left = [
+            (begun.cell, max(0.0, self._estimator.seconds(begun.cell) - (now - begun.at)))
+            for begun in running
+        ]
         under_way = [seconds for cell, seconds in left for _ in range(_width(cell))]
         at_once = max(len(under_way), *self._places.values(), 1)
-        return makespan_s(self._estimator.each(waiting), at_once, under_way, [_width(cell) for cell in waiting])
+        return makespan_s(
+            self._estimator.each(waiting), at_once, under_way, [_width(cell) for cell in waiting]
+        )
 
     def _is_late(self, cell: Cell) -> bool:
         """Whether it would not end in time. It is passed over then."""

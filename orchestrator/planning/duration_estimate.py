@@ -29,14 +29,19 @@ from tasks.spec.stopping import LEAST_MEASURED_MS
 if TYPE_CHECKING:
     from orchestrator.planning.plan import Past
 
-_Kind = tuple[tuple[object, ...], bool]  # by what cells are alike, and whether their cache was filled
+_Kind = tuple[
+    tuple[object, ...], bool
+]  # by what cells are alike, and whether their cache was filled
 MARGIN = 1.25  # cells of one kind differ in how well they use the device
 
 _START_S = 0.7  # beside its steps, forked; see README
 _START_OF_FRESH_S = 5.3
 _ENOUGH = 4.0  # times as much work, to tell what is fixed from what grows with it
 _STEPS_UNTIMED = 3  # of a cell that is not timed: until memory is steady
-_UNKNOWN_TFLOPS = {"fp32": 19.5, "narrow": 156.0}  # of a GPU without a peak in gpus.toml: an A100's, fp32 and tf32
+_UNKNOWN_TFLOPS = {
+    "fp32": 19.5,
+    "narrow": 156.0,
+}  # of a GPU without a peak in gpus.toml: an A100's, fp32 and tf32
 _CPU_TFLOPS = 0.05
 _LAUNCH_S = {"eager": 1.7e-3, "compiled": 0.3e-3}  # a layer and phase take no less, however small
 _PHASES = {"forward_backward": 2, "train_step": 3}
@@ -75,12 +80,16 @@ class Estimator:
     from its FLOPs, times what others took over what was guessed of them. A display may ask in a thread of its own.
     """
 
-    def __init__(self, cells: Iterable[Cell], history: Mapping[str, Past], conditions: Conditions = _USUAL) -> None:
+    def __init__(
+        self, cells: Iterable[Cell], history: Mapping[str, Past], conditions: Conditions = _USUAL
+    ) -> None:
         self._conditions = conditions
         self._walls: dict[str, float] = {}
         self._longest = 0.0
         self._alike: dict[_Kind, list[tuple[float, float]]] = {}
-        self._rates: dict[_Kind, tuple[float, float]] = {}  # what is fixed, and the pace, until more is learnt
+        self._rates: dict[
+            _Kind, tuple[float, float]
+        ] = {}  # what is fixed, and the pace, until more is learnt
         self._over_guess: list[float] = []
         self._correction: float | None = None  # until more is learnt
         self._filled: set[str] = set()
@@ -157,7 +166,9 @@ class Estimator:
         return self._fixed_s(cell, is_warm) + self._work_s(cell)
 
     def _fixed_s(self, cell: Cell, is_warm: bool) -> float:
-        return (_START_S if self._conditions.forked else _START_OF_FRESH_S) + _compiling_s(cell, is_warm)
+        return (_START_S if self._conditions.forked else _START_OF_FRESH_S) + _compiling_s(
+            cell, is_warm
+        )
 
     def _work_s(self, cell: Cell) -> float:
         return _steps_s(cell, self._conditions)
@@ -165,7 +176,9 @@ class Estimator:
     def _corrected(self) -> float:
         known = self._correction
         if known is None:
-            known = self._correction = statistics.median(self._over_guess) if self._over_guess else 1.0
+            known = self._correction = (
+                statistics.median(self._over_guess) if self._over_guess else 1.0
+            )
         return known
 
 
@@ -173,7 +186,9 @@ def _fit(alike: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[
     """What is fixed, and the pace, of pairs of work and time."""
     works, shortest = [work for work, _ in alike], min(wall for _, wall in alike)
     fixed = shortest if max(works) > _ENOUGH * min(works) else min(guessed_fixed_s, shortest / 2)
-    return fixed, sum((wall - fixed) * work for work, wall in alike) / sum(work**2 for work in works)
+    return fixed, sum((wall - fixed) * work for work, wall in alike) / sum(
+        work**2 for work in works
+    )
 
 
 @dataclass(frozen=True)
@@ -185,13 +200,24 @@ class Expectation:
     learned: int
 
     def __str__(self) -> str:
-        hours, cells = self.gpu_s / 3600, f"{self.learned} finished cell{'s' if self.learned > 1 else ''}"
-        how = f"from what {cells} took" if self.learned else "from FLOPs; after the first cells, from what they took"
-        shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}" if hours >= 0.005 else "less than 0.01"
+        hours, cells = (
+            self.gpu_s / 3600,
+            f"{self.learned} finished cell{'s' if self.learned > 1 else ''}",
+        )
+        how = (
+            f"from what {cells} took"
+            if self.learned
+            else "from FLOPs; after the first cells, from what they took"
+        )
+        shown = (
+            f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}" if hours >= 0.005 else "less than 0.01"
+        )
         return f"{shown} GPU-hours ({how})" if hours else f"({how})"
 
 
-def expect(estimator: Estimator, cells: Sequence[Cell], places: Mapping[str, int]) -> Expectation | None:
+def expect(
+    estimator: Estimator, cells: Sequence[Cell], places: Mapping[str, int]
+) -> Expectation | None:
     """Of cells that begin in this order, longest first where there are several places. places: at once, by device.
 
     None where nothing is known yet, or nothing is to be done.
@@ -200,18 +226,27 @@ def expect(estimator: Estimator, cells: Sequence[Cell], places: Mapping[str, int
         return None
     by_device: dict[str, list[tuple[int, float]]] = {}
     for cell, seconds in zip(cells, estimator.each(cells), strict=True):
-        by_device.setdefault(cell.params.device, []).append((max(1, cell.params.gpu_count), seconds))
+        by_device.setdefault(cell.params.device, []).append(
+            (max(1, cell.params.gpu_count), seconds)
+        )
     walls = []
     for device, each in by_device.items():
         at_once = places.get(device, 1)
         turns = sorted(each, reverse=True) if at_once > 1 else each
-        walls.append(makespan_s([seconds for _, seconds in turns], at_once, widths=[width for width, _ in turns]))
+        walls.append(
+            makespan_s(
+                [seconds for _, seconds in turns], at_once, widths=[width for width, _ in turns]
+            )
+        )
     gpu_s = sum(width * seconds for width, seconds in by_device.get("cuda", []))
     return Expectation(sum(walls), gpu_s, estimator.learned)
 
 
 def makespan_s(
-    durations: Iterable[float], at_once: int, under_way: Sequence[float] = (), widths: Iterable[int] | None = None
+    durations: Iterable[float],
+    at_once: int,
+    under_way: Sequence[float] = (),
+    widths: Iterable[int] | None = None,
 ) -> float:
     """Until all have ended, each begun in its turn as soon as one of `at_once` places is free, or as many as it takes.
 
@@ -219,14 +254,26 @@ def makespan_s(
     """
     places = [*sorted(under_way, reverse=True)[:at_once], *[0.0] * (at_once - len(under_way))]
     heapq.heapify(places)
-    for duration, width in zip(durations, itertools.repeat(1) if widths is None else widths, strict=False):
+    for duration, width in zip(
+        durations, itertools.repeat(1) if widths is None else widths, strict=False
+    ):
         taken = [heapq.heappop(places) for _ in range(min(width, at_once))]
         for _ in taken:
             heapq.heappush(places, taken[-1] + duration)
     return max(places)
 
 
-_ALIKE = ("device", "gpu_kind", "gpus", "precision", "attention", "compile", "compile_mode", "compile_cache", "model")
+_ALIKE = (
+    "device",
+    "gpu_kind",
+    "gpus",
+    "precision",
+    "attention",
+    "compile",
+    "compile_mode",
+    "compile_cache",
+    "model",
+)
 
 
 @cache
@@ -256,7 +303,11 @@ def _step_s(cell: Cell, gpu: str | None) -> float:
     values = cell.params.values()
     dimensions = getattr(cell.params, "dimensions", None)
     phases = _PHASES.get(values.get("pass", ""), 1)
-    launches = dimensions.num_layers * phases * _LAUNCH_S["compiled" if cell.params.compiled else "eager"] if dimensions else 0.0
+    launches = (
+        dimensions.num_layers * phases * _LAUNCH_S["compiled" if cell.params.compiled else "eager"]
+        if dimensions
+        else 0.0
+    )
     precision = str(values.get("precision", "fp32"))
     rate = _peak_flops(cell.params.device, gpu, precision) * _efficiency(cell, precision)
     return max(launches, float(all_tasks()[cell.task].work(cell.params)) / rate)

@@ -21,13 +21,23 @@ def known_fingerprints(run: Run) -> Marks:
     return _of_rows(run) if told is None else told
 
 
-def check_fingerprints(run: Run, environments: Sequence[Mapping[str, Any]], queue: Queue, mixed: bool) -> Marks:
+def check_fingerprints(
+    run: Run, environments: Sequence[Mapping[str, Any]], queue: Queue, mixed: bool
+) -> Marks:
     """Those of the folder with those that this run adds. Raises RunMismatch."""
     known = known_fingerprints(run) if queue.has_results else {}
     for device in sorted(queue.devices):
-        current = [mark for environment in environments for mark in environment["fingerprints"].get(device, [])]
+        current = [
+            mark
+            for environment in environments
+            for mark in environment["fingerprints"].get(device, [])
+        ]
         before = known.get(device, [])
-        unknown = [mark for place, mark in enumerate(current) if mark not in before and mark not in current[:place]]
+        unknown = [
+            mark
+            for place, mark in enumerate(current)
+            if mark not in before and mark not in current[:place]
+        ]
         same_but_gpu = [_but_gpu(mark) for mark in before] if queue.names_kinds else []
         others = [mark for mark in unknown if _but_gpu(mark) not in same_but_gpu]
         if before and others and not mixed:
@@ -41,7 +51,9 @@ def check_fingerprints(run: Run, environments: Sequence[Mapping[str, Any]], queu
 
 def _of_rows(run: Run) -> Marks:
     found: Marks = {}
-    for _, params, facts in sorted(run.rows("attempts", ["started_at", "params", "facts"]), key=lambda row: str(row[0])):
+    for _, params, facts in sorted(
+        run.rows("attempts", ["started_at", "params", "facts"]), key=lambda row: str(row[0])
+    ):
         device, mark = json.loads(params).get("device"), json.loads(facts).get("fingerprint")
         if device and mark and mark not in found.setdefault(device, []):
             found[device].append(mark)

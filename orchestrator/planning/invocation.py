@@ -38,7 +38,9 @@ def new_invocation(
     request: Request, choice: Choice, commit: str | None, checks: bool = False, skips: bool = False
 ) -> dict[str, Any]:
     """checks: whether contention is to be checked. skips: whether what is predicted not to fit is left out."""
-    models = {model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))}
+    models = {
+        model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))
+    }
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": sys.argv[1:] if _is_ours(sys.argv[0]) else [],
@@ -46,14 +48,20 @@ def new_invocation(
         "commit": commit,
         program.PROGRAM_SOURCE: program.program_source(),
         "asked": how_asked(request.config.model_dump(mode="json")),
-        "sources": {model: source_digest(model, [*sys.path, *request.import_paths]) for model in sorted(models)},
+        "sources": {
+            model: source_digest(model, [*sys.path, *request.import_paths])
+            for model in sorted(models)
+        },
         FINISHED: False,
     }
 
 
 def _is_ours(command: str) -> bool:
     """Not a notebook, or a program that has us for a library."""
-    return Path(command).stem == "sweep" or Path(command).parts[-2:] == ("orchestrator", "__main__.py")
+    return Path(command).stem == "sweep" or Path(command).parts[-2:] == (
+        "orchestrator",
+        "__main__.py",
+    )
 
 
 def _asks_for(request: Request, choice: Choice, more: Mapping[str, bool]) -> dict[str, Any]:
@@ -62,7 +70,11 @@ def _asks_for(request: Request, choice: Choice, more: Mapping[str, bool]) -> dic
     where = {axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()}
     asked = {
         "config": request.config.name,
-        "selection": {**selection, "where": where, "instruments": sorted(set(request.config.instruments))},
+        "selection": {
+            **selection,
+            "where": where,
+            "instruments": sorted(set(request.config.instruments)),
+        },
         "choice": choice.to_json(),
         **more,
     }
@@ -104,7 +116,11 @@ def last_choice(run: Run) -> Choice:
     if "asks_for" not in last:
         return _choice_of_words(last.get("command", ()))
     choice = Choice.from_json(last["asks_for"]["choice"])
-    return choice if _is_unfinished(last) else replace(choice, retry=frozenset(), only=frozenset(), fresh=False)
+    return (
+        choice
+        if _is_unfinished(last)
+        else replace(choice, retry=frozenset(), only=frozenset(), fresh=False)
+    )
 
 
 def as_again(request: Request, commit: str | None) -> tuple[Choice, dict[str, Any]]:
@@ -117,7 +133,9 @@ def as_again(request: Request, commit: str | None) -> tuple[Choice, dict[str, An
 def _choice_of_words(words: Sequence[str]) -> Choice:
     """Of a command of an older program, which kept nothing else."""
     return Choice(
-        infer_oom="--infer-oom" in words, verify=_number(words, "--verify-inferred", 0), repeat=_number(words, "--repeat", 1)
+        infer_oom="--infer-oom" in words,
+        verify=_number(words, "--verify-inferred", 0),
+        repeat=_number(words, "--repeat", 1),
     )
 
 
@@ -127,7 +145,9 @@ def _number(words: Sequence[str], option: str, else_: int) -> int:
 
 
 def _last_sweep(run: Run) -> Mapping[str, Any]:
-    swept = [one for one in run.read_manifest()["invocations"] if one["command"][:1] not in _SEARCHES]
+    swept = [
+        one for one in run.read_manifest()["invocations"] if one["command"][:1] not in _SEARCHES
+    ]
     return swept[-1] if swept else {}
 
 
@@ -170,7 +190,12 @@ def _choice_as_typed(choice: Choice) -> Iterator[str]:
     options = {"--infer-oom": choice.infer_oom, "--fresh": choice.fresh}
     yield from (option for option, is_asked in options.items() if is_asked)
     numbers = {"--verify-inferred": (choice.verify, 0), "--repeat": (choice.repeat, 1)}
-    yield from (word for option, (number, else_) in numbers.items() if number != else_ for word in (option, str(number)))
+    yield from (
+        word
+        for option, (number, else_) in numbers.items()
+        if number != else_
+        for word in (option, str(number))
+    )
     for option, statuses in (("--retry", choice.retry), ("--only", choice.only)):
         yield from (word for status in sorted(statuses) for word in (option, status))
 

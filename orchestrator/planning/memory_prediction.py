@@ -41,14 +41,18 @@ _HEARD_BYTES = 4096  # of what a predictor said last
 _GIB = 1024**3
 
 
-def predict_memory(cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...]) -> dict[str, Prediction]:
+def predict_memory(
+    cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...]
+) -> dict[str, Prediction]:
     """By cell id. Raises nothing: what could not be predicted says why."""
     with predicting(card, import_paths) as predict:
         return predict(cells)
 
 
 @contextmanager
-def predicting(card: Card | None, import_paths: tuple[str, ...]) -> Iterator[Callable[[Sequence[Cell]], dict[str, Prediction]]]:
+def predicting(
+    card: Card | None, import_paths: tuple[str, ...]
+) -> Iterator[Callable[[Sequence[Cell]], dict[str, Prediction]]]:
     """`predict_memory` to be called again and again, with processes that stay in between."""
     with _children(_cores()) as idle:
         yield lambda cells: _predict(cells, card, import_paths, idle)
@@ -58,16 +62,27 @@ def _predict(
     cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...], idle: LifoQueue[_Child]
 ) -> dict[str, Prediction]:
     requests = _requests([cell for cell in cells if not why_not(cell)], card, import_paths)
-    known = {key: found for key, request in requests.items() if (found := _recall(key, request)) is not None}
+    known = {
+        key: found
+        for key, request in requests.items()
+        if (found := _recall(key, request)) is not None
+    }
     missing = {key: request for key, request in requests.items() if key not in known}
     for key, prediction in _ask_all(missing, idle):
         known[key] = prediction
         _remember(key, missing[key], prediction)
-    return {cell.id: unknown(why_not(cell)) if why_not(cell) else _for(cell, known[_key(cell, card)]) for cell in cells}
+    return {
+        cell.id: unknown(why_not(cell)) if why_not(cell) else _for(cell, known[_key(cell, card)])
+        for cell in cells
+    }
 
 
 def _for(cell: Cell, prediction: Prediction) -> Prediction:
-    return prediction if cell.params.values().get("compile", "eager") == "eager" else prediction.as_eager()
+    return (
+        prediction
+        if cell.params.values().get("compile", "eager") == "eager"
+        else prediction.as_eager()
+    )
 
 
 def cap_bytes(cell: Cell, card: Card | None) -> int | None:
@@ -82,13 +97,18 @@ def verdict_of(cell: Cell, prediction: Prediction, card: Card | None) -> Verdict
     return None if cap is None else prediction.verdicts.get(cap)
 
 
-def _requests(cells: Iterable[Cell], card: Card | None, import_paths: tuple[str, ...]) -> dict[str, Request]:
+def _requests(
+    cells: Iterable[Cell], card: Card | None, import_paths: tuple[str, ...]
+) -> dict[str, Request]:
     """One for all cells that need the same."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
         alike.setdefault(_key(cell, card), []).append(cell)
     workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
-    return {key: Request(same[0], _caps(same, card), workspace_bytes, import_paths) for key, same in alike.items()}
+    return {
+        key: Request(same[0], _caps(same, card), workspace_bytes, import_paths)
+        for key, same in alike.items()
+    }
 
 
 def _caps(cells: Iterable[Cell], card: Card | None) -> tuple[int, ...]:
@@ -97,7 +117,9 @@ def _caps(cells: Iterable[Cell], card: Card | None) -> tuple[int, ...]:
 
 def _key(cell: Cell, card: Card | None) -> str:
     workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
-    identity = json.dumps([memory_identity(cell), workspace_bytes, VERSION, _torch_version()], sort_keys=True)
+    identity = json.dumps(
+        [memory_identity(cell), workspace_bytes, VERSION, _torch_version()], sort_keys=True
+    )
     return text_digest(identity)[:32]
 
 
@@ -116,7 +138,9 @@ def _recall(key: str, request: Request) -> Prediction | None:
     """What was predicted before, if it says what is asked now: of another cap often enough by the peaks alone."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = Prediction.from_json((_cache_folder() / f"{key}.json").read_text())
-        plain = {cap: verdict for cap in request.caps_bytes if (verdict := found.plain_verdict(cap))}
+        plain = {
+            cap: verdict for cap in request.caps_bytes if (verdict := found.plain_verdict(cap))
+        }
         found = replace(found, verdicts={**plain, **found.verdicts})
         return found if set(request.caps_bytes) <= set(found.verdicts) else None
     return None
@@ -133,10 +157,16 @@ def _remember(key: str, request: Request, prediction: Prediction) -> None:
         aside.rename(_cache_folder() / f"{key}.json")
 
 
-def _ask_all(requests: Mapping[str, Request], idle: LifoQueue[_Child]) -> Iterator[tuple[str, Prediction]]:
+def _ask_all(
+    requests: Mapping[str, Request], idle: LifoQueue[_Child]
+) -> Iterator[tuple[str, Prediction]]:
     """The passes of one model and length are asked of one process, the whole step first: the others are parts of it."""
     groups: dict[str, list[tuple[str, Request]]] = {}
-    for key, request in sorted(requests.items(), key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True):
+    for key, request in sorted(
+        requests.items(),
+        key=lambda item: str(item[1].cell.params.values().get("pass")),
+        reverse=True,
+    ):
         groups.setdefault(_without_pass(request.cell), []).append((key, request))
     if not groups:
         return
@@ -145,14 +175,18 @@ def _ask_all(requests: Mapping[str, Request], idle: LifoQueue[_Child]) -> Iterat
         for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
             yield from answers
     finally:
-        threads.shutdown(wait=False, cancel_futures=True)  # what is still asked ends with the children
+        threads.shutdown(
+            wait=False, cancel_futures=True
+        )  # what is still asked ends with the children
 
 
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _ask_one(idle: LifoQueue[_Child], group: Sequence[tuple[str, Request]]) -> list[tuple[str, Prediction]]:
+def _ask_one(
+    idle: LifoQueue[_Child], group: Sequence[tuple[str, Request]]
+) -> list[tuple[str, Prediction]]:
     child = idle.get()
     try:
         return [(key, child.ask(request)) for key, request in group]
@@ -161,12 +195,16 @@ def _ask_one(idle: LifoQueue[_Child], group: Sequence[tuple[str, Request]]) -> l
 
 
 def _without_pass(cell: Cell) -> str:
-    return json.dumps({name: value for name, value in memory_identity(cell).items() if name != "pass"})
+    return json.dumps(
+        {name: value for name, value in memory_identity(cell).items() if name != "pass"}
+    )
 
 
 @contextmanager
 def _children(number: int) -> Iterator[LifoQueue[_Child]]:
-    idle: LifoQueue[_Child] = LifoQueue()  # the last that answered is asked first: the others need not start
+    idle: LifoQueue[_Child] = (
+        LifoQueue()
+    )  # the last that answered is asked first: the others need not start
     with lifeline() as end:
         children = [_Child(end) for _ in range(number)]
         for child in children:
@@ -217,7 +255,9 @@ class _Child:
     def _stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            with suppress(OSError, ValueError):  # it had not read all that it was asked, or is asked at this moment
+            with suppress(
+                OSError, ValueError
+            ):  # it had not read all that it was asked, or is asked at this moment
                 self._process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:

@@ -40,5 +40,7 @@ def _place(cell: Cell) -> tuple[str, Rank]:
     values, grows = cell.params.values(), type(cell.params).more_memory_with
     ranked = {axis: order for axis, order in grows.items() if values[axis] is not None}
     rest = {name: value for name, value in values.items() if name not in ranked}
-    rank = tuple(order.index(values[axis]) if order else values[axis] for axis, order in ranked.items())
+    rank = tuple(
+        order.index(values[axis]) if order else values[axis] for axis, order in ranked.items()
+    )
     return json.dumps([cell.task, cell.version, rest], sort_keys=True), rank

@@ -105,12 +105,20 @@ class Choice:
 
     def to_json(self) -> dict[str, Any]:
         """What the user said."""
-        said = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "done"}
-        return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in said.items()}
+        said = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "done"
+        }
+        return {
+            name: sorted(value) if isinstance(value, frozenset) else value
+            for name, value in said.items()
+        }
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Choice:
-        read: dict[str, Any] = {name: frozenset(value) if isinstance(value, list) else value for name, value in said.items()}
+        read: dict[str, Any] = {
+            name: frozenset(value) if isinstance(value, list) else value
+            for name, value in said.items()
+        }
         return cls(**read)
 
     def of(self, cell: Cell) -> Choice:
@@ -152,7 +160,9 @@ class Plan:
     def to_run(self) -> list[Cell]:
         """Every cell once before any cell again, so that a drift of the machine strikes repetitions, not cells."""
         rounds = range(max((decision.times for decision in self.decisions), default=0))
-        return [decision.cell for done in rounds for decision in self.decisions if decision.times > done]
+        return [
+            decision.cell for done in rounds for decision in self.decisions if decision.times > done
+        ]
 
     def past(self, cell: Cell) -> Past:
         return self.history.get(cell.id, Past())
@@ -173,13 +183,18 @@ class Plan:
 
 def read_history(run: Run) -> dict[str, Past]:
     """What a run's folder knows of each cell."""
-    return history_of(run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"]), run)
+    return history_of(
+        run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"]), run
+    )
 
 
 def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, Past]:
     """rows: of attempts, each with its cell, its number, its status, its seconds and the number that it replaces up to."""
     ordered = sorted(rows, key=lambda row: row[:2])
-    return {cell: _past([row[1:] for row in own], run) for cell, own in groupby(ordered, key=lambda row: row[0])}
+    return {
+        cell: _past([row[1:] for row in own], run)
+        for cell, own in groupby(ordered, key=lambda row: row[0])
+    }
 
 
 def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> Past:
@@ -195,18 +210,28 @@ def _status(word: str, run: Run) -> Status:
     try:
         return Status(word)
     except ValueError as error:
-        raise RunError(f"{run}/attempts: {word!r} is no status", "Move away the part that is of another program") from error
+        raise RunError(
+            f"{run}/attempts: {word!r} is no status",
+            "Move away the part that is of another program",
+        ) from error
 
 
-def make_plan(cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int) -> Plan:
+def make_plan(
+    cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int
+) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
-    plan = Plan(tuple(_decide_of(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells), history)
+    plan = Plan(
+        tuple(_decide_of(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells),
+        history,
+    )
     return _with_verified(_with_inferred(plan, choice), choice) if choice.infer_oom else plan
 
 
 def _with_inferred(plan: Plan, choice: Choice) -> Plan:
     witnesses = Witnesses(plan.witnesses)
-    decisions = tuple(_unless_it_may_fit(one, plan.past(one.cell), witnesses) for one in plan.decisions)
+    decisions = tuple(
+        _unless_it_may_fit(one, plan.past(one.cell), witnesses) for one in plan.decisions
+    )
     to_run = [one.cell for one in decisions if one.times]
     inferable = [cell for cell in to_run if _may_be_inferred(plan.past(cell), choice)]
     found = {cell.id: witnesses.of(cell) for cell in inferable}
@@ -216,7 +241,12 @@ def _with_inferred(plan: Plan, choice: Choice) -> Plan:
 
 def _unless_it_may_fit(decision: Decision, past: Past, witnesses: Witnesses) -> Decision:
     """What was inferred from a cell that is tried again, or fits now, is to be found out again."""
-    if decision.times or past.status != Status.OOM_INFERRED or decision.left_out or witnesses.of(decision.cell):
+    if (
+        decision.times
+        or past.status != Status.OOM_INFERRED
+        or decision.left_out
+        or witnesses.of(decision.cell)
+    ):
         return decision
     return Decision(decision.cell, 1, "was inferred, and no cell of these says so now")
 
@@ -225,11 +255,19 @@ def _with_verified(plan: Plan, choice: Choice) -> Plan:
     """Of what was inferred before, evenly from first to last, as many as were not verified then."""
     wanted = max(0, choice.verify - sum(plan.past(one.cell).was_verified for one in plan.decisions))
     left = [one.cell for one in plan.decisions if not (one.times or one.left_out)]
-    chosen = {cell.id for cell in spread([cell for cell in left if plan.past(cell).status == Status.OOM_INFERRED], wanted)}
+    chosen = {
+        cell.id
+        for cell in spread(
+            [cell for cell in left if plan.past(cell).status == Status.OOM_INFERRED], wanted
+        )
+    }
     decisions = tuple(
-        Decision(one.cell, 1, "was inferred: to be verified") if one.cell.id in chosen else one for one in plan.decisions
+        Decision(one.cell, 1, "was inferred: to be verified") if one.cell.id in chosen else one
+        for one in plan.decisions
     )
-    return replace(plan, decisions=decisions, verifying=frozenset(chosen), to_verify=wanted - len(chosen))
+    return replace(
+        plan, decisions=decisions, verifying=frozenset(chosen), to_verify=wanted - len(chosen)
+    )
 
 
 def spread(cells: Sequence[Cell], count: int) -> list[Cell]:
@@ -251,7 +289,9 @@ def _decide_of(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decisio
     if done is None:
         return _decide(cell, past, choice, attempts)
     if done.failed:
-        return Decision(cell, 0, f"given up after {attempts} attempts: {past.statuses[-1]}", given_up=True)
+        return Decision(
+            cell, 0, f"given up after {attempts} attempts: {past.statuses[-1]}", given_up=True
+        )
     return _decide(cell, past, choice.of(cell), attempts + done.misses)
 
 
@@ -271,7 +311,9 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
     if status == Status.OOM_INFERRED and not choice.infer_oom:
         return Decision(cell, missing, "was inferred, not measured")
     if status == Status.OK and missing > 0 and past.misses < attempts:
-        return Decision(cell, missing, f"repeat: measured {past.successes} of {choice.repeat} times")
+        return Decision(
+            cell, missing, f"repeat: measured {past.successes} of {choice.repeat} times"
+        )
     if status not in RETRIED:
         return Decision(cell, 0, f"done: {status}")
     if past.failures >= attempts:

@@ -46,9 +46,13 @@ def how_asked(config: Mapping[str, Any]) -> dict[str, Any]:
 def read_kept(run: Run, plan: Plan) -> list[Kept]:
     """Of each cell that was measured, and not to be replaced, its successes that count: those that are alike once."""
     cells = [one.cell for one in plan.decisions if not (one.times and one.replaces)]
-    models = {cell.id: getattr(cell.params, "model", None) for cell in cells if plan.past(cell).successes}
+    models = {
+        cell.id: getattr(cell.params, "model", None) for cell in cells if plan.past(cell).successes
+    }
     rows = [row for row in _that_count(run) if row.cell in models and row.status == Status.OK]
-    return [kept for _, kept in dict.fromkeys((row.cell, _kept(row, models[row.cell])) for row in rows)]
+    return [
+        kept for _, kept in dict.fromkeys((row.cell, _kept(row, models[row.cell])) for row in rows)
+    ]
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,9 @@ def _that_count(run: Run) -> Iterator[_Row]:
         own = list(of_cell)
         well = [row for row in own if row.status == Status.OK]
         replaced = max((row.replaces or 0 for row in well), default=0)
-        yield from [row for row in well if row.number > replaced] or [row for row in own if row.status == Status.OOM][-1:]
+        yield from [row for row in well if row.number > replaced] or [
+            row for row in own if row.status == Status.OOM
+        ][-1:]
 
 
 def _kept(row: _Row, model: str | None = None) -> Kept:
@@ -85,22 +91,31 @@ def _kept(row: _Row, model: str | None = None) -> Kept:
     )
 
 
-def describe_kept(kept: list[Kept], config: SweepConfig, invocation: Mapping[str, Any]) -> Iterator[str]:
+def describe_kept(
+    kept: list[Kept], config: SweepConfig, invocation: Mapping[str, Any]
+) -> Iterator[str]:
     """A line for each way in which kept cells differ from those that this invocation would measure now."""
     lacking = Counter(
         ", ".join(sorted(missing))
         for one in kept
-        if one.instruments is not None and (missing := frozenset(config.instruments) - one.instruments)
+        if one.instruments is not None
+        and (missing := frozenset(config.instruments) - one.instruments)
     )
     for names, count in lacking.items():
         yield f"{_cells(count)} kept as measured, without {names}: {_AGAIN}"
     source, commit = invocation[PROGRAM_SOURCE], invocation["commit"]
-    others = Counter((one.program_source, one.commit) for one in kept if one.is_by_another(source, commit))
+    others = Counter(
+        (one.program_source, one.commit) for one in kept if one.is_by_another(source, commit)
+    )
     here = named(source, commit)
     for other, count in others.items():
         yield f"{_cells(count)} kept as measured by another program, {named(*other)} (here {here}): {_AGAIN}"
     now = invocation["sources"]
-    others_of = [one.model for one in kept if one.model and one.model_source and now[one.model] not in (None, one.model_source)]
+    others_of = [
+        one.model
+        for one in kept
+        if one.model and one.model_source and now[one.model] not in (None, one.model_source)
+    ]
     for model, count in Counter(others_of).items():
         yield f"{_cells(count)} kept as measured with another source of {model}: {_AGAIN}"
     for env, count in _other_envs(kept, config).items():
@@ -109,7 +124,11 @@ def describe_kept(kept: list[Kept], config: SweepConfig, invocation: Mapping[str
 
 def require_same_env(run: Run, plan: Plan, config: SweepConfig) -> None:
     """Rows of one folder stand in one table, whichever command they are of. Raises RunMismatch."""
-    anew = (one for one in plan.decisions if one.times and (one.replaces or not plan.past(one.cell).successes))
+    anew = (
+        one
+        for one in plan.decisions
+        if one.times and (one.replaces or not plan.past(one.cell).successes)
+    )
     replaced = {one.cell.id for one in anew}
     staying = [row for row in _that_count(run) if row.cell not in replaced]
     for status in (Status.OK, Status.OOM):

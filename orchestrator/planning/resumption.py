@@ -25,7 +25,9 @@ def going_on(request: Request, choice: Choice, invocation: Mapping[str, Any]) ->
     """What is left of it, where this command was ended before. invocation: the one that is to begin."""
     if not choice.again:
         return choice
-    return replace(choice, done=_done_already(request.run, invocation, request.config.limits.attempts))
+    return replace(
+        choice, done=_done_already(request.run, invocation, request.config.limits.attempts)
+    )
 
 
 def describe_going_on(request: Request, choice: Choice) -> Iterator[str]:
@@ -56,10 +58,18 @@ def _done_already(run: Run, invocation: Mapping[str, Any], attempts: int) -> dic
     return found
 
 
-def _unfinished(invocations: Sequence[Mapping[str, Any]], invocation: Mapping[str, Any]) -> set[int]:
+def _unfinished(
+    invocations: Sequence[Mapping[str, Any]], invocation: Mapping[str, Any]
+) -> set[int]:
     """The places of the last ones of this command, since it came to its end, that measured as it would."""
-    own = [(place, one) for place, one in enumerate(invocations) if is_same(one, invocation) and measures_alike(one, invocation)]
-    return {place for place, _ in takewhile(lambda own: own[1].get(FINISHED) is False, reversed(own))}
+    own = [
+        (place, one)
+        for place, one in enumerate(invocations)
+        if is_same(one, invocation) and measures_alike(one, invocation)
+    ]
+    return {
+        place for place, _ in takewhile(lambda own: own[1].get(FINISHED) is False, reversed(own))
+    }
 
 
 def note_finished(writer: RunWriter, invocation: Mapping[str, Any]) -> None:

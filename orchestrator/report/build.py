@@ -68,13 +68,23 @@ class Report:
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
         yield (
             self.page,
-            to_html(self.results, self.run.missing(), self.found, self.pages, self.drawing, details, self.run.is_published),
+            to_html(
+                self.results,
+                self.run.missing(),
+                self.found,
+                self.pages,
+                self.drawing,
+                details,
+                self.run.is_published,
+            ),
         )
 
 
 def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:
     """beside: tables of what others published of the same cells."""
     drawing = begin_drawing(results)
-    report = Report(run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), drawing)
+    report = Report(
+        run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), drawing
+    )
     drawing.figures()  # when they are drawn, there is memory for all that is written
     return report

@@ -50,7 +50,10 @@ nothing are empty, not null.
 
 # Each question with the columns that answer it, which stand in backquotes.
 QUESTIONS: tuple[tuple[str, str], ...] = (
-    ("Is there a number at all?", "`status` is ok; else `stage`, `phase`, `message` or `reason` say why not"),
+    (
+        "Is there a number at all?",
+        "`status` is ok; else `stage`, `phase`, `message` or `reason` say why not",
+    ),
     (
         "How long does a step take?",
         "`step_ms_median`, in `step_ms_ci_low` to `step_ms_ci_high` with the confidence `step_ms_coverage`, of `step_ms_n` steps "

@@ -35,7 +35,10 @@ class Column:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        parts = [(text, f"(?:{_STANDS_FOR[field]})" if field else "") for text, field, *_ in Formatter().parse(self.name)]
+        parts = [
+            (text, f"(?:{_STANDS_FOR[field]})" if field else "")
+            for text, field, *_ in Formatter().parse(self.name)
+        ]
         return re.compile("".join(re.escape(text) + several for text, several in parts))
 
 
@@ -75,4 +78,8 @@ def lines_of(described: Sequence[Column], what: str) -> Iterator[str]:
     yield "|---|---|---|" if in_units else "|---|---|"
     for one in described:
         name = f"`{one.name}`" if one.name else "(empty)"
-        yield f"| {name} | {one.unit} | {one.meaning} |" if in_units else f"| {name} | {one.meaning} |"
+        yield (
+            f"| {name} | {one.unit} | {one.meaning} |"
+            if in_units
+            else f"| {name} | {one.meaning} |"
+        )

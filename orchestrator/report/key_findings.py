@@ -61,7 +61,10 @@ def first_sentences(answer: Answer, file: str) -> Answer:
         turns.append((before[precisions], place))
         before[precisions] += 1
     chosen = sorted(place for _, place in sorted(turns)[:_MOST_SENTENCES])
-    return replace(answer, sentences=(*(answer.sentences[place] for place in chosen), f"… and {more} more: {file}"))
+    return replace(
+        answer,
+        sentences=(*(answer.sentences[place] for place in chosen), f"… and {more} more: {file}"),
+    )
 
 
 def backward_over_forward(results: Results) -> Iterator[str]:
@@ -75,7 +78,11 @@ def backward_over_forward(results: Results) -> Iterator[str]:
 
 def variability_by_warm_up(results: Results) -> Iterator[str]:
     """Of the same cells with each number of steps: those of a large run and of a short test of it differ in all else too."""
-    cells = _alike_but_in(_measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd"), "warmup_steps", results)
+    cells = _alike_but_in(
+        _measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd"),
+        "warmup_steps",
+        results,
+    )
     for told, group in _told_apart(cells, ["warmup_steps"]):
         relative = group["step_synced_ms_sd"] / group["step_synced_ms_mean"]
         which = f"median of the same {len(group)} cells" if len(group) > 1 else "one cell"
@@ -85,14 +92,18 @@ def variability_by_warm_up(results: Results) -> Iterator[str]:
 def where_narrow_precision_pays(results: Results) -> Iterator[str]:
     """Faster or slower is where the intervals of the medians leave a gap; where they overlap neither is said."""
     cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
-    for precision in [name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))]:
+    for precision in [
+        name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))
+    ]:
         pairs = _pairs(cells, results, "precision", "fp32", precision)
         ends = [f"step_ms_ci_{end}{side}" for end in ("low", "high") for side in ("", "_base")]
         needed = ["context_length", *ends, _TIME, f"{_TIME}_base"]
         first = ("size", "compile", "pass")
         axes = [axis for axis in dict.fromkeys((*first, *_axes(cells, results))) if axis in pairs]
         others = [axis for axis in axes if axis not in ("context_length", "precision")]
-        telling = [axis for axis in others if axis in first or pairs[axis].nunique(dropna=False) > 1]
+        telling = [
+            axis for axis in others if axis in first or pairs[axis].nunique(dropna=False) > 1
+        ]
         for told, group in _told_apart(pairs[[*telling, *needed]], telling):
             ordered = group.sort_values("context_length")
             lengths, longest = ordered["context_length"], ordered.iloc[-1]
@@ -133,7 +144,9 @@ def growth_of_attention(results: Results) -> Iterator[str]:
             yield from _growth(f"{told}: peak memory", way[way[_PEAK].notna()], _PEAK, others, way)
 
 
-def _growth(what: str, cells: pd.DataFrame, column: str, others: Sequence[str], among: pd.DataFrame) -> Iterator[str]:
+def _growth(
+    what: str, cells: pd.DataFrame, column: str, others: Sequence[str], among: pd.DataFrame
+) -> Iterator[str]:
     """A sentence for each range of lengths that series of these cells have. among: what a series is told apart from."""
     by_lengths: dict[str, list[tuple[str, float]]] = {}
     for which, series in _told_apart(cells, others, always=(), among=among):
@@ -159,7 +172,10 @@ def where_memory_ends(results: Results) -> Iterator[str]:
     cells = results.cells
     if "context_length" not in cells:
         return
-    known = cells["status"].isin(["ok", "oom", "oom_inferred", "host_oom"]) & cells["context_length"].notna()
+    known = (
+        cells["status"].isin(["ok", "oom", "oom_inferred", "host_oom"])
+        & cells["context_length"].notna()
+    )
     decided = cells.loc[known, ["task", "status", *results.axes]]
     if len(decided) and (decided["status"] == "ok").all():
         yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
@@ -177,14 +193,22 @@ def where_memory_ends(results: Results) -> Iterator[str]:
 def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]:
     """Of the cells of one task, which have the same axes."""
     ran_out = decided["status"] != "ok"
-    others = [axis for axis in _axes(decided, results) if axis not in ("context_length", "timing", *OF_TIMING)]
+    others = [
+        axis
+        for axis in _axes(decided, results)
+        if axis not in ("context_length", "timing", *OF_TIMING)
+    ]
     keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
     of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided
-    for told, group in _told_apart(of_interest, others, among=decided, always=("memory_limit_gib",)):
+    for told, group in _told_apart(
+        of_interest, others, among=decided, always=("memory_limit_gib",)
+    ):
         lengths, ended_well = group["context_length"].to_numpy(), group["status"].to_numpy() == "ok"
         first = lengths[~ended_well].min()
         fits = lengths[ended_well & (lengths < first)]
-        longest = f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
+        longest = (
+            f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
+        )
         yield f"{told}: runs out of memory at context {first}{longest}"
 
 
@@ -211,18 +235,35 @@ def _axes(cells: pd.DataFrame, results: Results) -> list[str]:
     return [axis for axis in results.axes if cells[axis].notna().any()]
 
 
-def _pairs(cells: pd.DataFrame, results: Results, axis: str, base: str, other: str, without: Sequence[str] = ()) -> pd.DataFrame:
+def _pairs(
+    cells: pd.DataFrame,
+    results: Results,
+    axis: str,
+    base: str,
+    other: str,
+    without: Sequence[str] = (),
+) -> pd.DataFrame:
     """The cells with `other`, each beside its counterpart with `base`, whose columns end in `_base`: axes and times of a step.
 
     All is equal in the two but `axis` and what is listed in `without`.
     """
     keys = [name for name in _axes(cells, results) if name != axis and name not in without]
-    shown = cells[[name for name in cells if name in (axis, *keys) or str(name).startswith("step_ms_")]]
+    shown = cells[
+        [name for name in cells if name in (axis, *keys) or str(name).startswith("step_ms_")]
+    ]
     hashable = shown.assign(
-        **{key: shown[key].astype("string").fillna("") for key in keys if key not in ("context_length", "size")}
+        **{
+            key: shown[key].astype("string").fillna("")
+            for key in keys
+            if key not in ("context_length", "size")
+        }
     )
     bases, others = (hashable[hashable[axis] == value] for value in (base, other))
-    return others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base")) if keys else others.iloc[:0]
+    return (
+        others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base"))
+        if keys
+        else others.iloc[:0]
+    )
 
 
 def _alike_but_in(cells: pd.DataFrame, axis: str, results: Results) -> pd.DataFrame:
@@ -233,24 +274,42 @@ def _alike_but_in(cells: pd.DataFrame, axis: str, results: Results) -> pd.DataFr
     if axis not in cells or cells[axis].nunique() < 2:
         return cells.iloc[:0]
     others = [name for name in _axes(cells, results) if name != axis]
-    keys = [cells[name].astype("string").fillna(_NONE) for name in others] or [pd.Series("", cells.index)]
+    keys = [cells[name].astype("string").fillna(_NONE) for name in others] or [
+        pd.Series("", cells.index)
+    ]
     values_of_each = cells.groupby(keys)[axis].transform("nunique")
     compared = cells.loc[values_of_each > 1, axis].nunique()
     return cells[(values_of_each == compared) & (values_of_each > 1)]
 
 
-def _groups(cells: pd.DataFrame, axes: Sequence[str]) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
+def _groups(
+    cells: pd.DataFrame, axes: Sequence[str]
+) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
     """By the values of the axes that there are, in the order of tables."""
     if cells.empty or not set(axes) <= set(cells):
         return
-    ranks = {axis: {str(value): place for place, value in enumerate(ordered_values(axis, cells[axis]))} for axis in axes}
+    ranks = {
+        axis: {str(value): place for place, value in enumerate(ordered_values(axis, cells[axis]))}
+        for axis in axes
+    }
     named = [cells[axis].astype("string").fillna(_NONE) for axis in axes]
-    found = [(keys if isinstance(keys, tuple) else (keys,), group) for keys, group in cells.groupby(named)]
-    yield from sorted(found, key=lambda one: [ranks[axis].get(str(key), -1) for axis, key in zip(axes, one[0], strict=True)])
+    found = [
+        (keys if isinstance(keys, tuple) else (keys,), group)
+        for keys, group in cells.groupby(named)
+    ]
+    yield from sorted(
+        found,
+        key=lambda one: [
+            ranks[axis].get(str(key), -1) for axis, key in zip(axes, one[0], strict=True)
+        ],
+    )
 
 
 def _told_apart(
-    cells: pd.DataFrame, axes: Sequence[str], always: Sequence[str] = ("size",), among: pd.DataFrame | None = None
+    cells: pd.DataFrame,
+    axes: Sequence[str],
+    always: Sequence[str] = ("size",),
+    among: pd.DataFrame | None = None,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Groups by some axes, each with the values in which it differs from the others, or from all that it is `among`.
 
@@ -268,7 +327,11 @@ def _told_apart(
     for keys, group in _groups(cells, present):
         values = dict(zip(present, keys, strict=True))
         shown = [*by_run, *telling[str(values[RUN])]] if by_run else differing
-        yield " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE) or "All cells", group
+        yield (
+            " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE)
+            or "All cells",
+            group,
+        )
 
 
 def _differing(axes: Sequence[str], cells: pd.DataFrame, always: Sequence[str]) -> list[str]:
@@ -286,9 +349,17 @@ def _from_where(lengths: pd.Series[int], pays: pd.Series[bool], slower: pd.Serie
     """From which context on something holds, and what contradicts that."""
     first = lengths[pays].min()
     contrary = {"slower": slower, "not told apart": ~pays & ~slower}
-    found = [f"{what} at {_listed(lengths[which])}" for what, of in contrary.items() if (which := of & (lengths > first)).any()]
+    found = [
+        f"{what} at {_listed(lengths[which])}"
+        for what, of in contrary.items()
+        if (which := of & (lengths > first)).any()
+    ]
     unless = f", but {' and '.join(found)}" if found else ""
-    since = f"at context {first}, the shortest that was tried" if first == lengths.min() else f"from context {first} on"
+    since = (
+        f"at context {first}, the shortest that was tried"
+        if first == lengths.min()
+        else f"from context {first} on"
+    )
     return since + unless
 
 
@@ -297,5 +368,7 @@ def _listed(lengths: pd.Series[int]) -> str:
 
 
 def _exponent(group: pd.DataFrame, column: str) -> float:
-    lengths, values = ([math.log(value) for value in group[name]] for name in ("context_length", column))
+    lengths, values = (
+        [math.log(value) for value in group[name]] for name in ("context_length", column)
+    )
     return linear_regression(lengths, values).slope

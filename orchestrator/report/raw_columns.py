@@ -5,7 +5,9 @@ from __future__ import annotations
 from orchestrator.report.described import Column, Table, Values
 
 _CELL = Column("cell", "", "the cell's id, a digest of its task and parameters")
-_ATTEMPT = Column("attempt", "", "number of the attempt, from 1; with `cell` the key of a row of `attempts`")
+_ATTEMPT = Column(
+    "attempt", "", "number of the attempt, from 1; with `cell` the key of a row of `attempts`"
+)
 _METRIC = Column("metric", "", "what the number is")
 _UNIT = Column("unit", "", "of the value; empty for a flag or a fraction of time")
 _VALUE = Column("value", "as `unit` says", "the number; null where it could not be had")
@@ -18,17 +20,27 @@ _PHASES = (_FORWARD, _BACKWARD, _OPTIMIZER)
 _GROWN_ROLES = (
     Column("gradients", "", "of the parameters, and of inputs that have one"),
     Column("optimizer state", "", "AdamW's moments"),
-    Column("autocast weight copies", "", "the weights in the narrower dtype, which autocast keeps until the forward pass ends"),
+    Column(
+        "autocast weight copies",
+        "",
+        "the weights in the narrower dtype, which autocast keeps until the forward pass ends",
+    ),
 )
 _ROLES = (
     Column("parameters", "", "the weights"),
     Column("buffers", "", "of the model, which no gradient changes"),
-    Column("inputs", "", "tokens and targets; of attention alone query, key, value and the gradient of the result"),
+    Column(
+        "inputs",
+        "",
+        "tokens and targets; of attention alone query, key, value and the gradient of the result",
+    ),
     *_GROWN_ROLES,
     Column("activations", "", "made by the forward pass and kept to its end"),
     Column("temporary", "", "made by a phase, and none of the others"),
     Column("workspace", "", "of cuBLAS, for each thread that multiplies"),
-    Column("slack", "", "by how much the allocator's blocks are larger than what was asked of them"),
+    Column(
+        "slack", "", "by how much the allocator's blocks are larger than what was asked of them"
+    ),
     Column("unlabelled", "", "there before the step on record, and held by nobody who is known"),
 )
 _PARTS = Values(
@@ -55,11 +67,19 @@ _PARTS = Values(
 )  # fmt: skip
 
 _SAVED = (
-    Column("saved_bytes", "bytes", "that the forward pass keeps for the backward pass, beyond what is there anyway"),
+    Column(
+        "saved_bytes",
+        "bytes",
+        "that the forward pass keeps for the backward pass, beyond what is there anyway",
+    ),
     Column("saved_square_bytes", "bytes", "of that, tensors of all pairs of positions"),
     Column("saved_squares", "tensors", "how many those are"),
     Column("saved_block_bytes", "bytes", "of that, by one block"),
-    Column("saved_operation_bytes", "bytes", "by one operation of a block: `step` is its rank from 1, `note` its name"),
+    Column(
+        "saved_operation_bytes",
+        "bytes",
+        "by one operation of a block: `step` is its rank from 1, `note` its name",
+    ),
     Column("residual_stream_bytes", "bytes", "that a block hands on to the next"),
 )
 _PEAK = Column(
@@ -68,7 +88,9 @@ _PEAK = Column(
     "the highest within the phase; allocated: in blocks of the allocator, requested: as tensors asked for it, reserved: by the "
     "allocator from the GPU, rss: of the process, on the CPU",
 )
-_HELD = Column("held_{kind}_bytes", "bytes", "at the end of the phase; rss: of the process, on the CPU")
+_HELD = Column(
+    "held_{kind}_bytes", "bytes", "at the end of the phase; rss: of the process, on the CPU"
+)
 _BUILT = Column("built", "", "what the build left, before any step")
 _FIRST = Column("first", "", "the first step, which has no optimizer state yet")
 _STEADY = Column("steady", "", "a later step, as all after it")

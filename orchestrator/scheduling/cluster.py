@@ -36,7 +36,10 @@ class Nodes:
     """alive: gives those that are; working: those of them that cells may come to. say: tells the user."""
 
     def __init__(
-        self, alive: Callable[[], Sequence[Node]], working: Callable[[], Sequence[Node]], say: Callable[[str], None]
+        self,
+        alive: Callable[[], Sequence[Node]],
+        working: Callable[[], Sequence[Node]],
+        say: Callable[[str], None],
     ) -> None:
         self._alive, self._working = alive, working
         self._say = say
@@ -51,12 +54,21 @@ class Nodes:
         if now - self._looked_at < _EVERY_S:
             return []
         self._looked_at, nodes = now, self._alive()
-        self._require_some(self._working(), [started.attempt for started in running.values() if not started.host], now)
+        self._require_some(
+            self._working(),
+            [started.attempt for started in running.values() if not started.host],
+            now,
+        )
         living = {node["NodeID"] for node in nodes}
-        return [key for key, started in running.items() if started.node and started.node not in living]
+        return [
+            key for key, started in running.items() if started.node and started.node not in living
+        ]
 
     def _require_some(self, nodes: Sequence[Node], waiting: Sequence[Attempt], now: float) -> None:
-        without = next((attempt for attempt in waiting if not any(_has_room(node, attempt) for node in nodes)), None)
+        without = next(
+            (attempt for attempt in waiting if not any(_has_room(node, attempt) for node in nodes)),
+            None,
+        )
         if without is None:
             self._missing_since = None
             return
@@ -65,7 +77,10 @@ class Nodes:
             self._missing_since = now
             self._say(f"{lacking}: waiting {format_seconds(_PATIENCE_S)} for one to join")
         elif now - self._missing_since > _PATIENCE_S:
-            raise NodesLost(lacking, "Have one join (`ray start --address=…`) and run again: what is finished is kept")
+            raise NodesLost(
+                lacking,
+                "Have one join (`ray start --address=…`) and run again: what is finished is kept",
+            )
 
 
 def why_nowhere(attempt: Attempt, working: Sequence[Node], broken: Iterable[str]) -> str | None:
@@ -75,7 +90,10 @@ def why_nowhere(attempt: Attempt, working: Sequence[Node], broken: Iterable[str]
     if not said or any(_has_room(node, attempt) for node in working):
         return None
     if not any(map(measures, working)):
-        raise NodesLost(f"no host is left that measures: {said}", f"{MEND}, and run again: what is finished is kept")
+        raise NodesLost(
+            f"no host is left that measures: {said}",
+            f"{MEND}, and run again: what is finished is kept",
+        )
     return f"no host is left that could measure it: {said}"
 
 
@@ -90,7 +108,9 @@ def _has_room(node: Node, attempt: Attempt) -> bool:
         return False
     if not params.gpu_count:
         return bool(has.get("CPU", 0) >= 1)
-    return bool(has.get("GPU", 0) >= params.gpu_count) and (params.gpu_kind is None or is_kind(gpu_type(node), params.gpu_kind))
+    return bool(has.get("GPU", 0) >= params.gpu_count) and (
+        params.gpu_kind is None or is_kind(gpu_type(node), params.gpu_kind)
+    )
 
 
 def _asked(attempt: Attempt) -> str:

@@ -26,7 +26,9 @@ class OneByOne:
     placed: where each was before, to be there again with all of that host to itself; any place will do for one that is not named.
     """
 
-    def __init__(self, scheduler: Scheduler, placed: Mapping[str, Placed] = MappingProxyType({})) -> None:
+    def __init__(
+        self, scheduler: Scheduler, placed: Mapping[str, Placed] = MappingProxyType({})
+    ) -> None:
         self._scheduler = scheduler
         self._placed = placed
 
@@ -50,5 +52,8 @@ class OneByOne:
         placed = self._placed.get(attempt.cell.id)
         if placed is None:
             return attempt
-        env = {**attempt.settings.env, **({"CUDA_VISIBLE_DEVICES": placed.gpu} if placed.gpu else {})}
+        env = {
+            **attempt.settings.env,
+            **({"CUDA_VISIBLE_DEVICES": placed.gpu} if placed.gpu else {}),
+        }
         return replace(attempt, settings=replace(attempt.settings, env=env, alone_on=placed.host))

@@ -53,7 +53,9 @@ from orchestrator.sweep.console import format_seconds, say
 from tasks.spec.records import PREPARATION_S, Attempt, Outcome
 
 # Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
-_BACKSTOP_S = 2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0  # of a parent and a process; of a GPU and a host that are tried
+_BACKSTOP_S = (
+    2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0
+)  # of a parent and a process; of a GPU and a host that are tried
 _ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
 _BEGIN_S = 60.0  # for one that has it to begin anything
 _CRASHES = 3  # of workers in a row, after which a node gets no other cell
@@ -110,7 +112,10 @@ class SerialScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         for attempt in attempts:
-            working, wanted = [name for name in self._gpus if name not in self._fallen], attempt.cell.params.gpu_count
+            working, wanted = (
+                [name for name in self._gpus if name not in self._fallen],
+                attempt.cell.params.gpu_count,
+            )
             require_gpus(attempt, len(working), self._fallen.values())
             on_start(Started(attempt, "here", "", time.monotonic()))
             gpu = ",".join(working[:wanted])
@@ -137,13 +142,21 @@ class RayScheduler:
     Ray starts.
     """
 
-    def __init__(self, address: str | None = None, cpu_cells: int = 1, example: Attempt | None = None) -> None:
+    def __init__(
+        self, address: str | None = None, cpu_cells: int = 1, example: Attempt | None = None
+    ) -> None:
         self._cpu_cells = cpu_cells
         self._types: set[str] = set()  # of GPU, of all nodes that there have been
-        self._gpus: dict[str, dict[str, str]] = {}  # of each host, once its environment is known: UUID by visible name
-        self._fallen: dict[Any, tuple[Started, Fallen]] = {}  # by the task that holds it so that no other cell has it
+        self._gpus: dict[
+            str, dict[str, str]
+        ] = {}  # of each host, once its environment is known: UUID by visible name
+        self._fallen: dict[
+            Any, tuple[Started, Fallen]
+        ] = {}  # by the task that holds it so that no other cell has it
         self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
-        self._crashes: Counter[str] = Counter()  # of Ray's workers, by node, since one brought a cell to its end there
+        self._crashes: Counter[str] = (
+            Counter()
+        )  # of Ray's workers, by node, since one brought a cell to its end there
         self._session: str | None = None
         self._lock: int | None = None  # on the session's folder
         if not address:
@@ -174,7 +187,10 @@ class RayScheduler:
     def _probe_nodes(self) -> list[Mapping[str, Any]]:
         found, refused = self._ask_nodes(probe_here, _ANSWER_S)
         if not found:
-            raise next(iter(refused.values()), EnvironmentError("no node of the cluster answers", _SEE_STATUS))
+            raise next(
+                iter(refused.values()),
+                EnvironmentError("no node of the cluster answers", _SEE_STATUS),
+            )
         return found
 
     def _ask_nodes(
@@ -185,7 +201,11 @@ class RayScheduler:
         only: one node of them, which is not the only one that measures.
         """
         ask = self._ray.remote(num_cpus=0, max_retries=1)(question)  # a single worker may be killed
-        nodes = {node["NodeID"]: node["NodeManagerHostname"] for node in self._alive() if only in ("", node["NodeID"])}
+        nodes = {
+            node["NodeID"]: node["NodeManagerHostname"]
+            for node in self._alive()
+            if only in ("", node["NodeID"])
+        }
         asked = {node: ask.options(label_selector={_NODE: node}).remote() for node in nodes}
         self._wait_for({one: nodes[node] for node, one in asked.items()}, limit_s)
         found, refused = list[Answer](), dict[str, EnvironmentError]()
@@ -193,14 +213,20 @@ class RayScheduler:
             try:
                 found += self._answer(one, limit_s)
             except EnvironmentError as error:
-                refused[node] = EnvironmentError(f"host {nodes[node]}: {error.message}", error.remedy)
+                refused[node] = EnvironmentError(
+                    f"host {nodes[node]}: {error.message}", error.remedy
+                )
         for node, why in refused.items() if found or only else ():
             self._leave_out(node, why.message)
         return found, refused
 
     def _wait_for(self, asked: Mapping[Any, str], limit_s: float) -> None:
         """asked: by answer, the host that it is to come from."""
-        _, late = self._ray.wait(list(asked), num_returns=len(asked), timeout=_LATE_S) if asked else ([], [])
+        _, late = (
+            self._ray.wait(list(asked), num_returns=len(asked), timeout=_LATE_S)
+            if asked
+            else ([], [])
+        )
         if late:
             hosts = ", ".join(sorted({asked[one] for one in late}))
             say(f"waiting for {hosts} to answer, for up to {format_seconds(limit_s)}")
@@ -214,21 +240,31 @@ class RayScheduler:
         except missing.RayTaskError as error:
             if isinstance(error.cause, EnvironmentError):
                 raise error.cause from error  # whose text is not Ray's traceback
-            raise EnvironmentError(f"this program does not begin there: {error.cause!r}", MEND) from error
+            raise EnvironmentError(
+                f"this program does not begin there: {error.cause!r}", MEND
+            ) from error
         except (missing.TaskUnschedulableError, missing.NodeDiedError):
             return []
         except missing.WorkerCrashedError as error:
             raise EnvironmentError(_WORKERS_CRASH, _SEE_STATUS) from error
         except missing.GetTimeoutError as error:
             self._end([asked])
-            raise EnvironmentError(f"no answer came from there in {format_seconds(limit_s)}", _SEE_STATUS) from error
+            raise EnvironmentError(
+                f"no answer came from there in {format_seconds(limit_s)}", _SEE_STATUS
+            ) from error
         except missing.RuntimeEnvSetupError as error:
             last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
             raise EnvironmentError(f"it does not get this program: {last}", _SEE_STATUS) from error
 
     def places(self, device: str, kind: str | None = None) -> int:
         if kind is not None:
-            return int(sum(node["Resources"].get("GPU", 0) for node in self._alive() if is_kind(gpu_type(node), kind)))
+            return int(
+                sum(
+                    node["Resources"].get("GPU", 0)
+                    for node in self._alive()
+                    if is_kind(gpu_type(node), kind)
+                )
+            )
         if device != "cuda":
             return self._cpu_cells
         return max(1, self._all_gpus() - self._held())
@@ -256,7 +292,11 @@ class RayScheduler:
                     return
                 for stream in nodes.gone(running):
                     yield self._give_up(stream, running.pop(stream), "its node went away")
-                ready, _ = ray.wait(list(running), timeout=_POLL_S, fetch_local=False) if running else ([], [])
+                ready, _ = (
+                    ray.wait(list(running), timeout=_POLL_S, fetch_local=False)
+                    if running
+                    else ([], [])
+                )
                 for stream in ready or list(running):
                     event = self._next_event(stream, running[stream], is_ready=bool(ready))
                     if isinstance(event, Started):
@@ -311,14 +351,21 @@ class RayScheduler:
 
     def _submit(self, attempt: Attempt) -> Any:
         mark = None if self._local else _marked(attempt)
-        return self._on_a_place(_saying_what_it_has(supervise), attempt, mark, num_returns="streaming")
+        return self._on_a_place(
+            _saying_what_it_has(supervise), attempt, mark, num_returns="streaming"
+        )
 
-    def _on_a_place(self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any) -> Any:
+    def _on_a_place(
+        self, task: Callable[..., Any], attempt: Attempt, *more: Any, **options: Any
+    ) -> Any:
         gpus = attempt.cell.params.gpu_count
         cpus = self._cores_for(gpus) if gpus else self._cores_per_cpu_cell()
         # max_calls=0: the worker only supervises, so it may serve the next cell; max_retries=0: Ray would start a
         # crashing cell four times in silence. Both hold only in the decorator.
-        labels = {**self._of_kind(attempt.cell.params.gpu_kind), **({_NODE: f"!in({','.join(self._out)})"} if self._out else {})}
+        labels = {
+            **self._of_kind(attempt.cell.params.gpu_kind),
+            **({_NODE: f"!in({','.join(self._out)})"} if self._out else {}),
+        }
         one = {"num_cpus": cpus, "num_gpus": gpus, "label_selector": labels}
         reserved = self._whole_host(attempt.settings.alone_on) or one
         decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, **options)
@@ -334,13 +381,23 @@ class RayScheduler:
             return {}
         node = max(nodes, key=lambda node: float(node["Resources"].get("GPU", 0)))
         kept = sum(started.cpus for started, _ in self._fallen.values() if started.host == host)
-        cpus, gpus = node["Resources"].get("CPU", 0) - kept, node["Resources"].get("GPU", 0) - self._held(host)
-        return {"num_cpus": max(0, cpus), "num_gpus": max(0, gpus), "label_selector": {_NODE: node["NodeID"]}}
+        cpus, gpus = (
+            node["Resources"].get("CPU", 0) - kept,
+            node["Resources"].get("GPU", 0) - self._held(host),
+        )
+        return {
+            "num_cpus": max(0, cpus),
+            "num_gpus": max(0, gpus),
+            "label_selector": {_NODE: node["NodeID"]},
+        }
 
     def _off_what_fell(self, attempt: Attempt) -> Attempt:
         """To be anywhere, where it was to be on a GPU that has fallen off since."""
         settings, wanted = attempt.settings, names_in(attempt.settings.env.get(_VISIBLE, ""))
-        if not any(started.host == settings.alone_on and event.name in wanted for started, event in self._fallen.values()):
+        if not any(
+            started.host == settings.alone_on and event.name in wanted
+            for started, event in self._fallen.values()
+        ):
             return attempt
         env = {name: value for name, value in settings.env.items() if name != _VISIBLE}
         return replace(attempt, settings=replace(settings, env=env, alone_on=None))
@@ -350,30 +407,50 @@ class RayScheduler:
         if kind is None:
             return {}
         self._types |= {gpu_type(node) for node in self._alive()}
-        wanted = sorted(name for name in self._types if is_kind(name, kind)) or [kind.replace(" ", "-")]
+        wanted = sorted(name for name in self._types if is_kind(name, kind)) or [
+            kind.replace(" ", "-")
+        ]
         return {GPU_TYPE: f"in({','.join(wanted)})"}
 
     def _cores_for(self, gpus: int) -> int:
         """What every node with so many GPUs can give to them: Ray would wait for ever for what none has."""
-        return max(1, min((int(n["CPU"] * gpus // n["GPU"]) for n in self._nodes() if n["GPU"] >= gpus), default=1))
+        return max(
+            1,
+            min(
+                (int(n["CPU"] * gpus // n["GPU"]) for n in self._nodes() if n["GPU"] >= gpus),
+                default=1,
+            ),
+        )
 
     def _cores_per_cpu_cell(self) -> int:
-        return max(1, min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1) // self._cpu_cells)
+        return max(
+            1,
+            min((int(n["CPU"]) for n in self._nodes() if n["CPU"] >= 1), default=1)
+            // self._cpu_cells,
+        )
 
     def _require_gpu(self, attempt: Attempt) -> None:
         fallen = self._fallen.values()
-        working = [node["Resources"].get("GPU", 0) - self._held(node["NodeManagerHostname"]) for node in self._alive()]
+        working = [
+            node["Resources"].get("GPU", 0) - self._held(node["NodeManagerHostname"])
+            for node in self._alive()
+        ]
         require_gpus(attempt, int(max(working, default=0)), [event.place for _, event in fallen])
 
     def _held(self, host: str | None = None) -> int:
         """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
-        return gpus_of(started.attempt for started, _ in self._fallen.values() if host in (None, started.host))
+        return gpus_of(
+            started.attempt for started, _ in self._fallen.values() if host in (None, started.host)
+        )
 
     def _all_gpus(self) -> int:
         return int(sum(node["GPU"] for node in self._nodes()))
 
     def _nodes(self) -> list[dict[str, float]]:
-        return [{name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")} for node in self._alive()]
+        return [
+            {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")}
+            for node in self._alive()
+        ]
 
     def _alive(self) -> list[dict[str, Any]]:
         """Those that cells may come to."""
@@ -389,7 +466,9 @@ class RayScheduler:
         devices = {attempt.cell.params.device for attempt in begun}
         if devices != {"cuda"}:
             return len(begun) < (self._cpu_cells if devices else 1)
-        waits = any(gpus_of([started.attempt]) > 1 and not started.host for started in running.values())
+        waits = any(
+            gpus_of([started.attempt]) > 1 and not started.host for started in running.values()
+        )
         return not waits and gpus_of(begun) < self.places("cuda")
 
     def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Event | None:
@@ -401,7 +480,9 @@ class RayScheduler:
                 del self._crashes[started.node]
             return event
         except self._ray.exceptions.LocalRayletDiedError as error:
-            raise NodesLost("Ray's own process on this machine has died", "Run again: what is finished is kept") from error
+            raise NodesLost(
+                "Ray's own process on this machine has died", "Run again: what is finished is kept"
+            ) from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
             outcome = lost(started.attempt, reason, time.monotonic() - started.at_s)
@@ -437,7 +518,9 @@ def _nothing() -> None: ...
 
 
 @cache
-def _saying_what_it_has(measure_there: Callable[..., Iterator[Event]]) -> Callable[..., Iterator[Event]]:
+def _saying_what_it_has(
+    measure_there: Callable[..., Iterator[Event]],
+) -> Callable[..., Iterator[Event]]:
     """The same, which in what says that it has begun names the node and its cores: who runs there knows, and nobody else."""
 
     @wraps(measure_there)  # Ray calls the process by it
@@ -526,10 +609,17 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, Mappin
     return _connect(None, session, len(here["gpus"]), variables), here
 
 
-def _connect(address: str | None, session: str | None = None, gpus: int = 0, variables: Mapping[str, str] | None = None) -> Any:
+def _connect(
+    address: str | None,
+    session: str | None = None,
+    gpus: int = 0,
+    variables: Mapping[str, str] | None = None,
+) -> Any:
     """Ray, started with these variables, or joined. Raises EnvironmentError."""
     require_listener(address)
-    os.environ.update({name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()})
+    os.environ.update(
+        {name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()}
+    )
     import ray
     import ray.exceptions
 
@@ -548,7 +638,9 @@ def _connect(address: str | None, session: str | None = None, gpus: int = 0, var
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except Exception as error:  # Ray raises that itself where its processes do not come up in time
         remedy = IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
-        raise EnvironmentError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+        raise EnvironmentError(
+            f"Ray does not start: {str(error).splitlines()[0]}", remedy
+        ) from error
     finally:
         for name in variables:
             os.environ.pop(name, None)

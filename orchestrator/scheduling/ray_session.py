@@ -21,7 +21,9 @@ from orchestrator.execution.measuring_process import HERE, PACKAGES, import_path
 
 IS_IT_RUNNING = "Is `ray start --head` running there?"
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
-_LONGEST_BASE = 21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
+_LONGEST_BASE = (
+    21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
+)
 _CONNECT_S = 5.0
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
@@ -58,14 +60,19 @@ def session_folder() -> tuple[str, int]:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         if (Path(session) / _LOCK).exists():
             return session, lock_file
-        os.close(lock_file)  # another driver that begins was faster than the lock, and has taken it for dead
+        os.close(
+            lock_file
+        )  # another driver that begins was faster than the lock, and has taken it for dead
 
 
 def start_reaper(session: str) -> subprocess.Popen[bytes]:
     """With its standard input for a lifeline."""
     command = [sys.executable, "-P", "-m", "orchestrator.scheduling.ray_reaper", session]
     return subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": import_path()}, stdin=subprocess.PIPE, start_new_session=True
+        command,
+        env={**os.environ, "PYTHONPATH": import_path()},
+        stdin=subprocess.PIPE,
+        start_new_session=True,
     )
 
 
@@ -91,5 +98,7 @@ def shipped() -> Iterator[dict[str, Any]]:
         return
     with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:
         for package in PACKAGES:
-            shutil.copytree(HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__")
+            )
         yield {"runtime_env": {"working_dir": folder}}

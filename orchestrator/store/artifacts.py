@@ -27,7 +27,9 @@ def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
     log, command = "", ""
     with suppress(OSError):
         log = _tail(folder / LOG_FILE)
-    with suppress(OSError, ValueError, KeyError, TypeError):  # not here, torn, or of a task that has changed since
+    with suppress(
+        OSError, ValueError, KeyError, TypeError
+    ):  # not here, torn, or of a task that has changed since
         command = by_hand(Attempt.from_json((folder / ATTEMPT_FILE).read_text()))
     return Artifacts(tuple(log.splitlines()[-_LINES:]), command)
 

@@ -77,20 +77,28 @@ def read_manifest(file: Path, called: str, newest: int) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RunError(f"{called}: cannot be read: {os.strerror(error.errno or 0)}", _REMEDY) from error
+        raise RunError(
+            f"{called}: cannot be read: {os.strerror(error.errno or 0)}", _REMEDY
+        ) from error
     except (ValueError, RecursionError) as error:
         raise RunError(f"{called}: is not JSON: {error}", _REMEDY) from error
     if not isinstance(found, dict):
-        raise RunError(f"{called}: is damaged, or of another program: it is no JSON object", _REMEDY)
+        raise RunError(
+            f"{called}: is damaged, or of another program: it is no JSON object", _REMEDY
+        )
     version = found.get("schema_version")
     if isinstance(version, int | float) and version > newest:
-        raise RunMismatch(f"{called}: was written with schema {version}, newer than {newest}", "Update")
+        raise RunMismatch(
+            f"{called}: was written with schema {version}, newer than {newest}", "Update"
+        )
     try:
         _Manifest.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise RunError(f"{called}: is damaged, or of another program: {place}: {first['msg']}", _REMEDY) from error
+        raise RunError(
+            f"{called}: is damaged, or of another program: {place}: {first['msg']}", _REMEDY
+        ) from error
     return found
 
 
@@ -99,4 +107,7 @@ def require_sweep(manifest: Mapping[str, Any], run: object) -> None:
     if "config" not in manifest:
         raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {run}`")
     if missing := [name for name in _OF_A_SWEEP if name not in manifest]:
-        raise RunError(f"{run}/{MANIFEST_FILE}: is damaged, or of another program: it has no {missing[0]}", _REMEDY)
+        raise RunError(
+            f"{run}/{MANIFEST_FILE}: is damaged, or of another program: it has no {missing[0]}",
+            _REMEDY,
+        )

@@ -31,7 +31,9 @@ _READ_TRIES = 5
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _LARGE_BYTES = 128 * 1024  # glibc's own default of both, before it adapts them
 _JSON = frozenset({"params", "evidence", "facts"})  # the columns of JSON objects
-_NEVER_NULL = frozenset({"cell", "attempt", "predicted_at", "task", "status", *_JSON})  # what every row has had since schema 1
+_NEVER_NULL = frozenset(
+    {"cell", "attempt", "predicted_at", "task", "status", *_JSON}
+)  # what every row has had since schema 1
 
 ATTEMPTS = pa.schema(
     [
@@ -134,8 +136,12 @@ SCHEMAS = {
     "live": LIVE,
     "predictions": PREDICTIONS,
 }
-pa.set_memory_pool(pa.system_memory_pool())  # gives back what is no longer used: a report reads much and then makes much
-with suppress(OSError, AttributeError):  # as does glibc, if it may not keep the more, the larger the pieces are that it has seen
+pa.set_memory_pool(
+    pa.system_memory_pool()
+)  # gives back what is no longer used: a report reads much and then makes much
+with suppress(
+    OSError, AttributeError
+):  # as does glibc, if it may not keep the more, the larger the pieces are that it has seen
     for _threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
         ctypes.CDLL(None).mallopt(_threshold, _LARGE_BYTES)
 
@@ -152,12 +158,19 @@ def give_back_memory() -> None:
 
 
 def empty_table(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    return pa.Table.from_batches([], schema).select(columns or schema.names)  # pyarrow's own would import pandas
+    return pa.Table.from_batches([], schema).select(
+        columns or schema.names
+    )  # pyarrow's own would import pandas
 
 
 def with_categories(schema: pa.Schema) -> pa.Schema:
     categories = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema([field.with_type(categories) if pa.types.is_string(field.type) else field for field in schema])
+    return pa.schema(
+        [
+            field.with_type(categories) if pa.types.is_string(field.type) else field
+            for field in schema
+        ]
+    )
 
 
 def read_parts(
@@ -176,7 +189,12 @@ def read_parts(
         try:
             parts = _that_count(folder)
             starts = range(0, len(parts), at_once)
-            return [made_of([_read_part(path, schema, columns) for path in parts[start : start + at_once]]) for start in starts]
+            return [
+                made_of(
+                    [_read_part(path, schema, columns) for path in parts[start : start + at_once]]
+                )
+                for start in starts
+            ]
         except FileNotFoundError:
             continue
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
@@ -196,7 +214,10 @@ def _that_count(folder: Path) -> list[Path]:
     parts = [path for path in listed if path.name not in replaced]
     for path in parts:
         if not _NAMES.fullmatch(path.stem):
-            raise RunError(f"{path}: has not the name of a part", "Move it away: a copy of one would count twice")
+            raise RunError(
+                f"{path}: has not the name of a part",
+                "Move it away: a copy of one would count twice",
+            )
     return parts
 
 
@@ -204,8 +225,17 @@ def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.T
     """As the schema has it: where that is one of categories, texts are read as such."""
     with _opened(path, schema) as part:
         present = columns and [name for name in columns if name in part.schema_arrow.names]
-        read = part.read(columns=present, use_threads=False)  # each would keep memory of its own, and parts are small
-        read = read.cast(pa.schema([schema.field(field.name) if field.name in schema.names else field for field in read.schema]))
+        read = part.read(
+            columns=present, use_threads=False
+        )  # each would keep memory of its own, and parts are small
+        read = read.cast(
+            pa.schema(
+                [
+                    schema.field(field.name) if field.name in schema.names else field
+                    for field in read.schema
+                ]
+            )
+        )
         _require_rows(read)
         return read
 
@@ -216,8 +246,14 @@ def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     with _reading(path):
         names = pq.read_schema(_as_a_file(path)).names
         if missing := _NEVER_NULL.intersection(schema.names).difference(names):
-            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(sorted(missing))}")
-        categories = [field.name for field in schema if pa.types.is_dictionary(field.type) and field.name in names]
+            raise pa.ArrowInvalid(
+                f"it is no part of a run: it has no column {', '.join(sorted(missing))}"
+            )
+        categories = [
+            field.name
+            for field in schema
+            if pa.types.is_dictionary(field.type) and field.name in names
+        ]
         with pq.ParquetFile(_as_a_file(path), read_dictionary=categories) as part:
             yield part
 
@@ -253,7 +289,9 @@ def _replaced_by(merged: Iterable[Path]) -> set[str]:
     replaced: set[str] = set()
     for path in merged:
         with _reading(path):
-            replaced |= set(json.loads((pq.read_schema(_as_a_file(path)).metadata or {}).get(_REPLACES, b"[]")))
+            replaced |= set(
+                json.loads((pq.read_schema(_as_a_file(path)).metadata or {}).get(_REPLACES, b"[]"))
+            )
     return replaced
 
 
@@ -263,9 +301,14 @@ def is_merged(part: Path) -> bool:
 
 def merge(parts: list[Path], schema: pa.Schema) -> None:
     """Raises RunError where one cannot be read, and leaves all as they are."""
-    whole = pa.concat_tables([_read_part(path, schema, None) for path in parts], promote_options="permissive")
+    whole = pa.concat_tables(
+        [_read_part(path, schema, None) for path in parts], promote_options="permissive"
+    )
     names = json.dumps([path.name for path in parts]).encode()
-    write_part(parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"), whole.replace_schema_metadata({_REPLACES: names}))
+    write_part(
+        parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"),
+        whole.replace_schema_metadata({_REPLACES: names}),
+    )
     _on_disk(parts[0].parent)
     for path in parts:
         path.unlink()
@@ -312,7 +355,10 @@ def _reading(part: Path) -> Iterator[None]:
         raise
     except (pa.ArrowException, OSError, ValueError) as error:  # of Parquet, and of the JSON in it
         reason = str(error).splitlines()[0]
-        raise RunError(f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_to_measure_anew(part)}") from error
+        raise RunError(
+            f"{part}: cannot be read: {reason}",
+            f"Copy it again, or move it away {_to_measure_anew(part)}",
+        ) from error
 
 
 def _to_measure_anew(part: Path) -> str:
@@ -320,7 +366,11 @@ def _to_measure_anew(part: Path) -> str:
     row = part.parent.with_name("attempts") / part.name
     if part == row:
         return "to measure its cells anew"
-    return f"with {row} to measure its cell anew" if row.exists() else "and measure again what it held with --retry ok"
+    return (
+        f"with {row} to measure its cell anew"
+        if row.exists()
+        else "and measure again what it held with --retry ok"
+    )
 
 
 @contextmanager
@@ -338,4 +388,6 @@ def writing(folder: Path, elsewhere: str = "Name a writable folder with --out") 
             errno.ENAMETOOLONG: "Give a shorter name, in the config or with --out",
         }
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise RunUnwritable(f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")) from error
+        raise RunUnwritable(
+            f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")
+        ) from error

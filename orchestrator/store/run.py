@@ -68,9 +68,17 @@ CONFIG_FILE = "config.yaml"  # in each of them
 REDACTED = "…"  # there, for what is of the machine that measured it
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
-_SUGGESTED, _NAMED = 20, 5  # of the cells of a run, where one is looked for in vain, or several are found
+_SUGGESTED, _NAMED = (
+    20,
+    5,
+)  # of the cells of a run, where one is looked for in vain, or several are found
 
-_MEASURED = ("samples", "kernels", "allocations", "live")  # by the names that they have in an outcome
+_MEASURED = (
+    "samples",
+    "kernels",
+    "allocations",
+    "live",
+)  # by the names that they have in an outcome
 
 
 class Run:
@@ -90,7 +98,9 @@ class Run:
     @property
     def is_published(self) -> bool:
         """Whether it is a publication, or one of its runs: to read only."""
-        return any((folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent))
+        return any(
+            (folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)
+        )
 
     def within(self, name: str) -> Run:
         """A run of its own in the folder of this one."""
@@ -102,19 +112,32 @@ class Run:
     def require(self) -> Run:
         """Raises RunError where there is no run."""
         if (self.folder / PUBLICATION_FILE).exists() and not self.exists:
-            within = ", ".join(sorted(shlex.quote(str(path.parent)) for path in self.folder.glob("*/run.json")))
-            raise RunError(f"{self.folder}: holds runs that were published", f"Name one of them: {within}")
+            within = ", ".join(
+                sorted(shlex.quote(str(path.parent)) for path in self.folder.glob("*/run.json"))
+            )
+            raise RunError(
+                f"{self.folder}: holds runs that were published", f"Name one of them: {within}"
+            )
         if not self.exists and any((self.folder / "attempts").glob("*.parquet")):
             raise RunError(f"{self}: its {MANIFEST_FILE} is gone", f"Restore it: {WRITTEN_AGAIN}")
         if not self.exists:
-            raise RunError(f"{self}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo")
+            raise RunError(
+                f"{self}: holds no run",
+                "Name a folder that `sweep run` wrote, such as results/demo",
+            )
         return self
 
     def read_manifest(self) -> dict[str, Any]:
         """run.json; empty before the first run. Raises RunError for what is none, RunMismatch for one of a newer program."""
-        return read_manifest(self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}", SCHEMA_VERSION) if self.exists else {}
+        return (
+            read_manifest(self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}", SCHEMA_VERSION)
+            if self.exists
+            else {}
+        )
 
-    def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
+    def read(
+        self, table: str, columns: list[str] | None = None, categories: bool = False
+    ) -> pd.DataFrame:
         """One of the tables as a frame, all parts with their schemas unified; missing columns are null.
 
         categories: texts as such, which of millions of rows that name few things takes a tenth of the memory.
@@ -133,10 +156,15 @@ class Run:
         empty = empty_table(schema, columns)
 
         def as_columns(parts: list[pa.Table]) -> dict[str, pd.Series[Any]]:
-            whole = pa.concat_tables([empty, *parts], promote_options="permissive").unify_dictionaries()
+            whole = pa.concat_tables(
+                [empty, *parts], promote_options="permissive"
+            ).unify_dictionaries()
             return {name: whole[name].to_pandas() for name in whole.column_names}
 
-        parts = [as_columns([]), *read_parts(self.folder / table, schema, columns, as_columns, _PARTS_AT_ONCE)]
+        parts = [
+            as_columns([]),
+            *read_parts(self.folder / table, schema, columns, as_columns, _PARTS_AT_ONCE),
+        ]
         joined: dict[str, Any] = {
             name: union_categoricals([_of_texts(part.pop(name)) for part in parts])
             if isinstance(parts[0][name].dtype, pd.CategoricalDtype)
@@ -159,7 +187,9 @@ class Run:
     def unmeasured(self) -> dict[str, str]:
         """`121 of 360` under the name of each run of which so much is missing."""
         missing = self.missing()
-        return {self.folder.name: f"{missing} of {self.read_manifest()['asked']}"} if missing else {}
+        return (
+            {self.folder.name: f"{missing} of {self.read_manifest()['asked']}"} if missing else {}
+        )
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
@@ -189,18 +219,25 @@ class Run:
                 continue
             with suppress(ValueError, KeyError, TypeError):  # torn, or of a task that is no more
                 attempt = Attempt.from_json(file.read_text())
-                if attempt.cell.id == cell:  # else its task has changed since: those numbers are of another cell
+                if (
+                    attempt.cell.id == cell
+                ):  # else its task has changed since: those numbers are of another cell
                     yield replace(attempt, folder=str(file.parent))  # the run may have been moved
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         parts = read_parts(self.folder / table, SCHEMAS[table], columns)
-        return pa.concat_tables([empty_table(SCHEMAS[table], columns), *parts], promote_options="permissive")
+        return pa.concat_tables(
+            [empty_table(SCHEMAS[table], columns), *parts], promote_options="permissive"
+        )
 
     @contextmanager
     def opened_for_writing(self) -> Iterator[RunWriter]:
         """Raises RunLocked, saying who holds it, or RunUnwritable."""
         if self.is_published:
-            raise RunUnwritable(f"{self.folder}: is published, and no more is measured into it", "Name another folder with --out")
+            raise RunUnwritable(
+                f"{self.folder}: is published, and no more is measured into it",
+                "Name another folder with --out",
+            )
         own = [self.folder / name for name in (".lock", "artifacts", *SCHEMAS)]
         with writing(self.folder):
             new = [path for path in (*own, self.folder, *self.folder.parents) if not path.exists()]
@@ -260,9 +297,14 @@ class RunWriter(Run):
 
     def _require_lock(self) -> None:
         lock = self.folder / ".lock"
-        if self.lock and lock.exists() and not os.path.samestat(os.fstat(self.lock.fileno()), lock.stat()):
+        if (
+            self.lock
+            and lock.exists()
+            and not os.path.samestat(os.fstat(self.lock.fileno()), lock.stat())
+        ):
             raise RunUnwritable(
-                f"{self}: was taken away meanwhile, and another driver is at work in a new one", "Name another folder with --out"
+                f"{self}: was taken away meanwhile, and another driver is at work in a new one",
+                "Name another folder with --out",
             )
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
@@ -278,7 +320,9 @@ class RunWriter(Run):
             for table in _MEASURED:
                 if records := getattr(outcome, table):
                     rows = [{**key, **asdict(record)} for record in records]
-                    write_part(self.folder / table / name, pa.Table.from_pylist(rows, SCHEMAS[table]))
+                    write_part(
+                        self.folder / table / name, pa.Table.from_pylist(rows, SCHEMAS[table])
+                    )
             row = {**key, **_attempt_row(outcome), "commit": commit}
             write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
         self._appended += 1
@@ -288,11 +332,17 @@ class RunWriter(Run):
     def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
         """By cell. What was predicted of a cell before stays, and counts no more."""
         now = datetime.now(UTC)
-        rows = [{"cell": cell, "predicted_at": now, **asdict(sample)} for cell, own in samples.items() for sample in own]
+        rows = [
+            {"cell": cell, "predicted_at": now, **asdict(sample)}
+            for cell, own in samples.items()
+            for sample in own
+        ]
         if rows:
             with self._writing():
                 name = f"{time.time_ns()}.parquet"
-                write_part(self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS))
+                write_part(
+                    self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS)
+                )
 
     def require_parts(self) -> None:
         """Raises RunError for a part that is torn or of another program: before hours are measured beside it, not after."""
@@ -303,9 +353,15 @@ class RunWriter(Run):
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
         with self._writing():
             for table in SCHEMAS:
-                for name in replaced_parts(self.folder / table):  # left by a kill in the middle of this
+                for name in replaced_parts(
+                    self.folder / table
+                ):  # left by a kill in the middle of this
                     (self.folder / table / name).unlink(missing_ok=True)
-                small = [p for p in sorted((self.folder / table).glob("*.parquet")) if not is_merged(p) and self.may_merge(p)]
+                small = [
+                    p
+                    for p in sorted((self.folder / table).glob("*.parquet"))
+                    if not is_merged(p) and self.may_merge(p)
+                ]
                 for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
                     with suppress(RunError):  # measuring goes on; who reads the run is told
                         merge(small[start : start + MERGE_BATCH], SCHEMAS[table])
@@ -316,7 +372,9 @@ class RunWriter(Run):
 
     def write_cells(self, cells: pd.DataFrame) -> None:
         with self._writing():
-            write_part(self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False))
+            write_part(
+                self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False)
+            )
 
     def write_whole(self, table: str, rows: pd.DataFrame) -> None:
         """All rows of a table as its one part, in their order."""
@@ -341,7 +399,10 @@ def find_cell(prefix: str, cells: Iterable[str], run: Run, what: str = "cell") -
     if not found:
         raise RunError(f"{run}: has no {what} {prefix!r}", nearest(prefix, known[:_SUGGESTED]))
     if len(found) > 1:
-        raise RunError(f"{run}: {prefix!r} begins {len(found)} {what}s", f"Say which: {', '.join(found[:_NAMED])}")
+        raise RunError(
+            f"{run}: {prefix!r} begins {len(found)} {what}s",
+            f"Say which: {', '.join(found[:_NAMED])}",
+        )
     return found[0]
 
 

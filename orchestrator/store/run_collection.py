@@ -49,7 +49,9 @@ class Together(Run):
         for manifest in manifests.values():
             for task, values in manifest.get("defaults", {}).items():
                 defaults[task] = {**defaults.get(task, {}), **values}
-        invocations = [one for manifest in manifests.values() for one in manifest.get("invocations", [])]
+        invocations = [
+            one for manifest in manifests.values() for one in manifest.get("invocations", [])
+        ]
         return {
             "name": _as_title(list(manifests)),
             "runs": list(manifests),
@@ -61,13 +63,19 @@ class Together(Run):
     def folders(self) -> list[Path]:
         return [run.folder for run in self._runs.values()]
 
-    def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
+    def read(
+        self, table: str, columns: list[str] | None = None, categories: bool = False
+    ) -> pd.DataFrame:
         import pandas as pd
 
-        frames = [_named(name, run.read(table, columns, categories)) for name, run in self._runs.items()]
+        frames = [
+            _named(name, run.read(table, columns, categories)) for name, run in self._runs.items()
+        ]
         whole = pd.concat(frames, ignore_index=True)
         for column in frames[0].columns if categories else ():
-            if isinstance(frames[0][column].dtype, pd.CategoricalDtype):  # concat makes texts of categories that differ
+            if isinstance(
+                frames[0][column].dtype, pd.CategoricalDtype
+            ):  # concat makes texts of categories that differ
                 whole[column] = whole[column].astype("category")
         return whole
 
@@ -79,7 +87,9 @@ class Together(Run):
         return all(run.is_published for run in self._runs.values())
 
     def unmeasured(self) -> dict[str, str]:
-        return {name: said for name, run in self._runs.items() for said in run.unmeasured().values()}
+        return {
+            name: said for name, run in self._runs.items() for said in run.unmeasured().values()
+        }
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, own = cell.rpartition(MARK)
@@ -128,7 +138,9 @@ def together(runs: Sequence[Run]) -> Together:
     """Raises RunError for the same twice."""
     named = dict(zip(_names([run.folder for run in runs]), runs, strict=True))
     first, *others = named
-    return Together(named, named[first].folder / _short("-".join(["with", *others]).replace("/", "-")))
+    return Together(
+        named, named[first].folder / _short("-".join(["with", *others]).replace("/", "-"))
+    )
 
 
 def _short(name: str) -> str:
@@ -140,7 +152,10 @@ def _short(name: str) -> str:
 
 def named_runs(folders: Sequence[Where]) -> dict[str, Run]:
     """Each by a name of its own, the runs of a publication one by one. Raises RunError as `open_runs` does."""
-    within = [Publication(Path(folder)).folders if is_publication(folder) else [folder] for folder in folders]
+    within = [
+        Publication(Path(folder)).folders if is_publication(folder) else [folder]
+        for folder in folders
+    ]
     runs = [open_run(folder).require() for found in within for folder in found]
     return dict(zip(_names([run.folder for run in runs]), runs, strict=True))
 
@@ -165,7 +180,9 @@ def _read_contents(folder: Path) -> dict[str, Any]:
         raise RunError(f"{listed}: is no list of what was published", again)
     if contents.get("schema_version", 0) > SCHEMA_VERSION:
         version = contents["schema_version"]
-        raise RunMismatch(f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update")
+        raise RunMismatch(
+            f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update"
+        )
     if not {"runs", "files"} <= set(contents):
         raise RunError(f"{listed}: is no list of what was published", again)
     missing = [name for name in contents["files"] if not (folder / name).exists()]
@@ -196,8 +213,14 @@ def _named(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     """Its cells called by the run as well; the run is the first of a cell's parameters."""
     if "cell" in frame:
         cell = frame["cell"]
-        named = cell.cat.rename_categories(lambda one: f"{name}{MARK}{one}") if hasattr(cell, "cat") else name + MARK + cell
+        named = (
+            cell.cat.rename_categories(lambda one: f"{name}{MARK}{one}")
+            if hasattr(cell, "cat")
+            else name + MARK + cell
+        )
         frame = frame.assign(cell=named)
     if "params" in frame:
-        frame = frame.assign(params=[json.dumps({"run": name, **json.loads(params)}) for params in frame["params"]])
+        frame = frame.assign(
+            params=[json.dumps({"run": name, **json.loads(params)}) for params in frame["params"]]
+        )
     return frame

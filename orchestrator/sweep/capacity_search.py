@@ -95,11 +95,17 @@ def open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:
     for cell in expansion.cells:
         values = cell.params.values()
         if bounds.axis in values:
-            at = _at(cell.task, {name: value for name, value in values.items() if name != bounds.axis}, bounds.axis)
+            at = _at(
+                cell.task,
+                {name: value for name, value in values.items() if name != bounds.axis},
+                bounds.axis,
+            )
             groups.setdefault(at(bounds.granularity).id, Limit(at, Search(bounds), Search(bounds)))
     if not groups:
         tasks = ", ".join(sorted({cell.task for cell in expansion.cells}))
-        raise ConfigError(f"{tasks}: has no axis {bounds.axis!r}", "Name a sweep of train_step or attention")
+        raise ConfigError(
+            f"{tasks}: has no axis {bounds.axis!r}", "Name a sweep of train_step or attention"
+        )
     return list(groups.values())
 
 
@@ -110,9 +116,15 @@ def _at(task: str, others: Mapping[str, Any], axis: str) -> Callable[[int], Cell
 def _check_ceilings(request: Request, groups: Iterable[Limit], bounds: Bounds) -> None:
     """Without one the search would go on until the machine ends other programs. Raises ConfigError."""
     cells = [group.at(bounds.granularity) for group in groups]
-    endless = [cell for cell in cells if cell.params.device == "cpu" and cell.params.memory_limit_gib is None]
+    endless = [
+        cell
+        for cell in cells
+        if cell.params.device == "cpu" and cell.params.memory_limit_gib is None
+    ]
     if endless and request.config.limits.host_memory_gib is None:
-        raise ConfigError("--confirm: on the CPU nothing says when memory ends", "Add --set memory_limit_gib=8")
+        raise ConfigError(
+            "--confirm: on the CPU nothing says when memory ends", "Add --set memory_limit_gib=8"
+        )
 
 
 def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> Card | None:
@@ -124,14 +136,21 @@ def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> Card |
         return None
     card = smallest_card([probe_here()])
     if card is None and unlimited:
-        raise ConfigError("for which GPU? This machine has none", "Add --gpu 'RTX 5090' or --set memory_limit_gib=32")
+        raise ConfigError(
+            "for which GPU? This machine has none",
+            "Add --gpu 'RTX 5090' or --set memory_limit_gib=32",
+        )
     return card
 
 
-def predict_limits(groups: Sequence[Limit], bounds: Bounds, card: Card | None, paths: tuple[str, ...]) -> None:
+def predict_limits(
+    groups: Sequence[Limit], bounds: Bounds, card: Card | None, paths: tuple[str, ...]
+) -> None:
     """Fills in what prediction finds, of all cells at once, step by step."""
     with predicting(card, paths) as predict:
-        while asked := [(group, value) for group in groups if (value := _next_to_predict(group)) is not None]:
+        while asked := [
+            (group, value) for group in groups if (value := _next_to_predict(group)) is not None
+        ]:
             found = predict([group.at(value) for group, value in asked])
             for group, value in asked:
                 cell = group.at(value)
@@ -145,7 +164,9 @@ def _next_to_predict(group: Limit) -> int | None:
     return group.perhaps.next if value is None and group.perhaps is not None else value
 
 
-def _learn_prediction(group: Limit, value: int, cell: Cell, prediction: Prediction, card: Card | None) -> None:
+def _learn_prediction(
+    group: Limit, value: int, cell: Cell, prediction: Prediction, card: Card | None
+) -> None:
     group.predictions[value] = prediction
     verdict = verdict_of(cell, prediction, card)
     if verdict is None:
@@ -158,7 +179,9 @@ def _learn_prediction(group: Limit, value: int, cell: Cell, prediction: Predicti
         group.perhaps.learn(value, verdict != "oom")
 
 
-def confirm_limits(request: Request, groups: Sequence[Limit], bounds: Bounds, means: Means) -> Summary:
+def confirm_limits(
+    request: Request, groups: Sequence[Limit], bounds: Bounds, means: Means
+) -> Summary:
     """Measures what was found and what is next to it, and on from there where they are not as predicted.
 
     What the folder knows already is not measured again. Gives what the last round of measuring came to: why it ended.
@@ -169,7 +192,11 @@ def confirm_limits(request: Request, groups: Sequence[Limit], bounds: Bounds, me
     lasting = LastingScheduler(means.open_scheduler)
     try:
         while asked := _to_measure(request, groups):
-            left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
+            left = (
+                None
+                if means.time_limit_s is None
+                else means.time_limit_s - (time.monotonic() - began)
+            )
             cells = Expansion(tuple({cell.id: cell for _, _, cell in asked}.values()))
             once = replace(means, open_scheduler=lasting.opened, time_limit_s=left)
             summary = run_sweep(replace(request, expansion=cells, searching=True), Choice(), once)
@@ -242,7 +269,11 @@ def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[
         for group, cell in zip(groups, cells.cells, strict=True)
     ]
     kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    yield tabulate([[row[place] for place in kept] for row in rows], [header[place] for place in kept], disable_numparse=True)
+    yield tabulate(
+        [[row[place] for place in kept] for row in rows],
+        [header[place] for place in kept],
+        disable_numparse=True,
+    )
     if any(_is_undecided_between(group, bounds) for group in groups):
         undecided = f"predicted within {100 * MARGIN:g} % of the limit, undecided"
         yield f"between `fits up to` and `OOM from`: {undecided}; on the GPU itself --confirm measures it"
@@ -251,7 +282,11 @@ def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[
 def _is_undecided_between(group: Limit, bounds: Bounds) -> bool:
     """Whether something was tried neither by measuring nor by a prediction that is sure of it."""
     fails = group.perhaps.fails if group.perhaps is not None else None
-    return group.measured is None and fails is not None and fails - group.surely.fits > bounds.granularity
+    return (
+        group.measured is None
+        and fails is not None
+        and fails - group.surely.fits > bounds.granularity
+    )
 
 
 def _predicted(group: Limit, cap: int | None) -> list[str]:
@@ -272,7 +307,11 @@ def _reserved_gib(group: Limit, value: int | None, cap: int | None) -> str:
     with_room = _peak_gib(group, value, "peak_reserved_bytes")
     prediction = group.predictions.get(value or 0)
     reserved = prediction.peak_bytes("peak_reserved_bytes") if prediction else None
-    return f"{cap / _GIB:.2f} ({with_room} with room)" if cap and reserved and reserved > cap else with_room
+    return (
+        f"{cap / _GIB:.2f} ({with_room} with room)"
+        if cap and reserved and reserved > cap
+        else with_room
+    )
 
 
 def _peak_gib(group: Limit, value: int | None, metric: str = "peak_allocated_bytes") -> str:
@@ -296,7 +335,11 @@ def _measured_gib(request: Request) -> dict[str, float]:
     from orchestrator.analysis.results import load_results
 
     cells = load_results(request.run).cells if request.run.exists else None
-    names = [] if cells is None else [name for name in ("peak_allocated_bytes", "peak_rss_bytes") if name in cells]
+    names = (
+        []
+        if cells is None
+        else [name for name in ("peak_allocated_bytes", "peak_rss_bytes") if name in cells]
+    )
     if cells is None or not names:
         return {}
     peaks = cells.set_index("cell")[names].bfill(axis=1).iloc[:, 0].dropna()
@@ -310,7 +353,9 @@ def _remark(group: Limit, bounds: Bounds) -> str:
         return group.unpredicted
     search = group.perhaps or group.surely
     if not search.fits and group.perhaps is not None:
-        return f"nothing fits: {bounds.granularity} takes {_peak_gib(group, bounds.granularity)} GiB"
+        return (
+            f"nothing fits: {bounds.granularity} takes {_peak_gib(group, bounds.granularity)} GiB"
+        )
     if search.fails is None:
         return f"not tried above {search.fits}: --up-to goes on"
     return "compiled: predicted as eager, more may fit" if group.perhaps is None else ""
@@ -345,7 +390,10 @@ class Found:
 def find_limits(request: Request, bounds: Bounds, card: Card | None, means: Means | None) -> Found:
     """Predicts, and with `means` measures. card: the GPU that was named, or None for this machine's. Raises ConfigError."""
     if bounds.up_to < bounds.granularity:
-        raise ConfigError(f"--up-to {bounds.up_to}: is less than the granularity, {bounds.granularity}", "Name a larger one")
+        raise ConfigError(
+            f"--up-to {bounds.up_to}: is less than the granularity, {bounds.granularity}",
+            "Name a larger one",
+        )
     groups = open_groups(request.expansion, bounds)
     if means is not None:
         _check_ceilings(request, groups, bounds)

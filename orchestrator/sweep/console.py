@@ -46,7 +46,10 @@ class SweepConsole(Console):
 def _go_on_unread() -> None:
     drop_output(sys.stdout)
     try:
-        click.echo("sweep: its output is not read any more: it goes on without, and `sweep status` says how far it is", err=True)
+        click.echo(
+            "sweep: its output is not read any more: it goes on without, and `sweep status` says how far it is",
+            err=True,
+        )
     except BrokenPipeError:
         drop_output(sys.stderr)
 
@@ -112,14 +115,22 @@ class LiveDisplay:
         self._running.pop(outcome.attempt.cell.id, None)
         self._ended[outcome.status] += 1
         style = _STYLES.get(outcome.status, "red")
-        self._console.print(f"[{style}]{escape(_result_line(outcome, self._label))}[/]", highlight=False)
+        self._console.print(
+            f"[{style}]{escape(_result_line(outcome, self._label))}[/]", highlight=False
+        )
 
     def close(self) -> None:
         self._live.stop()
 
     def _render(self) -> Text:
-        ended, running = dict(self._ended), list(self._running.values())  # the display has a thread of its own
-        done, counts = sum(ended.values()), "  ".join(f"{status} {count}" for status, count in ended.items())
+        ended, running = (
+            dict(self._ended),
+            list(self._running.values()),
+        )  # the display has a thread of its own
+        done, counts = (
+            sum(ended.values()),
+            "  ".join(f"{status} {count}" for status, count in ended.items()),
+        )
         left = self._remaining()
         to_go = f", about {format_seconds(left)} to go" if left is not None else ""
         lines = [
@@ -128,13 +139,19 @@ class LiveDisplay:
         ]
         for started in running:
             label = self._label(started.attempt.cell)
-            lines.append(f"  {format_seconds(time.monotonic() - started.at_s)} {label}{_place(started)}")
+            lines.append(
+                f"  {format_seconds(time.monotonic() - started.at_s)} {label}{_place(started)}"
+            )
         return Text("\n".join(lines))
 
 
 def make_display(total: int, label: Label, console: Console, remaining: Remaining) -> Display:
     live = console.is_terminal
-    return LiveDisplay(total, label, console, remaining) if live else PlainDisplay(total, label, console)
+    return (
+        LiveDisplay(total, label, console, remaining)
+        if live
+        else PlainDisplay(total, label, console)
+    )
 
 
 def format_seconds(seconds: float) -> str:
@@ -162,7 +179,9 @@ def why_it_ended(evidence: Mapping[str, Any]) -> str:
 
 
 def _refused(evidence: Mapping[str, Any]) -> str:
-    asked, limit, free, total = (evidence.get(f"{name}_bytes") for name in ("asked", "limit", "free", "total"))
+    asked, limit, free, total = (
+        evidence.get(f"{name}_bytes") for name in ("asked", "limit", "free", "total")
+    )
     said = f"out of memory: asked for {_size(asked)}"
     if limit and limit <= (total or limit):
         return f"{said}, limit {_size(limit)}"
@@ -180,8 +199,15 @@ def _place(started: Started) -> str:
 
 
 def _result_line(outcome: Outcome, label: Label) -> str:
-    whole = [s for s in outcome.samples if (s.phase, s.metric) == ("step", "duration") and s.value is not None]
-    by_mode = {mode: [s.value for s in whole if s.mode == mode and s.value] for mode in ("pipelined", "synced")}
+    whole = [
+        s
+        for s in outcome.samples
+        if (s.phase, s.metric) == ("step", "duration") and s.value is not None
+    ]
+    by_mode = {
+        mode: [s.value for s in whole if s.mode == mode and s.value]
+        for mode in ("pipelined", "synced")
+    }
     steps = by_mode["pipelined"] or by_mode["synced"]
     measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
     where = f" in {where_it_ended(outcome.stage, outcome.phase)}" if outcome.stage else ""

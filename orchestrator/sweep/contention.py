@@ -40,17 +40,31 @@ def run_and_check(request: Request, choice: Choice, means: Means) -> Summary:
         if summary.stopped or summary.late or summary.broken:
             return summary
         placed = cells_beside_others(request)
-        sample = choose_sample([cell for cell in request.expansion.cells if cell.id in placed], _SHARE, _FEWEST)
+        sample = choose_sample(
+            [cell for cell in request.expansion.cells if cell.id in placed], _SHARE, _FEWEST
+        )
         if not sample:
-            means.say("contention: no timed cell ran beside another, so that there is nothing to check")
+            means.say(
+                "contention: no timed cell ran beside another, so that there is nothing to check"
+            )
             _note_finished(request, choice, means, summary)
             return summary
-        means.say(f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone")
-        left = None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
+        means.say(
+            f"contention: measuring {len(sample)} of the {len(placed)} cells that ran beside others again, alone"
+        )
+        left = (
+            None if means.time_limit_s is None else means.time_limit_s - (time.monotonic() - began)
+        )
         alone = request_alone(request, sample)
-        alone_by_one = replace(once, open_scheduler=lambda example: OneByOne(once.open_scheduler(example), placed))
-        how = replace(alone_by_one, time_limit_s=left, mixed=True)  # an earlier sample may be of another environment
-        checked = run_sweep(alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how)
+        alone_by_one = replace(
+            once, open_scheduler=lambda example: OneByOne(once.open_scheduler(example), placed)
+        )
+        how = replace(
+            alone_by_one, time_limit_s=left, mixed=True
+        )  # an earlier sample may be of another environment
+        checked = run_sweep(
+            alone, Choice(repeat=choice.repeat, retry=choice.retry, fresh=choice.fresh), how
+        )
     for line in describe_contention(alone.run, request.run, placed, sample):
         means.say(line)
     whole = _of_both(summary, checked)
@@ -74,7 +88,10 @@ def _of_both(before: Summary, alone: Summary) -> Summary:
 def _note_finished(request: Request, choice: Choice, means: Means, summary: Summary) -> None:
     if summary.is_at_its_end:
         with request.run.opened_for_writing() as writer:
-            note_finished(writer, new_invocation(request, choice, None, checks=True, skips=means.skip_predicted_oom))
+            note_finished(
+                writer,
+                new_invocation(request, choice, None, checks=True, skips=means.skip_predicted_oom),
+            )
 
 
 @contextmanager
@@ -94,17 +111,26 @@ def cells_beside_others(request: Request) -> dict[str, Placed]:
     from orchestrator.analysis.cells import that_count
     from orchestrator.analysis.concurrency import SOME, neighbours
 
-    attempts = request.run.read("attempts", ["cell", "attempt", "status", "facts", "started_at", "wall_s", "replaces"])
+    attempts = request.run.read(
+        "attempts", ["cell", "attempt", "status", "facts", "started_at", "wall_s", "replaces"]
+    )
     if attempts.empty:
         return {}
-    facts = pd.DataFrame([_facts(text) for text in attempts["facts"]], columns=["host", "gpu", "uuid"], index=attempts.index)
+    facts = pd.DataFrame(
+        [_facts(text) for text in attempts["facts"]],
+        columns=["host", "gpu", "uuid"],
+        index=attempts.index,
+    )
     attempts = attempts.join(facts)
     attempts["beside"] = neighbours(attempts) >= SOME
     well = that_count(attempts).sort_values(["cell", "attempt"])
     beside = well.groupby("cell").filter(lambda own: bool(own["beside"].all()))
     timed = set(_timed(request.run)) & {cell.id for cell in request.expansion.cells}
     latest = beside[beside["cell"].isin(timed)].groupby("cell").tail(1)
-    return {row["cell"]: Placed(row["host"], row["gpu"], row["uuid"]) for row in latest.to_dict("records")}
+    return {
+        row["cell"]: Placed(row["host"], row["gpu"], row["uuid"])
+        for row in latest.to_dict("records")
+    }
 
 
 def _facts(text: str) -> tuple[str, str, str]:
@@ -124,17 +150,23 @@ def request_alone(request: Request, sample: Iterable[Cell]) -> Request:
     """The same of these cells, in a folder within, with what the run has compiled already."""
     cache = {"TORCHINDUCTOR_CACHE_DIR": str((request.run.folder / "cache" / "inductor").absolute())}
     config = request.config.model_copy(update={"env": {**cache, **request.config.env}})
-    return replace(request, config=config, expansion=Expansion(tuple(sample)), run=request.run.within(FOLDER))
+    return replace(
+        request, config=config, expansion=Expansion(tuple(sample)), run=request.run.within(FOLDER)
+    )
 
 
-def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], sample: Iterable[Cell]) -> Iterator[str]:
+def describe_contention(
+    alone: Run, beside: Run, placed: Mapping[str, Placed], sample: Iterable[Cell]
+) -> Iterator[str]:
     """What being alone changed, in one line and cell by cell: of those that ended well again, on a GPU of the same kind."""
     from orchestrator.analysis.comparison import Verdict, compare
     from orchestrator.report.formats.markdown import describe_comparison
 
     now, before = _gpus(alone), _gpus(beside)
     chosen = {cell.id for cell in sample}
-    cells = frozenset(cell for cell in now.keys() & placed.keys() & chosen if now[cell].kind == before[cell].kind)
+    cells = frozenset(
+        cell for cell in now.keys() & placed.keys() & chosen if now[cell].kind == before[cell].kind
+    )
     begun = {cell for (cell,) in alone.rows("attempts", ["cell"])}
     if missing := len((chosen & begun) - cells):
         yield f"contention: {so_many(missing)} did not end well alone, or on another kind of GPU: sweep report {alone}"
@@ -142,7 +174,9 @@ def describe_contention(alone: Run, beside: Run, placed: Mapping[str, Placed], s
         return
     report = replace(compare(alone, beside, only=cells, by_host=False), only_before=0, only_after=0)
     ratios = sorted(one.ratio for one in report.comparisons)
-    counts = ((verdict, sum(one.verdict is verdict for one in report.comparisons)) for verdict in Verdict)
+    counts = (
+        (verdict, sum(one.verdict is verdict for one in report.comparisons)) for verdict in Verdict
+    )
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts if count)
     yield (
         f"contention: {so_many(len(ratios))} again alone: beside others a step took {ratios[0]:.3f} to {ratios[-1]:.3f} × as "
@@ -162,6 +196,13 @@ class _Gpu:
 
 def _gpus(run: Run) -> dict[str, _Gpu]:
     """By cell, where it was measured at last."""
-    rows = sorted(row for row in run.rows("attempts", ["cell", "attempt", "status", "facts"]) if row[2] == Status.OK)
+    rows = sorted(
+        row
+        for row in run.rows("attempts", ["cell", "attempt", "status", "facts"])
+        if row[2] == Status.OK
+    )
     latest = {cell: json.loads(facts) for cell, _, _, facts in rows}
-    return {cell: _Gpu(facts.get("gpu") or "", facts.get("gpu_uuid") or "") for cell, facts in latest.items()}
+    return {
+        cell: _Gpu(facts.get("gpu") or "", facts.get("gpu_uuid") or "")
+        for cell, facts in latest.items()
+    }

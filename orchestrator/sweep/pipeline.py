@@ -85,7 +85,9 @@ class Request:
     @property
     def import_paths(self) -> tuple[str, ...]:
         """Where a model of one's own is looked for: the folder one is in, and the config's."""
-        return tuple(dict.fromkeys(str(path) for path in (Path.cwd(), self.config_path.parent.absolute())))
+        return tuple(
+            dict.fromkeys(str(path) for path in (Path.cwd(), self.config_path.parent.absolute()))
+        )
 
 
 @dataclass
@@ -127,7 +129,13 @@ class Summary:
     @property
     def measured(self) -> Counter[Status]:
         """By status, what was measured."""
-        return Counter({status: count for status, count in self.statuses.items() if status is not Status.OOM_INFERRED})
+        return Counter(
+            {
+                status: count
+                for status, count in self.statuses.items()
+                if status is not Status.OOM_INFERRED
+            }
+        )
 
 
 def resolve(
@@ -156,14 +164,23 @@ def resolve_again(run: Run) -> Request:
     source = Source(f"{run}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
     selection = Selection(**manifest["selection"])
-    return Request(config, selection, expand(config, source, selection), source, run, Path(manifest["config_path"]))
+    return Request(
+        config,
+        selection,
+        expand(config, source, selection),
+        source,
+        run,
+        Path(manifest["config_path"]),
+    )
 
 
 def plan_request(request: Request, choice: Choice) -> Plan:
     history = read_history(request.run)
     if choice.retry & set(FLAWS):
         for flaw, cells in _flawed(_load_cells(request.run)).items():
-            history |= {cell: replace(history[cell], flaws=history[cell].flaws | {flaw}) for cell in cells}
+            history |= {
+                cell: replace(history[cell], flaws=history[cell].flaws | {flaw}) for cell in cells
+            }
     return make_plan(request.expansion.cells, history, choice, request.config.limits.attempts)
 
 
@@ -197,7 +214,9 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     with _handlers_kept(), request.run.opened_for_writing() as writer:
         writer.require_parts()
         summary.recovered = _recover(writer, commit)
-        invocation = new_invocation(request, choice, commit, means.more_follows, means.skip_predicted_oom)
+        invocation = new_invocation(
+            request, choice, commit, means.more_follows, means.skip_predicted_oom
+        )
         choice = going_on(request, choice, invocation)
         for line in describe_going_on(request, choice):
             means.say(line)
@@ -220,7 +239,14 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
                 measured.add(outcome.attempt.cell.id)
 
         settings = make_settings(request, means.start_method)
-        queue = Queue(request.run, request.expansion.cells, plan, settings, deadline, keep if choice.infer_oom else None)
+        queue = Queue(
+            request.run,
+            request.expansion.cells,
+            plan,
+            settings,
+            deadline,
+            keep if choice.infer_oom else None,
+        )
         if plan.to_run:
             with _stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, invocation, arm)
@@ -232,12 +258,18 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         summary.inferred = queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left, summary.cells = queue.left, len(measured)
-        summary.flaws.update({flaw: len(measured & cells) for flaw, cells in _derive(writer).items()})
+        summary.flaws.update(
+            {flaw: len(measured & cells) for flaw, cells in _derive(writer).items()}
+        )
     return summary
 
 
 def _measured_by(invocation: Mapping[str, Any], outcome: Outcome) -> Outcome:
-    told = {**invocation["asked"], PROGRAM_SOURCE: invocation.get(PROGRAM_SOURCE), INVOCATION: invocation["time"]}
+    told = {
+        **invocation["asked"],
+        PROGRAM_SOURCE: invocation.get(PROGRAM_SOURCE),
+        INVOCATION: invocation["time"],
+    }
     return replace(outcome, facts={**outcome.facts, **told})
 
 
@@ -281,10 +313,16 @@ def _measure(
             _require_one_kind_of_gpu(fingerprints, queue)
         writer.write_manifest(manifest_of(request, fingerprints, invocation))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
-            means.say("nsys is not on the PATH here: where it is not, cells are measured without it")
+            means.say(
+                "nsys is not on the PATH here: where it is not, cells are measured without it"
+            )
         scheduler.prepare(queue.example())
         _foresee(request, writer, queue, means, summary, environments)
-        queue.arrange({device: scheduler.places(device) for device in queue.devices}, first_gpu(environments), kinds)
+        queue.arrange(
+            {device: scheduler.places(device) for device in queue.devices},
+            first_gpu(environments),
+            kinds,
+        )
         display = means.open_display(queue.total, queue.remaining_s)
         try:
             for outcome in scheduler.run(queue, display.started):
@@ -312,13 +350,20 @@ def _foresee(
     if not cells:
         return
     means.say(f"predicting the memory of {so_many(len(cells))}")
-    cards = {kind: smallest_card(environments, kind) for kind in {cell.params.gpu_kind for cell in cells}}
+    cards = {
+        kind: smallest_card(environments, kind) for kind in {cell.params.gpu_kind for cell in cells}
+    }
     predictions: dict[str, Prediction] = {}
     for kind, card in cards.items():
         own = [cell for cell in cells if cell.params.gpu_kind == kind]
         predictions |= predict_memory(own, card, request.import_paths)
-    verdicts = {cell.id: verdict_of(cell, predictions[cell.id], cards[cell.params.gpu_kind]) for cell in cells}
-    writer.append_predictions({cell: found.samples_with(verdicts[cell]) for cell, found in predictions.items()})
+    verdicts = {
+        cell.id: verdict_of(cell, predictions[cell.id], cards[cell.params.gpu_kind])
+        for cell in cells
+    }
+    writer.append_predictions(
+        {cell: found.samples_with(verdicts[cell]) for cell, found in predictions.items()}
+    )
     if means.skip_predicted_oom:
         doomed = [cell for cell in cells if verdicts[cell.id] == "oom"]
         for cell in doomed:
@@ -343,16 +388,32 @@ def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
     return next((str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])), None)
 
 
-def smallest_card(environments: Sequence[Mapping[str, Any]], kind: str | None = None) -> Card | None:
+def smallest_card(
+    environments: Sequence[Mapping[str, Any]], kind: str | None = None
+) -> Card | None:
     """Of the GPUs that a cell may come to, the one with the least memory."""
-    gpus = [gpu for here in environments for gpu in here.get("gpus", []) if kind is None or is_kind(gpu["name"], kind)]
+    gpus = [
+        gpu
+        for here in environments
+        for gpu in here.get("gpus", [])
+        if kind is None or is_kind(gpu["name"], kind)
+    ]
     cards = [seen_card(gpu["name"], gpu["memory_bytes"]) for gpu in gpus]
     return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 
-def require_devices(request: Request, devices: Iterable[str], environments: Sequence[Mapping[str, Any]]) -> None:
+def require_devices(
+    request: Request, devices: Iterable[str], environments: Sequence[Mapping[str, Any]]
+) -> None:
     """Raises EnvironmentError where one of them is on no host."""
-    have = sorted({name for environment in environments for name, marks in environment["fingerprints"].items() if marks})
+    have = sorted(
+        {
+            name
+            for environment in environments
+            for name, marks in environment["fingerprints"].items()
+            if marks
+        }
+    )
     for device in sorted(set(devices).difference(have)):
         raise EnvironmentError(
             f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
@@ -360,7 +421,9 @@ def require_devices(request: Request, devices: Iterable[str], environments: Sequ
         )
 
 
-def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], scheduler: Scheduler, means: Means) -> dict[str, int]:
+def _check_kinds(
+    queue: Queue, environments: Sequence[Mapping[str, Any]], scheduler: Scheduler, means: Means
+) -> dict[str, int]:
     """How many cells there is room for at once, by the kind of GPU that they ask for. Those that ask for one that is not here
     are left out, for another run to measure. Raises EnvironmentError where that is all of them.
     """
@@ -368,7 +431,8 @@ def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], schedu
     for here in environments if queue.kinds else ():
         if len({gpu["name"] for gpu in here.get("gpus", [])}) > 1:
             raise EnvironmentError(
-                f"gpu_kind: {here['host']} has GPUs of several kinds, and only hosts are told apart", "Set CUDA_VISIBLE_DEVICES"
+                f"gpu_kind: {here['host']} has GPUs of several kinds, and only hosts are told apart",
+                "Set CUDA_VISIBLE_DEVICES",
             )
     places = {kind: scheduler.places("cuda", kind) for kind in sorted(queue.kinds)}
     missing = [kind for kind, count in places.items() if not count]
@@ -381,18 +445,26 @@ def _check_kinds(queue: Queue, environments: Sequence[Mapping[str, Any]], schedu
         queue.leave_to_another_run(left_out)
         means.say(f"left out: {said}. Given again with it, this command measures them")
     elif not queue.kinds and len(there) > 1 and "cuda" in queue.devices:
-        means.say(f"GPUs of several kinds, {', '.join(there)}: cells come to any of them. --set gpu_kind=A,B has each on both")
+        means.say(
+            f"GPUs of several kinds, {', '.join(there)}: cells come to any of them. --set gpu_kind=A,B has each on both"
+        )
     return places
 
 
-def _require_one_kind_of_gpu(fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: Queue) -> None:
+def _require_one_kind_of_gpu(
+    fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: Queue
+) -> None:
     """What ran out of memory on one kind says nothing of another. Raises EnvironmentError."""
     kinds = sorted({str(mark.get("gpu")) for mark in fingerprints.get("cuda", [])})
     if len(kinds) > 1 and not queue.names_kinds:
-        raise EnvironmentError(f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out")
+        raise EnvironmentError(
+            f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out"
+        )
 
 
-def manifest_of(request: Request, fingerprints: dict[str, list[dict[str, Any]]], invocation: Mapping[str, Any]) -> dict[str, Any]:
+def manifest_of(
+    request: Request, fingerprints: dict[str, list[dict[str, Any]]], invocation: Mapping[str, Any]
+) -> dict[str, Any]:
     before = request.run.read_manifest()
     now = datetime.now(UTC).isoformat(timespec="seconds")
     sweep = {
@@ -431,7 +503,11 @@ def _recover(writer: RunWriter, commit: str | None) -> int:
     """Keeps what was measured for a driver that died before it could write it down."""
     before = writer.read_manifest()
     last: dict[str, Any] = (before.get("invocations") or [{}])[-1]
-    invocation = {"time": None, "asked": how_asked(before.get("config", {})), **last}  # programs of before kept the sweep's alone
+    invocation = {
+        "time": None,
+        "asked": how_asked(before.get("config", {})),
+        **last,
+    }  # programs of before kept the sweep's alone
     recorded = writer.rows("attempts", ["cell", "attempt"])
     outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
     for outcome in outcomes:

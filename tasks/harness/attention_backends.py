@@ -19,7 +19,12 @@ _PROBE_LENGTH = 128
 
 
 def choose_attention(
-    params: AttendingParams, length: int, causal: bool, d_head: int, device: torch.device, gradients: bool
+    params: AttendingParams,
+    length: int,
+    causal: bool,
+    d_head: int,
+    device: torch.device,
+    gradients: bool,
 ) -> Attention:
     """Raises Skip, with torch's own reasons where it gives them."""
     if params.attention == "flex" and device.type == "cpu" and gradients:
@@ -31,7 +36,9 @@ def choose_attention(
     return make_attention(params.attention, length, causal, device)
 
 
-def _probe(params: AttendingParams, causal: bool, d_head: int, device: torch.device, gradients: bool) -> None:
+def _probe(
+    params: AttendingParams, causal: bool, d_head: int, device: torch.device, gradients: bool
+) -> None:
     """Tries a short sequence: what torch supports depends on its version, the dtype, the width and the hardware."""
     shape = (3, 1, 1, _PROBE_LENGTH, d_head)
     inputs = torch.zeros(shape, dtype=stored_dtype(params), device=device, requires_grad=gradients)
@@ -46,10 +53,14 @@ def _probe(params: AttendingParams, causal: bool, d_head: int, device: torch.dev
         except RuntimeError as error:
             if not backend_refused(error):
                 raise
-            raise Skip(f"attention: {params.attention} cannot do this here: {_reasons(said) or error}") from error
+            raise Skip(
+                f"attention: {params.attention} cannot do this here: {_reasons(said) or error}"
+            ) from error
 
 
 def _reasons(said: Iterable[warnings.WarningMessage]) -> str:
     """What torch says of the backend that was asked for; of the others it says that they are switched off."""
     texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
-    return " ".join(text for text in texts if not re.search("not used because:$|runtime disabled", text))
+    return " ".join(
+        text for text in texts if not re.search("not used because:$|runtime disabled", text)
+    )

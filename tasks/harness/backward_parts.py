@@ -80,7 +80,9 @@ class PartTracker:
     def _hook(self, roots: Iterable[Any]) -> None:
         owners = self.owners()
         for node in _nodes(roots):
-            if not hasattr(node, "variable"):  # what keeps a gradient is left alone, and goes with what made it
+            if not hasattr(
+                node, "variable"
+            ):  # what keeps a gradient is left alone, and goes with what made it
                 node.register_prehook(self._entering(owners.get(node._sequence_nr(), "")))
 
     def _entering(self, part: str) -> Callable[[Any], None]:

@@ -50,7 +50,10 @@ def compile_facts() -> dict[str, Any]:
 
     frames = get_compilation_metrics()
     reasons = [frame.recompile_reason for frame in frames if frame.recompile_reason]
-    hits, misses = counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]
+    hits, misses = (
+        counters["inductor"]["fxgraph_cache_hit"],
+        counters["inductor"]["fxgraph_cache_miss"],
+    )
     return {
         "compile_graphs": counters["stats"]["unique_graphs"],
         "compile_graph_breaks": sum(counters["graph_break"].values()),
@@ -61,7 +64,8 @@ def compile_facts() -> dict[str, Any]:
         "compile_cache_misses": misses,
         "compile_cache_seen": _warmth(hits, misses),
         "compile_skipped_cuda_graphs": counters["inductor"]["cudagraph_skips"],
-        "compile_threads": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or torch._inductor.config.compile_threads,
+        "compile_threads": os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
+        or torch._inductor.config.compile_threads,
     }
 
 
@@ -95,4 +99,8 @@ def kept_provenance() -> list[str]:
     """What was kept: of each compiled graph, the stacks by kernel, as JSON."""
     from torch._dynamo.utils import get_compilation_metrics
 
-    return [text for frame in get_compilation_metrics() for text in getattr(frame, "inductor_provenance", None) or ()]
+    return [
+        text
+        for frame in get_compilation_metrics()
+        for text in getattr(frame, "inductor_provenance", None) or ()
+    ]

@@ -73,7 +73,10 @@ class CudaDevice:
 
     def peaks(self) -> Mapping[str, int | None]:
         stats = torch.cuda.memory_stats()
-        return {f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in ("allocated", "reserved", "requested")}
+        return {
+            f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak")
+            for kind in ("allocated", "reserved", "requested")
+        }
 
     def held(self) -> Mapping[str, int | None]:
         return {"held_allocated_bytes": torch.cuda.memory_allocated()}
@@ -125,7 +128,9 @@ class CpuDevice:
     def reset_peaks(self) -> None:
         try:
             _CLEAR_REFS.write_text("5")  # the documented way to restart VmHWM at the present size
-        except OSError as error:  # refused in some containers: the peak is then that of the whole process so far
+        except (
+            OSError
+        ) as error:  # refused in some containers: the peak is then that of the whole process so far
             self.untold = f"the peak cannot be restarted: {_CLEAR_REFS}: {error.strerror}"
         else:
             self.untold = ""
@@ -202,7 +207,9 @@ _DEVICE_REFUSED = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_
 _HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # torch's CPU allocator, C++, the kernel
 # The C library and Python, where no stack could be had, or no more threads or processes.
 _THREAD_REFUSED = r"Resource temporarily unavailable|can't start new thread"
-_BACKEND_REFUSED = r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
+_BACKEND_REFUSED = (
+    r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
+)
 
 
 def message_of(error: BaseException) -> str:
@@ -215,26 +222,38 @@ def message_of(error: BaseException) -> str:
 
 def backend_refused(error: BaseException) -> bool:
     """Whether torch or cuDNN has no kernel for what was asked, on this hardware, in this shape and dtype."""
-    return isinstance(error, RuntimeError) and re.search(_BACKEND_REFUSED, message_of(error)) is not None
+    return (
+        isinstance(error, RuntimeError)
+        and re.search(_BACKEND_REFUSED, message_of(error)) is not None
+    )
 
 
 def device_refused(error: BaseException) -> bool:
     """Whether torch or a CUDA library was refused memory of the device."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and re.search(_DEVICE_REFUSED, message_of(error)) is not None
+    return (
+        isinstance(error, RuntimeError)
+        and re.search(_DEVICE_REFUSED, message_of(error)) is not None
+    )
 
 
 def host_refused(error: BaseException) -> bool:
     """Whether Python, torch's CPU allocator or the C++ runtime was refused memory of the host."""
     if isinstance(error, MemoryError):
         return True
-    return isinstance(error, RuntimeError | OSError) and re.search(_HOST_REFUSED, message_of(error)) is not None
+    return (
+        isinstance(error, RuntimeError | OSError)
+        and re.search(_HOST_REFUSED, message_of(error)) is not None
+    )
 
 
 def thread_refused(error: BaseException) -> bool:
     """Whether no thread or process could be begun. Under a cap on memory that is its stack; else the host has other limits."""
-    return isinstance(error, RuntimeError | OSError) and re.search(_THREAD_REFUSED, message_of(error)) is not None
+    return (
+        isinstance(error, RuntimeError | OSError)
+        and re.search(_THREAD_REFUSED, message_of(error)) is not None
+    )
 
 
 def asked_bytes(error: BaseException) -> int | None:
@@ -245,5 +264,9 @@ def asked_bytes(error: BaseException) -> int | None:
 
 def _status_bytes(field: str) -> int | None:
     status = Path("/proc/self/status")
-    found = re.search(rf"^{field}:\s+(\d+) kB", status.read_text(), re.MULTILINE) if status.exists() else None
+    found = (
+        re.search(rf"^{field}:\s+(\d+) kB", status.read_text(), re.MULTILINE)
+        if status.exists()
+        else None
+    )
     return int(found[1]) * 1024 if found else None

@@ -63,7 +63,9 @@ def _uncompiled(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def _hook(module: nn.Module, path: str, name: Namer, stack: ExitStack) -> None:
-    entered: list[AbstractContextManager[Any]] = []  # a stack: a module may be called from within itself
+    entered: list[
+        AbstractContextManager[Any]
+    ] = []  # a stack: a module may be called from within itself
 
     def enter(module: nn.Module, inputs: Any) -> None:
         entered.append(name(path))

@@ -12,20 +12,30 @@ import torch
 from tasks.harness.device import Skip
 from tasks.spec.parameters import Params, TimedParams
 
-_OVERRIDE = "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
+_OVERRIDE = (
+    "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
+)
 _OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_precision(params: TimedParams) -> None:
     """Raises Skip where the device does not have it, RuntimeError where the environment overrules it."""
-    if params.device == "cuda" and os.environ.get(_OVERRIDE) == _OVERRULES.get(params.precision, "never"):
-        raise RuntimeError(f"{_OVERRIDE}={os.environ[_OVERRIDE]} overrules {params.precision} in every matrix product: unset it")
+    if params.device == "cuda" and os.environ.get(_OVERRIDE) == _OVERRULES.get(
+        params.precision, "never"
+    ):
+        raise RuntimeError(
+            f"{_OVERRIDE}={os.environ[_OVERRIDE]} overrules {params.precision} in every matrix product: unset it"
+        )
     if params.precision == "tf32" and params.device != "cuda":
         raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
     if params.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
-    if "bf16" in params.precision and params.device == "cuda" and not torch.cuda.is_bf16_supported(False):
+    if (
+        "bf16" in params.precision
+        and params.device == "cuda"
+        and not torch.cuda.is_bf16_supported(False)
+    ):
         raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
     wanted = _flags(params)
     torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])

@@ -52,17 +52,25 @@ class SavedTensors:
         self._square = workload.square
         self._resident = {tensor.untyped_storage()._cdata for tensor in workload.resident}
         self._block = first_block(self._model) if self._model is not None else None
-        self._modules = {path for path, _ in self._model.named_modules()} if self._model is not None else set()
+        self._modules = (
+            {path for path, _ in self._model.named_modules()} if self._model is not None else set()
+        )
         self._places: list[tuple[str, str]] = [("", "")]  # module and part, innermost last
         self._inside = int(self._block is None)
-        self._saved: dict[int, Saved] = {}  # by the identity of the storage, which what is kept keeps alive
+        self._saved: dict[
+            int, Saved
+        ] = {}  # by the identity of the storage, which what is kept keeps alive
         self._residual_bytes: int | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """One step, in which nothing else may be measured: to keep count takes time."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, self._give_back)
-        watched = self._block[1].register_forward_hook(self._see_residual) if self._block is not None else None
+        watched = (
+            self._block[1].register_forward_hook(self._see_residual)
+            if self._block is not None
+            else None
+        )
         try:
             with parts_named(self._model, self._named), hooks:
                 yield
@@ -75,16 +83,34 @@ class SavedTensors:
         saved = list(self._saved.values())
         if not saved:
             return []
-        sizes = {"saved_bytes": _total(saved), "saved_block_bytes": _total(one for one in saved if one.in_block)}
+        sizes = {
+            "saved_bytes": _total(saved),
+            "saved_block_bytes": _total(one for one in saved if one.in_block),
+        }
         if self._residual_bytes is not None:
             sizes["residual_stream_bytes"] = self._residual_bytes
-        samples = [Sample(instrument, metric, "bytes", nbytes, "steady") for metric, nbytes in sizes.items()]
+        samples = [
+            Sample(instrument, metric, "bytes", nbytes, "steady")
+            for metric, nbytes in sizes.items()
+        ]
         if self._square is not None:
             squares = [one for one in saved if one.is_square]
-            samples.append(Sample(instrument, "saved_square_bytes", "bytes", _total(squares), "steady"))
+            samples.append(
+                Sample(instrument, "saved_square_bytes", "bytes", _total(squares), "steady")
+            )
             samples.append(Sample(instrument, "saved_squares", "tensors", len(squares), "steady"))
         for rank, (operation, nbytes) in enumerate(self.by_operation()[:LARGEST], start=1):
-            samples.append(Sample(instrument, "saved_operation_bytes", "bytes", nbytes, "steady", step=rank, note=operation))
+            samples.append(
+                Sample(
+                    instrument,
+                    "saved_operation_bytes",
+                    "bytes",
+                    nbytes,
+                    "steady",
+                    step=rank,
+                    note=operation,
+                )
+            )
         return samples
 
     def by_operation(self) -> list[tuple[str, int]]:
@@ -98,9 +124,15 @@ class SavedTensors:
 
     def _keep(self, tensor: Tensor) -> _Kept:
         storage = tensor.untyped_storage()
-        again = torch._C._current_autograd_node() is not None  # in the backward pass: of a checkpoint that is re-entered
+        again = (
+            torch._C._current_autograd_node() is not None
+        )  # in the backward pass: of a checkpoint that is re-entered
         known = again or storage._cdata in self._resident or storage._cdata in self._saved
-        entry = None if known else Saved(storage.nbytes(), self._is_square(tensor), self._inside > 0, self._place())
+        entry = (
+            None
+            if known
+            else Saved(storage.nbytes(), self._is_square(tensor), self._inside > 0, self._place())
+        )
         if entry is not None:
             self._saved[storage._cdata] = entry
         return _Kept(tensor.data, entry)
@@ -113,9 +145,13 @@ class SavedTensors:
 
     def _is_square(self, tensor: Tensor) -> bool:
         """Heads and batch may have been folded into one dimension, or one of them be missing."""
-        if self._square is None or not tensor.is_floating_point():  # a mask has one byte where these have numbers
+        if (
+            self._square is None or not tensor.is_floating_point()
+        ):  # a mask has one byte where these have numbers
             return False
-        return tuple(tensor.shape[-2:]) == self._square[1:] and tensor.numel() == math.prod(self._square)
+        return tuple(tensor.shape[-2:]) == self._square[1:] and tensor.numel() == math.prod(
+            self._square
+        )
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
@@ -136,7 +172,11 @@ class SavedTensors:
         return " ".join(filter(None, (within, part)))
 
     def _see_residual(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        first = next((one for one in output if isinstance(one, Tensor)), None) if isinstance(output, tuple | list) else output
+        first = (
+            next((one for one in output if isinstance(one, Tensor)), None)
+            if isinstance(output, tuple | list)
+            else output
+        )
         if isinstance(first, Tensor):
             self._residual_bytes = first.nbytes
 

@@ -30,13 +30,20 @@ def see_backend(session: Session) -> list[Sample]:
     if asked is None or (asked == "naive" and not session.workload.compiled):
         return []
     on_gpu = session.workload.device.kind == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as profiled:
+    with profile(
+        activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
+    ) as profiled:
         session.step()
         session.workload.device.synchronize()
-    here = DeviceType.CUDA if on_gpu else DeviceType.CPU  # else the names of CUDA's API, which says nothing of a backend
+    here = (
+        DeviceType.CUDA if on_gpu else DeviceType.CPU
+    )  # else the names of CUDA's API, which says nothing of a backend
     names = [event.name for event in profiled.events() if event.device_type == here]
     seen, telling = classify(names)
-    session.facts |= {"attention_seen": seen, "attention_kernels": "; ".join((telling or list(dict.fromkeys(names)))[:_SHOWN])}
+    session.facts |= {
+        "attention_seen": seen,
+        "attention_kernels": "; ".join((telling or list(dict.fromkeys(names)))[:_SHOWN]),
+    }
     return [Sample("backend", "events", "events", len(names))]
 
 
@@ -45,7 +52,9 @@ def classify(names: Sequence[str]) -> tuple[str | None, list[str]]:
     backends: dict[str, None] = {}
     telling: dict[str, None] = {}
     for name in names:
-        backend = next((backend for backend, sign in _BACKENDS.items() if re.search(sign, name)), None)
+        backend = next(
+            (backend for backend, sign in _BACKENDS.items() if re.search(sign, name)), None
+        )
         if backend is not None:
             backends[backend] = telling[name] = None
     return "+".join(backends) or ("none known" if names else None), list(telling)

@@ -46,7 +46,11 @@ class KernelTimer:
 def kernel_ms(profiled: profile) -> float:
     """The sum of what each kernel, copy and fill took."""
     results = profiled.profiler.kineto_results if profiled.profiler else None
-    on_device = [event for event in results.events() if event.device_type() == DeviceType.CUDA] if results else []
+    on_device = (
+        [event for event in results.events() if event.device_type() == DeviceType.CUDA]
+        if results
+        else []
+    )
     return sum(event.duration_ns() for event in on_device) / _NS_PER_MS
 
 
@@ -81,7 +85,14 @@ def _step(session: Session, number: int) -> list[Sample]:
     whole = sum(ms for _, ms in timer.phases)
     return [
         Sample(
-            "kernel_time", "kernel_time", "ms", ms if whole else None, "", phase, number, "" if whole else f"{_UNSEEN}: {REFUSED}"
+            "kernel_time",
+            "kernel_time",
+            "ms",
+            ms if whole else None,
+            "",
+            phase,
+            number,
+            "" if whole else f"{_UNSEEN}: {REFUSED}",
         )
         for phase, ms in [*timer.phases, ("step", whole)]
     ]

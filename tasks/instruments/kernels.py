@@ -57,7 +57,9 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
     """Leaves the rows in `session.kernels`, and gives what is known over all: coverage, busy fraction, cost."""
     device = session.workload.device
     if device.kind == "mps":
-        yield Sample("kernels", "profiled_step", "ms", None, note="torch.profiler sees no kernels on mps")
+        yield Sample(
+            "kernels", "profiled_step", "ms", None, note="torch.profiler sees no kernels on mps"
+        )
         return
     session.step()  # so that it is warm, whichever stages came before
     profiled, step_ms = _profile(session)
@@ -81,13 +83,19 @@ def _read(session: Session, trace: Path) -> Iterator[Sample]:
     """The trace is packed while it is read: the packing leaves Python's lock alone."""
     with ThreadPoolExecutor(1) as beside:
         kept = (
-            beside.submit(_keep, trace, session.folder / artifact_name("trace", session.params, "json.gz"))
+            beside.submit(
+                _keep, trace, session.folder / artifact_name("trace", session.params, "json.gz")
+            )
             if session.folder
             else None
         )
         timeline = read_chrome(trace)
-        if session.workload.device.kind == "cuda" and not timeline.on_device:  # else operators would pass for kernels
-            yield Sample("kernels", "busy", "ratio", None, note=f"the trace has no kernels: {REFUSED}")
+        if (
+            session.workload.device.kind == "cuda" and not timeline.on_device
+        ):  # else operators would pass for kernels
+            yield Sample(
+                "kernels", "busy", "ratio", None, note=f"the trace has no kernels: {REFUSED}"
+            )
             return
         works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)
@@ -107,7 +115,12 @@ def _profile(session: Session) -> tuple[profile, float]:
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     ranges = parts_named(session.workload.model, lambda name: record_function(PART_PREFIX + name))
     # The profiler's own first step is slow, and is thrown away.
-    with profile(activities=activities, schedule=schedule(wait=0, warmup=1, active=_STEPS)) as profiled, ranges:
+    with (
+        profile(
+            activities=activities, schedule=schedule(wait=0, warmup=1, active=_STEPS)
+        ) as profiled,
+        ranges,
+    ):
         session.step(PhaseRanges())
         device.synchronize()
         profiled.step()

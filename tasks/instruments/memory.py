@@ -56,10 +56,14 @@ class SavedWatcher:
 
     def leave(self, phase: str) -> None:
         self._watching.close()
-        self.samples[:] = self._saved.samples("memory")  # complete after the backward pass: it tells the operations
+        self.samples[:] = self._saved.samples(
+            "memory"
+        )  # complete after the backward pass: it tells the operations
 
 
-def _sizes(sizes: Mapping[str, int | None], mode: str, phase: str = "", untold: str = "") -> list[Sample]:
+def _sizes(
+    sizes: Mapping[str, int | None], mode: str, phase: str = "", untold: str = ""
+) -> list[Sample]:
     return [
         Sample("memory", metric, "bytes", value, mode, phase, note=untold if value is None else "")
         for metric, value in sizes.items()
@@ -88,7 +92,11 @@ def _saves(workload: Workload) -> bool:
 def take_warm_up(session: Session) -> list[Sample]:
     """Hands over what was seen, before a later step can fail."""
     shelf = session.shelf
-    steady = map(_unknown_to_the_allocator, shelf["steady"]) if uses_cuda_graphs(session.params) else shelf["steady"]
+    steady = (
+        map(_unknown_to_the_allocator, shelf["steady"])
+        if uses_cuda_graphs(session.params)
+        else shelf["steady"]
+    )
     taken = [*shelf["first"], *steady, *shelf["saved"]]
     for mode in ("first", "steady", "saved"):
         shelf[mode].clear()
@@ -109,7 +117,11 @@ def _unknown_to_the_allocator(sample: Sample) -> Sample:
     """A graph that is replayed asks the allocator for nothing: of its memory only what is reserved is known."""
     if "reserved" in sample.metric:
         return sample
-    return replace(sample, value=None, note="a CUDA graph has its memory in a pool of its own: see what is reserved")
+    return replace(
+        sample,
+        value=None,
+        note="a CUDA graph has its memory in a pool of its own: see what is reserved",
+    )
 
 
 STAGES = (

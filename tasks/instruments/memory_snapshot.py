@@ -73,7 +73,9 @@ class OutOfMemoryWitness:
     def see(self, device: int, asked_bytes: int, total_bytes: int, free_bytes: int) -> None:
         """Called by the allocator, on whichever thread asked: what is raised here would hide that memory ran out."""
         try:
-            self._taken = Taken(memory._snapshot(), {AT_END: list(holdings(self._session.workload))})
+            self._taken = Taken(
+                memory._snapshot(), {AT_END: list(holdings(self._session.workload))}
+            )
         except Exception as broken:
             self._session.evidence["snapshot"] = f"not taken: {broken}"
 
@@ -112,7 +114,9 @@ def take_snapshot(session: Session) -> Iterator[Sample]:
     if reason := _why_not(session):
         yield _sample("peak_allocated_bytes", "bytes", None, reason)
         return
-    _step_on_record(session)  # the first may be one without optimizer state; if memory runs out in it, that is on record
+    _step_on_record(
+        session
+    )  # the first may be one without optimizer state; if memory runs out in it, that is on record
     session.workload.device.reset_peaks()
     taken = _step_on_record(session)
     peaks = session.workload.device.peaks()
@@ -121,7 +125,9 @@ def take_snapshot(session: Session) -> Iterator[Sample]:
     record = _replay(session, taken)
     yield from _analyse(session, record, taken, peaks)
     if session.folder is not None:
-        yield _write(taken.snapshot, session.folder / artifact_name("snapshot", session.params, "pickle"))
+        yield _write(
+            taken.snapshot, session.folder / artifact_name("snapshot", session.params, "pickle")
+        )
     yield _sample("processing", "ms", (time.perf_counter_ns() - began) / _NS_PER_MS)
 
 
@@ -129,10 +135,16 @@ def _why_not(session: Session) -> str:
     kind = session.workload.device.kind
     if kind != "cuda":
         return f"a snapshot is of CUDA's allocator: it needs CUDA, not {kind}"
-    return "a CUDA graph that is replayed asks the allocator for nothing" if uses_cuda_graphs(session.params) else ""
+    return (
+        "a CUDA graph that is replayed asks the allocator for nothing"
+        if uses_cuda_graphs(session.params)
+        else ""
+    )
 
 
-def _analyse(session: Session, record: Record, taken: Taken, peaks: Mapping[str, int | None]) -> Iterator[Sample]:
+def _analyse(
+    session: Session, record: Record, taken: Taken, peaks: Mapping[str, int | None]
+) -> Iterator[Sample]:
     labelled = attribute(record, taken.book, _has_weight_copies(session))
     at = record.peak()
     replayed_bytes = sum(one.size_bytes for one in record.live_at(at))
@@ -140,11 +152,20 @@ def _analyse(session: Session, record: Record, taken: Taken, peaks: Mapping[str,
     rows = to_rows(labelled, at, PEAK, record.phase_at(at), slack_bytes)
     session.allocations += rows
     session.live += to_curve(record, labelled)
-    for metric, value in {**peaks, "replayed_peak_bytes": replayed_bytes, "unlabelled_bytes": unlabelled_bytes(rows)}.items():
+    for metric, value in {
+        **peaks,
+        "replayed_peak_bytes": replayed_bytes,
+        "unlabelled_bytes": unlabelled_bytes(rows),
+    }.items():
         yield _sample(metric, "bytes", value)
     wrapped = record.entries >= _MOST_ENTRIES
     yield _sample("events", "events", record.entries)
-    yield _sample("wrapped", "", float(wrapped), f"it has the last {_MOST_ENTRIES} events alone" if wrapped else "")
+    yield _sample(
+        "wrapped",
+        "",
+        float(wrapped),
+        f"it has the last {_MOST_ENTRIES} events alone" if wrapped else "",
+    )
 
 
 def holdings(workload: Workload) -> Iterator[Holding]:
@@ -160,8 +181,12 @@ def _in_use(workload: Workload) -> Iterator[tuple[Any, Role, str]]:
         yield parameter, Role.PARAMETERS, name
         yield parameter.grad, Role.GRADIENTS, name
         if optimizer is not None and parameter in optimizer.state:
-            yield from ((value, Role.OPTIMIZER_STATE, name) for value in optimizer.state[parameter].values())
-    yield from ((buffer, Role.BUFFERS, "") for buffer in (model.buffers() if model is not None else ()))
+            yield from (
+                (value, Role.OPTIMIZER_STATE, name) for value in optimizer.state[parameter].values()
+            )
+    yield from (
+        (buffer, Role.BUFFERS, "") for buffer in (model.buffers() if model is not None else ())
+    )
     yield from ((tensor, Role.INPUTS, "") for tensor in workload.resident)
     yield from ((tensor.grad, Role.GRADIENTS, "") for tensor in workload.resident)
 
@@ -198,7 +223,10 @@ def _on_record() -> Iterator[None]:
 def _workspaces(snapshot: Snapshot) -> list[Holding]:
     """Those of cuBLAS: what goes when they are given up. The next product makes them anew."""
     torch._C._cuda_clearCublasWorkspaces()
-    return [Holding(address, Role.WORKSPACE) for address in vanished(snapshot["segments"], memory._snapshot()["segments"])]
+    return [
+        Holding(address, Role.WORKSPACE)
+        for address in vanished(snapshot["segments"], memory._snapshot()["segments"])
+    ]
 
 
 def _replay(session: Session, taken: Taken) -> Record:
@@ -213,7 +241,9 @@ def _write(snapshot: Snapshot, artifact: Path) -> Sample:
     """As torch's memory_viz opens it; nothing, with the reason, where it is too large for that."""
     packed = pickle.dumps(snapshot)
     if len(packed) > _LARGEST_SNAPSHOT_BYTES:
-        note = f"the snapshot has {len(packed)} bytes, more than {_LARGEST_SNAPSHOT_BYTES}: not kept"
+        note = (
+            f"the snapshot has {len(packed)} bytes, more than {_LARGEST_SNAPSHOT_BYTES}: not kept"
+        )
         return _sample("file_bytes", "bytes", None, note)
     artifact.write_bytes(packed)
     return _sample("file_bytes", "bytes", len(packed))
@@ -223,4 +253,7 @@ def _sample(metric: str, unit: str, value: float | None, note: str = "") -> Samp
     return Sample("memory_snapshot", metric, unit, value, note=note)
 
 
-STAGES = (Stage("out-of-memory watched", 4, watch_out_of_memory), Stage("memory snapshot", 70, take_snapshot))
+STAGES = (
+    Stage("out-of-memory watched", 4, watch_out_of_memory),
+    Stage("memory snapshot", 70, take_snapshot),
+)

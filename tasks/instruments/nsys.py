@@ -12,7 +12,15 @@ from tasks.spec.records import Sample
 
 def annotate_for_nsys(session: Session) -> list[Sample]:
     if shutil.which("nsys") is None:
-        return [Sample("nsys", "annotated_steps", "steps", None, note="nsys is not on the PATH: see `sweep doctor`")]
+        return [
+            Sample(
+                "nsys",
+                "annotated_steps",
+                "steps",
+                None,
+                note="nsys is not on the PATH: see `sweep doctor`",
+            )
+        ]
     return [replace(sample, instrument="nsys") for sample in annotate(session)]
 
 

@@ -31,7 +31,15 @@ class NvtxPhases:
 def annotate(session: Session) -> list[Sample]:
     device = session.workload.device
     if device.kind != "cuda":
-        return [Sample("nvtx", "annotated_steps", "steps", None, note=f"NVTX ranges are of CUDA devices, not of {device.kind}")]
+        return [
+            Sample(
+                "nvtx",
+                "annotated_steps",
+                "steps",
+                None,
+                note=f"NVTX ranges are of CUDA devices, not of {device.kind}",
+            )
+        ]
     session.step()  # so that it is warm, whichever stages came before
     device.synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]

@@ -31,13 +31,22 @@ _THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")
 
 COUNTERS: dict[str, tuple[str, Callable[[_Handle], float]]] = {
     "sm_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)),
-    "sm_clock_max": ("MHz", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM)),
+    "sm_clock_max": (
+        "MHz",
+        lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+    ),
     "memory_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM)),
-    "temperature": ("°C", lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU)),
+    "temperature": (
+        "°C",
+        lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+    ),
     "power": ("W", lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
     "power_limit": ("W", lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
     "energy": ("J", lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
-    "throttle_reasons": ("bit mask", lambda gpu: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)),
+    "throttle_reasons": (
+        "bit mask",
+        lambda gpu: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu),
+    ),
     "power_capped": ("ns", lambda gpu: pynvml.nvmlDeviceGetViolationStatus(gpu, 0).violationTime),
     "thermal_capped": ("ns", lambda gpu: pynvml.nvmlDeviceGetViolationStatus(gpu, 1).violationTime),
 }
@@ -61,7 +70,8 @@ def tell_waits(session: Session) -> Iterator[Sample]:
     what was not of this process had of the cores that it may use.
     """
     before, now = (
-        {(one.metric, one.step): one.value or 0.0 for one in looked} for looked in (session.shelf.pop("cores"), _cores())
+        {(one.metric, one.step): one.value or 0.0 for one in looked}
+        for looked in (session.shelf.pop("cores"), _cores())
     )
     passed = {key: value - before.get(key, 0.0) for key, value in now.items()}
     waited = [value for (metric, _), value in passed.items() if metric == "waited"]
@@ -93,14 +103,24 @@ def _cores() -> Iterator[Sample]:
     yield Sample("telemetry", "own", "ns", float(time.process_time_ns()))
     for path in sorted(_THREADS.glob("*/schedstat")):
         with suppress(OSError, IndexError, ValueError):  # that has just ended
-            yield Sample("telemetry", "waited", "ns", float(path.read_text().split()[1]), step=int(path.parent.name))
+            yield Sample(
+                "telemetry",
+                "waited",
+                "ns",
+                float(path.read_text().split()[1]),
+                step=int(path.parent.name),
+            )
     with suppress(OSError, IndexError, ValueError):
-        lines = _CORES.read_text().splitlines()  # first: what has no such file has none of the following either
+        lines = (
+            _CORES.read_text().splitlines()
+        )  # first: what has no such file has none of the following either
         allowed, tick_ns = os.sched_getaffinity(0), 1e9 / os.sysconf("SC_CLK_TCK")
         for name, *numbers in map(str.split, lines):
             if re.fullmatch(r"cpu\d+", name) and (core := int(name[3:])) in allowed:
                 user, nice, system = map(float, numbers[:3])
-                yield Sample("telemetry", "at work", "ns", (user + nice + system) * tick_ns, step=core)
+                yield Sample(
+                    "telemetry", "at work", "ns", (user + nice + system) * tick_ns, step=core
+                )
 
 
 def _read(session: Session, mode: str) -> Iterator[Sample]:

@@ -65,7 +65,9 @@ class Paced:
     def __init__(self, workload: Workload) -> None:
         self._additions: Additions | None = None
         if workload.device.kind == "cuda":
-            with suppress(torch.OutOfMemoryError):  # of a cell that has not a byte left: its steps are none the worse
+            with suppress(
+                torch.OutOfMemoryError
+            ):  # of a cell that has not a byte left: its steps are none the worse
                 additions = Additions(workload.device.torch_device, "backward" in workload.phases)
                 self._before = additions.read()
                 self._additions = additions
@@ -78,10 +80,15 @@ class Paced:
         before, self._before = self._before, self._additions.read()
         here, there = ((one + other) / 2 for one, other in zip(before, self._before, strict=True))
         whole = ms.pop(_STEP)
-        counts = {phase: own / (there if phase == "backward" else here) for phase, own in ms.items()}
+        counts = {
+            phase: own / (there if phase == "backward" else here) for phase, own in ms.items()
+        }
         counts[_STEP] = sum(counts.values()) + (whole - sum(ms.values())) / here
         number = step[0].step
-        return [Sample("timing", "additions", "", count, "synced", phase, number) for phase, count in counts.items()]
+        return [
+            Sample("timing", "additions", "", count, "synced", phase, number)
+            for phase, count in counts.items()
+        ]
 
 
 def _event() -> torch.cuda.Event:
@@ -140,7 +147,9 @@ def _first_steps(session: Session) -> Iterator[Sample]:
         return
     first = list(_synced_steps(session, "warmup", _cold_steps(session)))
     yield from first
-    checked = _run_on(session, 1 if _whole(first)[0] > _LONG_MS else 2, "check", *_looking_in(session))
+    checked = _run_on(
+        session, 1 if _whole(first)[0] > _LONG_MS else 2, "check", *_looking_in(session)
+    )
     session.shelf["check"] = checked
     yield from checked
 
@@ -183,13 +192,20 @@ def time_pipelined(session: Session) -> list[Sample]:
     if rule is None:
         return _run_on(session, session.count("measured_steps"), "pipelined")
     synced, checked = _whole(session.shelf["synced"]), _whole(session.shelf["check"])[-1]
-    is_as_synced = half_width(synced) <= rule.half_width and abs(checked / median(synced) - 1) <= rule.half_width
+    is_as_synced = (
+        half_width(synced) <= rule.half_width
+        and abs(checked / median(synced) - 1) <= rule.half_width
+    )
     session.facts["timing_pipelined"] = "as synced" if is_as_synced else "measured"
     return [] if is_as_synced else _run_on(session, len(synced), "pipelined")
 
 
 def _whole(samples: Iterable[Sample]) -> list[float]:
-    return [sample.value or 0.0 for sample in samples if (sample.phase, sample.metric) == (_STEP, "duration")]
+    return [
+        sample.value or 0.0
+        for sample in samples
+        if (sample.phase, sample.metric) == (_STEP, "duration")
+    ]
 
 
 def _run_on(session: Session, steps: int, mode: str, *looking_in: Watcher) -> list[Sample]:
@@ -232,11 +248,15 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
         "timing_stopped_by": measured.stopped_by,
         "timing_half_width": half_width(measured.steady),
     }
-    session.shelf["synced"] = [sample for step in steps[warm_up:] for sample in step if sample.phase == _STEP]
+    session.shelf["synced"] = [
+        sample for step in steps[warm_up:] for sample in step if sample.phase == _STEP
+    ]
     for number, step in enumerate(steps):
         warming = number < warm_up
         place = cold + number if warming else number - warm_up
-        yield from (replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step)
+        yield from (
+            replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step
+        )
 
 
 def _paced_steps(session: Session, count: int) -> Iterator[Sample]:
@@ -263,13 +283,18 @@ def _synced_step(session: Session, mode: str, step: int, *looking_in: Watcher) -
     It is the sum of the phases where other watchers look in, and where a workload does something before each phase.
     """
     device = session.workload.device
-    interrupted = bool(session.on_first_step or looking_in) or session.workload.before_phase is not None
+    interrupted = (
+        bool(session.on_first_step or looking_in) or session.workload.before_phase is not None
+    )
     timer, whole = SyncedTimer(device), SyncedTimer(device)
     whole.enter(_STEP)
     session.step(timer, *looking_in)
     whole.leave(_STEP)
     total = sum(ms for _, ms in timer.phases) if interrupted else whole.phases[0][1]
-    return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in [*timer.phases, (_STEP, total)]]
+    return [
+        Sample("timing", "duration", "ms", ms, mode, phase, step)
+        for phase, ms in [*timer.phases, (_STEP, total)]
+    ]
 
 
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
@@ -299,7 +324,10 @@ def _steps_as_sums(samples: list[Sample], mode: str) -> list[Sample]:
     for sample in phases:
         if sample.metric == "duration":
             sums[sample.step] += sample.value or 0.0  # type: ignore[assignment]
-    return [*phases, *(Sample("timing", "duration", "ms", ms, mode, _STEP, step) for step, ms in sums.items())]
+    return [
+        *phases,
+        *(Sample("timing", "duration", "ms", ms, mode, _STEP, step) for step, ms in sums.items()),
+    ]
 
 
 STAGES = (

@@ -73,7 +73,9 @@ class CachingAllocator:
         if not self._has_room(segment):
             self._release_whole_segments()
             if not self._has_room(segment):
-                raise OutOfMemory(f"asked {size} bytes, allocated {self.allocated}, reserved {self.reserved}")
+                raise OutOfMemory(
+                    f"asked {size} bytes, allocated {self.allocated}, reserved {self.reserved}"
+                )
         self.reserved += segment
         self._next_address += segment + 1  # blocks of two segments are never neighbours
         return Block(segment, self._next_address - segment, pool)
@@ -89,7 +91,9 @@ class CachingAllocator:
 
     @staticmethod
     def _split(block: Block, size: int) -> None:
-        rest = Block(block.size - size, block.address + size, block.pool, before=block, after=block.after)
+        rest = Block(
+            block.size - size, block.address + size, block.pool, before=block, after=block.after
+        )
         if block.after is not None:
             block.after.before = rest
         block.after, block.size = rest, size
@@ -98,7 +102,9 @@ class CachingAllocator:
 
 def _put(block: Block) -> None:
     block.is_free = True
-    insort(block.pool, (block.size, block.address, block))  # addresses differ: blocks themselves are never compared
+    insort(
+        block.pool, (block.size, block.address, block)
+    )  # addresses differ: blocks themselves are never compared
 
 
 def _take(block: Block) -> None:

@@ -58,7 +58,9 @@ class ClosedForm:
 
     def samples(self) -> Iterator[Sample]:
         for term in self.terms:
-            yield Sample("prediction", "closed_form_bytes", "bytes", term.nbytes, "steady", note=term.name)
+            yield Sample(
+                "prediction", "closed_form_bytes", "bytes", term.nbytes, "steady", note=term.name
+            )
 
 
 def closed_form(params: TrainStepParams) -> ClosedForm | None:
@@ -66,23 +68,36 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
     dims = params.dimensions
     if dims is None:
         return None
-    if params.precision not in ("fp32", "tf32") or params.attention != "naive" or "backward" not in PHASES[params.pass_]:
+    if (
+        params.precision not in ("fp32", "tf32")
+        or params.attention != "naive"
+        or "backward" not in PHASES[params.pass_]
+    ):
         count = parameter_count(dims, params.vocab_size)
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)
     moments = training_moments_bytes(dims, *shape, PHASES[params.pass_], params.optimizer)
     peak = peak_moment(moments)
     terms, whole = moments[peak], activation_bytes(dims, *shape)
-    formulas = _state_formulas(params, parameter_count(dims, params.vocab_size), ", none yet" * (peak == BACKWARD_BEGINS))
+    formulas = _state_formulas(
+        params, parameter_count(dims, params.vocab_size), ", none yet" * (peak == BACKWARD_BEGINS)
+    )
     found = [Term(name, formulas[name], terms[name]) for name in formulas]
     if terms["activations"]:
         per = "" if peak == BACKWARD_BEGINS else " / L"
         found += [
-            Term(f"activations: {part}", ACTIVATION_FORMULAS[part] + per, nbytes * terms["activations"] // sum(whole.values()))
+            Term(
+                f"activations: {part}",
+                ACTIVATION_FORMULAS[part] + per,
+                nbytes * terms["activations"] // sum(whole.values()),
+            )
             for part, nbytes in whole.items()
         ]
     found.append(Term("temporary", _TEMPORARY[peak], terms["temporary"]))
-    sums = [Term(moment, _moment_formula(params, moment), sum(there.values())) for moment, there in moments.items()]
+    sums = [
+        Term(moment, _moment_formula(params, moment), sum(there.values()))
+        for moment, there in moments.items()
+    ]
     return ClosedForm(tuple(found), tuple(sums))
 
 
@@ -95,13 +110,23 @@ def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedFo
 
 def attention_squares(params: AttentionParams) -> Iterator[Sample]:
     """How many squares attention alone takes, and how large one is; nothing where autocast mixes widths, or torch chooses."""
-    if params.attention not in ATTENTION_SQUARES or params.precision not in ("fp32", "tf32", "bf16_pure"):
+    if params.attention not in ATTENTION_SQUARES or params.precision not in (
+        "fp32",
+        "tf32",
+        "bf16_pure",
+    ):
         return
-    one = attention_square_bytes(params.attention, params.batch_size, params.context_length, _element_bytes(params))
+    one = attention_square_bytes(
+        params.attention, params.batch_size, params.context_length, _element_bytes(params)
+    )
     yield Sample("prediction", "square_bytes", "bytes", one, "steady")
     saved, forward, backward = ATTENTION_SQUARES[params.attention]
     learns, goes_back = params.pass_ != "forward", params.pass_ == "forward_backward"
-    for what, squares, happens in (("saved", saved, learns), ("forward", forward, learns), ("backward", backward, goes_back)):
+    for what, squares, happens in (
+        ("saved", saved, learns),
+        ("forward", forward, learns),
+        ("backward", backward, goes_back),
+    ):
         if happens:
             yield Sample("prediction", f"formula_{what}_squares", "tensors", squares, "steady")
 

@@ -45,7 +45,9 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
     """
     emulation = GpuFunctions(labelling)
     replaced = {
-        "torch.autocast": lambda device_type, *args, **options: _Autocast(emulation, *args, **options),
+        "torch.autocast": lambda device_type, *args, **options: _Autocast(
+            emulation, *args, **options
+        ),
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
@@ -61,7 +63,11 @@ class _Autocast(ContextDecorator):
     """What `torch.autocast` is where there is a GPU: nested regions restore, the outermost empties the cache of weights."""
 
     def __init__(
-        self, emulation: GpuFunctions, dtype: torch.dtype | None = None, enabled: bool = True, cache_enabled: bool | None = True
+        self,
+        emulation: GpuFunctions,
+        dtype: torch.dtype | None = None,
+        enabled: bool = True,
+        cache_enabled: bool | None = True,
     ) -> None:
         self._emulation = emulation
         self._inside = enabled, dtype or torch.float16, cache_enabled is not False
@@ -85,7 +91,9 @@ class _Autocast(ContextDecorator):
 class _Scaler(torch.amp.GradScaler):
     """Without data nothing tells whether a gradient overflowed: none did."""
 
-    def _maybe_opt_step(self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+    def _maybe_opt_step(
+        self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         return optimizer.step(*args, **kwargs)
 
 
@@ -102,7 +110,11 @@ class GpuFunctions(TorchFunctionMode):
         self._labelling = labelling
 
     def __torch_function__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
         name = getattr(func, "__name__", "")
@@ -114,10 +126,14 @@ class GpuFunctions(TorchFunctionMode):
             return fused_attention(*args, **options)
         return func(*args, **options)
 
-    def _cast_inputs(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _cast_inputs(
+        self, name: str, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         if name in _LOW or name in _FP32:
             cast = self._low if name in _LOW else _fp32
-            return tuple(_map(cast, value) for value in args), {key: _map(cast, value) for key, value in options.items()}
+            return tuple(_map(cast, value) for value in args), {
+                key: _map(cast, value) for key, value in options.items()
+            }
         if name in _FP32_RESULT and _is_low(args[0]) and options.get("dtype") is None:
             options["dtype"] = torch.float32
         return args, options
@@ -126,7 +142,12 @@ class GpuFunctions(TorchFunctionMode):
         """A weight is copied once a region and the copy kept, as long as gradients may be asked of it."""
         if not tensor.is_floating_point() or tensor.dtype in (self.dtype, torch.float64):
             return tensor
-        is_weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()
+        is_weight = (
+            tensor.dtype == torch.float32
+            and tensor.requires_grad
+            and tensor.is_leaf
+            and not tensor._is_view()
+        )
         if not (is_weight and self.caches):
             return tensor.to(self.dtype)
         if id(tensor) not in self.cache:
@@ -138,7 +159,9 @@ class GpuFunctions(TorchFunctionMode):
         """A composite: its log-softmax keeps the dtype of the logits, of which the loss then takes an fp32 copy."""
         smoothing = options.pop("label_smoothing", 0.0)
         if smoothing or not _is_low(logits):
-            return functional.cross_entropy(_fp32(logits), target, label_smoothing=smoothing, **options)
+            return functional.cross_entropy(
+                _fp32(logits), target, label_smoothing=smoothing, **options
+            )
         logarithms = functional.log_softmax(logits, 1 if logits.ndim > 1 else 0, dtype=logits.dtype)
         return functional.nll_loss(_fp32(logarithms), target, **options)
 

@@ -17,7 +17,9 @@ from torch import Tensor
 _aten = torch.ops.aten
 _FP32 = 4
 
-MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})  # by cuBLAS
+MULTIPLIES = frozenset(
+    {"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"}
+)  # by cuBLAS
 
 
 def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
@@ -63,7 +65,9 @@ def fused_attention(
     plain formula, whatever is switched on. Raises RuntimeError, worded as torch does, where none is left.
     """
     low = query.dtype in (torch.float16, torch.bfloat16)
-    gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
+    gradients = torch.is_grad_enabled() and any(
+        tensor.requires_grad for tensor in (query, key, value)
+    )
     backends: Any = torch.backends.cuda
     if enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
@@ -71,11 +75,17 @@ def fused_attention(
     if low and attn_mask is None and backends.flash_sdp_enabled():
         found = _aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)
     elif low and backends.cudnn_sdp_enabled():
-        found = _aten._scaled_dot_product_cudnn_attention(*given, attn_mask, gradients, dropout_p, is_causal, scale=scale)
+        found = _aten._scaled_dot_product_cudnn_attention(
+            *given, attn_mask, gradients, dropout_p, is_causal, scale=scale
+        )
     elif backends.mem_efficient_sdp_enabled():
-        found = _aten._scaled_dot_product_efficient_attention(*given, attn_mask, gradients, dropout_p, is_causal, scale=scale)
+        found = _aten._scaled_dot_product_efficient_attention(
+            *given, attn_mask, gradients, dropout_p, is_causal, scale=scale
+        )
     elif backends.math_sdp_enabled():
-        found = _aten._scaled_dot_product_attention_math(*given, attn_mask, dropout_p, is_causal, scale=scale)
+        found = _aten._scaled_dot_product_attention_math(
+            *given, attn_mask, dropout_p, is_causal, scale=scale
+        )
     else:
         raise RuntimeError("No available kernel. Aborting execution.")
     output: Tensor = found[0]

@@ -66,23 +66,41 @@ class Predictor:
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Skip as skip:
             return unknown(str(skip))
-        except Exception as error:  # somebody's model may do anything, and a prediction must stop nothing
+        except (
+            Exception
+        ) as error:  # somebody's model may do anything, and a prediction must stop nothing
             said = message_of(error).splitlines()
-            reason = f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[:200]
+            reason = (
+                f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[
+                    :200
+                ]
+            )
             if isinstance(params, AttentionParams) or backend_refused(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
         return Prediction(
-            how, "", (*_samples(peaks, how), *_composition(trace, peaks), *trace.saved, *_closed_form(params)), verdicts
+            how,
+            "",
+            (
+                *_samples(peaks, how),
+                *_composition(trace, peaks),
+                *trace.saved,
+                *_closed_form(params),
+            ),
+            verdicts,
         )
 
     def _trace(self, params: Predictable, workspace_bytes: int) -> Trace:
         if isinstance(params, AttentionParams):
             return track(params, workspace_bytes)
         whole = params.model_copy(update={"pass_": "train_step"})
-        if params.pass_ == "forward_backward" and self._last is not None and self._last[:2] == (whole, workspace_bytes):
+        if (
+            params.pass_ == "forward_backward"
+            and self._last is not None
+            and self._last[:2] == (whole, workspace_bytes)
+        ):
             return self._last[2].without("optimizer")
         trace = track(params, workspace_bytes)
         self._last = (params, workspace_bytes, trace)
@@ -91,7 +109,11 @@ class Predictor:
 
 def _as_eager(params: Predictable) -> Predictable:
     """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
-    alike: dict[str, Any] = {name: default for name, default in default_values(type(params)).items() if name in WITHOUT_EFFECT}
+    alike: dict[str, Any] = {
+        name: default
+        for name, default in default_values(type(params)).items()
+        if name in WITHOUT_EFFECT
+    }
     how = "efficient" if params.attention == "flex" else params.attention
     return params.model_copy(update={**alike, "attention": how})
 
@@ -123,7 +145,10 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
         tracker.label(model.parameters() if model is not None else (), "parameters")
         tracker.follow(workload, outside="loss" if optimizer is not None else "attention")
         saved = SavedTensors(workload)
-        steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (("first", nullcontext()), ("steady", saved.watching()))
+        steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (
+            ("first", nullcontext()),
+            ("steady", saved.watching()),
+        )
         for step, watching in steps:
             tracker.begin(step)
             with watching, _Forward(emulation) as forward:
@@ -134,7 +159,11 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
 
 
 def _build(params: Predictable) -> Workload:
-    return attention.build_on(NoData(), params) if isinstance(params, AttentionParams) else build_on(NoData(), params)
+    return (
+        attention.build_on(NoData(), params)
+        if isinstance(params, AttentionParams)
+        else build_on(NoData(), params)
+    )
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -151,7 +180,10 @@ def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
 
 def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
     """Under a cap the allocator gives back what it can before it gives up, so that less may do than it would reserve."""
-    reserved, requested = max(found.reserved for found in peaks.values()), max(found.requested for found in peaks.values())
+    reserved, requested = (
+        max(found.reserved for found in peaks.values()),
+        max(found.requested for found in peaks.values()),
+    )
     if (plain := plainly_fits(reserved, requested, cap_bytes)) is not None:
         return plain
     try:
@@ -163,7 +195,10 @@ def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
 
 def _samples(peaks: Replay, how: str) -> Iterator[Sample]:
     for (step, phase), found in peaks.items():
-        sizes = {f"peak_{kind}_bytes": getattr(found, kind) for kind in ("allocated", "requested", "reserved")}
+        sizes = {
+            f"peak_{kind}_bytes": getattr(found, kind)
+            for kind in ("allocated", "requested", "reserved")
+        }
         sizes["held_allocated_bytes"] = found.held_allocated
         for metric, nbytes in sizes.items():
             yield Sample("prediction", metric, "bytes", nbytes, step, phase, note=how)
@@ -190,9 +225,19 @@ def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -
     """What is known of a model that does not run without data: its parameters, if it can be built so."""
     with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
         model = build_on(NoData(), params).model
-        sizes = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()] if model else []
+        sizes = (
+            [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+            if model
+            else []
+        )
         if sizes:
-            found = of_parameters(params, sum(count for count, _ in sizes), sum(count for count, learns in sizes if learns))
+            found = of_parameters(
+                params,
+                sum(count for count, _ in sizes),
+                sum(count for count, learns in sizes if learns),
+            )
             verdicts: dict[int, Verdict] = {cap: "oom" for cap in caps_bytes if found.nbytes > cap}
-            return Prediction(CLOSED_FORM, reason, (*unknown(reason).samples, *found.samples()), verdicts)
+            return Prediction(
+                CLOSED_FORM, reason, (*unknown(reason).samples, *found.samples()), verdicts
+            )
     return unknown(reason)

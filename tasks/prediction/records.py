@@ -19,7 +19,9 @@ _GIB = 1024**3
 AS_EAGER, CLOSED_FORM = "as eager", "closed form"
 MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
 
-MOST_OVERGUESS = 2.11  # of 180 compiled cells that were measured, by a forward pass; of a training step 1.43
+MOST_OVERGUESS = (
+    2.11  # of 180 compiled cells that were measured, by a forward pass; of a training step 1.43
+)
 
 # Of what is compiled, and predicted as eager, none is `oom`: `perhaps` it fits, or that is `unlikely`.
 Verdict = Literal["fits", "borderline", "perhaps", "unlikely", "oom"]
@@ -50,7 +52,12 @@ class Request:
     @classmethod
     def from_json(cls, text: str) -> Request:
         body = json.loads(text)
-        return cls(make_cell(*body["cell"]), tuple(body["caps_bytes"]), body["workspace_bytes"], tuple(body["import_paths"]))
+        return cls(
+            make_cell(*body["cell"]),
+            tuple(body["caps_bytes"]),
+            body["workspace_bytes"],
+            tuple(body["import_paths"]),
+        )
 
 
 @dataclass(frozen=True)
@@ -67,9 +74,15 @@ class Prediction:
     samples: tuple[Sample, ...] = ()
     verdicts: Mapping[int, Verdict] = field(default_factory=dict)  # by the cap in bytes
 
-    def peak_bytes(self, metric: str = "peak_allocated_bytes", mode: str = "steady") -> float | None:
+    def peak_bytes(
+        self, metric: str = "peak_allocated_bytes", mode: str = "steady"
+    ) -> float | None:
         """The highest of all phases."""
-        found = [s.value for s in self.samples if (s.metric, s.mode) == (metric, mode) and s.value is not None]
+        found = [
+            s.value
+            for s in self.samples
+            if (s.metric, s.mode) == (metric, mode) and s.value is not None
+        ]
         return max(found, default=None)
 
     def plain_verdict(self, cap_bytes: int) -> Verdict | None:
@@ -80,20 +93,31 @@ class Prediction:
         )
         if not reserved or not requested:
             return None
-        low, high = (plainly_fits(max(reserved), max(requested), round(cap_bytes * share)) for share in (1 - MARGIN, 1 + MARGIN))
+        low, high = (
+            plainly_fits(max(reserved), max(requested), round(cap_bytes * share))
+            for share in (1 - MARGIN, 1 + MARGIN)
+        )
         return "fits" if low else "oom" if high is False else None
 
     def as_eager(self) -> Prediction:
         """An upper guess for what is compiled: it may do with less, so that no verdict is `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
-        samples = tuple(replace(s, note=AS_EAGER) if s.note == self.how else s for s in self.samples)
-        verdicts = {cap: self._compiled(cap) if v == "oom" else v for cap, v in self.verdicts.items()}
+        samples = tuple(
+            replace(s, note=AS_EAGER) if s.note == self.how else s for s in self.samples
+        )
+        verdicts = {
+            cap: self._compiled(cap) if v == "oom" else v for cap, v in self.verdicts.items()
+        }
         return replace(self, how=AS_EAGER, samples=samples, verdicts=verdicts)
 
     def _compiled(self, cap_bytes: int) -> Verdict:
         """Of what would not fit as eager: whether it took more than was ever seen to be too much."""
-        return "unlikely" if self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom" else "perhaps"
+        return (
+            "unlikely"
+            if self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
+            else "perhaps"
+        )
 
     def role_bytes(self, metric: str = "at_peak_bytes") -> dict[str, float]:
         """By role, at the peak that is predicted, or with `closed_form_bytes` by the formula."""
@@ -101,11 +125,17 @@ class Prediction:
 
     def least_bytes(self) -> float | None:
         """What it takes at the least, where its peak is unknown."""
-        return sum(self.role_bytes("closed_form_bytes").values()) if self.how == CLOSED_FORM else None
+        return (
+            sum(self.role_bytes("closed_form_bytes").values()) if self.how == CLOSED_FORM else None
+        )
 
     def samples_with(self, verdict: Verdict | None) -> tuple[Sample, ...]:
         """The samples, and the verdict under the cap that counts."""
-        return (*self.samples, Sample("prediction", "verdict", "", None, note=verdict)) if verdict else self.samples
+        return (
+            (*self.samples, Sample("prediction", "verdict", "", None, note=verdict))
+            if verdict
+            else self.samples
+        )
 
     def why_oom(self, cap_bytes: int | None) -> str:
         least, cap = self.least_bytes(), cap_bytes or 0
@@ -121,11 +151,20 @@ class Prediction:
     def from_json(cls, text: str) -> Prediction:
         body = json.loads(text)
         samples = tuple(Sample(**sample) for sample in body["samples"])
-        return cls(body["how"], body["reason"], samples, {int(cap): verdict for cap, verdict in body["verdicts"].items()})
+        return cls(
+            body["how"],
+            body["reason"],
+            samples,
+            {int(cap): verdict for cap, verdict in body["verdicts"].items()},
+        )
 
 
 def unknown(reason: str) -> Prediction:
-    return Prediction("", reason, (Sample("prediction", "peak_allocated_bytes", "bytes", None, "steady", note=reason),))
+    return Prediction(
+        "",
+        reason,
+        (Sample("prediction", "peak_allocated_bytes", "bytes", None, "steady", note=reason),),
+    )
 
 
 def why_not(cell: Cell) -> str:
@@ -141,7 +180,9 @@ def why_not(cell: Cell) -> str:
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """What of a cell decides how much memory it takes: cells that agree in it share a prediction."""
-    values = {name: value for name, value in cell.params.values().items() if name not in WITHOUT_EFFECT}
+    values = {
+        name: value for name, value in cell.params.values().items() if name not in WITHOUT_EFFECT
+    }
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     return {"task": cell.task, "version": cell.version, **values}

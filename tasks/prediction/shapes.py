@@ -36,12 +36,21 @@ class ShapeMemory:
     def __init__(self) -> None:
         self._known: dict[Any, _Made | str] = {}
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Iterable[Tensor]]:
+    def call(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, Iterable[Tensor]]:
         """The result, and the tensors in it that may have a storage of their own."""
-        key = (id(func), *map(_signature, args), *map(_signature, kwargs.items()))  # an operation is slow to hash
+        key = (
+            id(func),
+            *map(_signature, args),
+            *map(_signature, kwargs.items()),
+        )  # an operation is slow to hash
         found = self._known.get(key)
         if type(found) is _Made:
-            made = [torch.empty_strided(size, stride, dtype=dtype, device="meta") for size, stride, dtype in found.shapes]
+            made = [
+                torch.empty_strided(size, stride, dtype=dtype, device="meta")
+                for size, stride, dtype in found.shapes
+            ]
             return (made[0] if found.alone else made), made
         if found is _IN_PLACE:
             return args[0], ()
@@ -52,7 +61,11 @@ class ShapeMemory:
 
 
 def tensors_of(result: Any) -> Iterable[Tensor]:
-    return (result,) if isinstance(result, Tensor) else [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    return (
+        (result,)
+        if isinstance(result, Tensor)
+        else [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
+    )
 
 
 def _signature(value: Any) -> Any:
@@ -67,9 +80,15 @@ def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _Made | str:
     if args and result is args[0]:
         return _IN_PLACE
     results = result if isinstance(result, tuple | list) else (result,)
-    if not (results and all(isinstance(one, Tensor) and one.is_meta for one in results) and _are_new(func, args, results)):
+    if not (
+        results
+        and all(isinstance(one, Tensor) and one.is_meta for one in results)
+        and _are_new(func, args, results)
+    ):
         return _ASK
-    return _Made(tuple((one.shape, one.stride(), one.dtype) for one in results), isinstance(result, Tensor))
+    return _Made(
+        tuple((one.shape, one.stride(), one.dtype) for one in results), isinstance(result, Tensor)
+    )
 
 
 def _are_new(func: Any, args: tuple[Any, ...], results: Iterable[Tensor]) -> bool:

@@ -47,7 +47,10 @@ class Trace:
 
     def without(self, phase: str) -> Trace:
         """As if this phase were never run: what it made and what it released of its own."""
-        kept = {step: [span for span in spans if span.phase != phase] for step, spans in self.spans.items()}
+        kept = {
+            step: [span for span in spans if span.phase != phase]
+            for step, spans in self.spans.items()
+        }
         return Trace(self.sizes_bytes, self.labels, kept, self.saved)
 
     def events(self, step: Step) -> Iterator[int]:
@@ -117,7 +120,11 @@ class _Player:
 
     def _play_span(self, events: Sequence[int]) -> Peaks:
         allocator, blocks, sizes = self._allocator, self._blocks, self._trace.sizes_bytes
-        requested, allocated, reserved = allocator.requested, allocator.allocated, allocator.reserved
+        requested, allocated, reserved = (
+            allocator.requested,
+            allocator.allocated,
+            allocator.reserved,
+        )
         at = -1
         for place, event in enumerate(events):
             if event < 0:

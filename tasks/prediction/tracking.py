@@ -60,7 +60,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.begin("built")
 
     def __torch_dispatch__(
-        self, func: Any, types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is _PUT_ANEW and _in_backward():
             func = _PUT_IN_PLACE  # out of place only because it is watched (index_backward in FunctionsManual.cpp)
@@ -120,11 +124,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._square, self._outside = workload.square, outside
         for module in workload.model.modules() if workload.model is not None else ():
             name = type(module).__name__
-            is_part = name in PARTS or not (isinstance(module, nn.Linear) or name == "Linear" or list(module.children()))
+            is_part = name in PARTS or not (
+                isinstance(module, nn.Linear) or name == "Linear" or list(module.children())
+            )
             part = PARTS.get(name, name) if is_part else ""
             module.register_forward_pre_hook(self._entering(part))
             module.register_forward_hook(self._leaving, always_call=True)
-        for learns in {id(tensor): tensor for tensor in workload.resident if tensor.requires_grad}.values():
+        for learns in {
+            id(tensor): tensor for tensor in workload.resident if tensor.requires_grad
+        }.values():
             learns.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def _open(self, phase: str) -> None:
@@ -172,7 +180,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._allocate(self._workspace_bytes, Label(self._phase, "", "workspace"))
 
     def _label_of(self, tensor: Tensor) -> Label:
-        is_square = self._square is not None and tensor.shape[-2:] == self._square[-2:] and tensor.is_floating_point()
+        is_square = (
+            self._square is not None
+            and tensor.shape[-2:] == self._square[-2:]
+            and tensor.is_floating_point()
+        )
         return self._square_label if is_square else self._label
 
     def _entering(self, part: str) -> Callable[..., None]:

@@ -39,4 +39,6 @@ def spans(cores: Sequence[int]) -> str:
     """Ascending cores as the kernel writes them: `0-3,8`."""
     starts = [core for core in cores if core - 1 not in cores]
     ends = [core for core in cores if core + 1 not in cores]
-    return ",".join(f"{low}-{high}" if low != high else f"{low}" for low, high in zip(starts, ends, strict=True))
+    return ",".join(
+        f"{low}-{high}" if low != high else f"{low}" for low, high in zip(starts, ends, strict=True)
+    )

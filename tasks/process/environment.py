@@ -23,7 +23,9 @@ def read_environment() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "nice": os.nice(0),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -45,8 +47,14 @@ def probe() -> dict[str, Any]:
         kinds["mps"] = ["Apple MPS"]
     return {
         **environment,
-        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)} for gpu in gpus],
-        "fingerprints": {device: [fingerprint({**environment, "gpu": gpu}) for gpu in names] for device, names in kinds.items()},
+        "gpus": [
+            {"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)}
+            for gpu in gpus
+        ],
+        "fingerprints": {
+            device: [fingerprint({**environment, "gpu": gpu}) for gpu in names]
+            for device, names in kinds.items()
+        },
     }
 
 
@@ -56,13 +64,19 @@ def fingerprint(environment: Mapping[str, Any]) -> dict[str, Any]:
     For a cell on the CPU the processor and its core count decide, for one on a GPU the GPU and its driver.
     """
     python = ".".join(str(environment["python"]).split(".")[:2])
-    names = ("torch", "cuda", "driver", "gpu") if environment.get("gpu") else ("torch", "cpu", "cores")
+    names = (
+        ("torch", "cuda", "driver", "gpu") if environment.get("gpu") else ("torch", "cpu", "cores")
+    )
     return {"python": python, **{name: environment[name] for name in names}}
 
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    found = (
+        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if cpuinfo.exists()
+        else None
+    )
     return found[1] if found else platform.processor() or platform.machine()
 
 

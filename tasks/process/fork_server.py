@@ -109,7 +109,9 @@ def _be_parent(work: Callable[[], None], log: int, lifeline: int) -> None:
     work()
 
 
-def serve(channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()) -> None:
+def serve(
+    channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()
+) -> None:
     """Does as it is asked, one thing after another, until the other end is closed. proven: after what preparations it is known
     that children can compute."""
     adopt_orphans()
@@ -126,13 +128,17 @@ def serve(channel: socket.socket, device: str, measure: Measure, proven: Collect
             _prepare(channel, device, Preparation(**asked), proven)
 
 
-def _prepare(channel: socket.socket, device: str, preparation: Preparation, proven: Collection[Preparation]) -> None:
+def _prepare(
+    channel: socket.socket, device: str, preparation: Preparation, proven: Collection[Preparation]
+) -> None:
     import_everything(preparation.compiled)
     reason = None if preparation in proven else _probe(device)
     _say(channel, {"broken": reason} if reason else {"ready": True})
 
 
-def _fork(channel: socket.socket, request: Request, measure: Measure, passed: Sequence[int]) -> None:
+def _fork(
+    channel: socket.socket, request: Request, measure: Measure, passed: Sequence[int]
+) -> None:
     pid = os.fork()
     if pid == 0:
         channel.close()
@@ -169,7 +175,11 @@ def _probe(device: str) -> str | None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            return None if code == 0 else f"a forked child ended with code {code} at its first computation"
+            return (
+                None
+                if code == 0
+                else f"a forked child ended with code {code} at its first computation"
+            )
         time.sleep(_PROBE_TICK_S)
     os.killpg(pid, signal.SIGKILL)
     with suppress(ChildProcessError):

@@ -45,9 +45,13 @@ class Journal:
         os.fsync(self._stream.fileno())
 
     def _write(self, entry: dict[str, Any]) -> None:
-        if os.getpid() != self._writer:  # what is measured forked, and its copy of us came back from there
+        if (
+            os.getpid() != self._writer
+        ):  # what is measured forked, and its copy of us came back from there
             os._exit(1)
         times = {"time": time.time(), "after_s": time.monotonic() - self._began}
         line = json.dumps({**times, **entry}, default=str, ensure_ascii=False)
-        self._stream.write(line.encode(errors="replace").decode() + "\n")  # a lone surrogate fits in no Parquet
+        self._stream.write(
+            line.encode(errors="replace").decode() + "\n"
+        )  # a lone surrogate fits in no Parquet
         self._stream.flush()

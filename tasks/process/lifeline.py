@@ -16,7 +16,9 @@ def die_with_parent(pipe: int) -> None:
     there are threads.
     """
     if os.fork() == 0:
-        os.closerange(0, pipe)  # or whoever is at their other ends would take this one for the process it watches
+        os.closerange(
+            0, pipe
+        )  # or whoever is at their other ends would take this one for the process it watches
         os.closerange(pipe + 1, _MOST_DESCRIPTORS)
         while os.read(pipe, 1):
             pass

@@ -18,8 +18,13 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
     spec = PathFinder.find_spec(model.partition(":")[0].partition(".")[0], list(paths))
     if spec is None:
         return None
-    roots = [Path(place) for place in spec.submodule_search_locations or ([spec.origin] if spec.origin else [])]
-    files = sorted(file for root in roots for file in (python_files(root) if root.is_dir() else [root]))
+    roots = [
+        Path(place)
+        for place in spec.submodule_search_locations or ([spec.origin] if spec.origin else [])
+    ]
+    files = sorted(
+        file for root in roots for file in (python_files(root) if root.is_dir() else [root])
+    )
     if not files or any(part in _INSTALLED for file in files for part in file.parts):
         return None
     return digest_of((file.name, file) for file in files)
@@ -28,7 +33,11 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
 def python_files(folder: Path) -> list[Path]:
     """In it and below, but for those that an editor or a notebook keeps beside them, under names that begin with a dot."""
     found = (file for file in folder.rglob("*.py") if file.is_file())
-    return sorted(file for file in found if not any(part.startswith(".") for part in file.relative_to(folder).parts))
+    return sorted(
+        file
+        for file in found
+        if not any(part.startswith(".") for part in file.relative_to(folder).parts)
+    )
 
 
 def digest_of(files: Iterable[tuple[str, Path]]) -> str:

@@ -17,7 +17,10 @@ from tasks.snapshots.replay import Allocation, Phase, Record
 from tasks.traces.parts import OPTIMIZER, label_of
 from tasks.traces.timeline import PART_PREFIX
 
-AT_BEGIN, AT_END = "begin of the step", "end of the record"  # when a holding was seen, besides the ends of phases
+AT_BEGIN, AT_END = (
+    "begin of the step",
+    "end of the record",
+)  # when a holding was seen, besides the ends of phases
 
 _FORWARD = "forward"
 
@@ -70,7 +73,9 @@ def attribute(record: Record, book: Book, autocast: bool = False) -> list[Labell
     held = _held(record, book)
     copies = _weight_copies(record, _owned_bytes(held)) if autocast else set[Allocation]()
     kept_until = next((phase.end - 1 for phase in record.step if phase.name == _FORWARD), None)
-    return [_label(allocation, record, held, copies, kept_until) for allocation in record.allocations]
+    return [
+        _label(allocation, record, held, copies, kept_until) for allocation in record.allocations
+    ]
 
 
 def _label(
@@ -107,7 +112,10 @@ def _owner(name: str) -> str:
 
 def _held(record: Record, book: Book) -> dict[Allocation, Holding]:
     """What lived at the address of a holding when that was seen. Of several holdings the first counts."""
-    moments = {phase.name: phase.end - 1 for phase in record.step} | {AT_BEGIN: record.begin - 1, AT_END: record.entries - 1}
+    moments = {phase.name: phase.end - 1 for phase in record.step} | {
+        AT_BEGIN: record.begin - 1,
+        AT_END: record.entries - 1,
+    }
     by_address: dict[int, list[Allocation]] = defaultdict(list)
     for allocation in record.allocations:
         by_address[allocation.address].append(allocation)
@@ -144,13 +152,21 @@ def _weight_copies(record: Record, owned_bytes: Mapping[str, set[int]]) -> set[A
     for part, run in groupby(made, key=lambda allocation: allocation.part):
         *before_result, _ = run
         for parameter_bytes in owned_bytes.get(part.removeprefix(PART_PREFIX), ()):
-            alike = [a for a in before_result if 2 * a.size_bytes == parameter_bytes and a.end > stays_until]
+            alike = [
+                a
+                for a in before_result
+                if 2 * a.size_bytes == parameter_bytes and a.end > stays_until
+            ]
             copies.update(alike[-1:])
     return copies
 
 
 def _made_in(record: Record, phase: Phase) -> Iterator[Allocation]:
-    return (allocation for allocation in record.allocations if phase.start <= allocation.start < phase.end)
+    return (
+        allocation
+        for allocation in record.allocations
+        if phase.start <= allocation.start < phase.end
+    )
 
 
 def live_at(labelled: Iterable[Labelled], moment: int) -> list[Labelled]:

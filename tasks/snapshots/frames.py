@@ -19,13 +19,17 @@ def call_chain(frames: Frames) -> str:
     Libraries and what measures are left out, folders but for the last are too: a row must not tell whose computer it was.
     """
     own = [frame for frame in frames if _is_own(frame["filename"])]
-    return BETWEEN.join(f"{_short(frame['filename'])}:{frame['line']} {frame['name']}" for frame in own[:_LONGEST])
+    return BETWEEN.join(
+        f"{_short(frame['filename'])}:{frame['line']} {frame['name']}" for frame in own[:_LONGEST]
+    )
 
 
 @lru_cache(maxsize=1024)
 def _is_own(filename: str) -> bool:
     path = f"/{filename}" if not filename.startswith(("/", "<")) else filename
-    return not any(part in path for part in (*_OF_LIBRARIES[:-1], *_OF_MEASURING)) and not path.startswith(_OF_LIBRARIES[-1])
+    return not any(
+        part in path for part in (*_OF_LIBRARIES[:-1], *_OF_MEASURING)
+    ) and not path.startswith(_OF_LIBRARIES[-1])
 
 
 @lru_cache(maxsize=1024)

@@ -71,7 +71,10 @@ class Record:
     @property
     def _first(self) -> int:
         """The place of the last step's first phase."""
-        return max((place for place, phase in enumerate(self.phases) if phase.name == self.phases[0].name), default=0)
+        return max(
+            (place for place, phase in enumerate(self.phases) if phase.name == self.phases[0].name),
+            default=0,
+        )
 
     def phase_at(self, moment: int) -> str:
         """The phase that an event of the last step falls into; empty outside of them."""
@@ -95,7 +98,11 @@ class Record:
         return self.begin + live.index(max(live)) if live else BEFORE
 
     def live_at(self, moment: int) -> list[Allocation]:
-        return [allocation for allocation in self.allocations if allocation.start <= moment < allocation.end]
+        return [
+            allocation
+            for allocation in self.allocations
+            if allocation.start <= moment < allocation.end
+        ]
 
 
 def _running_sum(start: int, changes: Iterable[int]) -> Iterator[int]:
@@ -109,7 +116,11 @@ def replay(snapshot: Snapshot, device: int = 0) -> Record:
     """Of one device. Whatever the record does not tell the beginning of was there before it."""
     traces = snapshot.get("device_traces") or []
     events: Sequence[Event] = traces[device] if device < len(traces) else []
-    blocks = list(_live_blocks(segment for segment in snapshot.get("segments") or [] if segment["device"] == device))
+    blocks = list(
+        _live_blocks(
+            segment for segment in snapshot.get("segments") or [] if segment["device"] == device
+        )
+    )
     times_us = [event["time_us"] for event in events]
     return Record(
         allocations=list(_allocations(events, blocks)),
@@ -130,7 +141,9 @@ def _live_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
         yield from (block for block in segment["blocks"] if block["state"].startswith("active"))
 
 
-def _allocations(events: Sequence[Event], live_at_end: Iterable[Mapping[str, Any]]) -> Iterator[Allocation]:
+def _allocations(
+    events: Sequence[Event], live_at_end: Iterable[Mapping[str, Any]]
+) -> Iterator[Allocation]:
     begun: dict[int, tuple[int, Event]] = {}  # by address: when, and how
     for moment, event in enumerate(events):
         match event["action"]:
@@ -142,7 +155,14 @@ def _allocations(events: Sequence[Event], live_at_end: Iterable[Mapping[str, Any
     forever = len(events) + 1
     for block in live_at_end:
         if block["address"] not in begun:
-            yield Allocation(block["address"], block["requested_size"], BEFORE, forever, "", block.get("frames") or ())
+            yield Allocation(
+                block["address"],
+                block["requested_size"],
+                BEFORE,
+                forever,
+                "",
+                block.get("frames") or (),
+            )
     for start, made in begun.values():
         yield _allocation(made, start, forever)
 
@@ -157,7 +177,9 @@ def _of_unknown_origin(release: Event) -> Event:
     return {"addr": release["addr"], "size": release["size"]}
 
 
-def _phases(annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int) -> Iterator[Phase]:
+def _phases(
+    annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int
+) -> Iterator[Phase]:
     """In the order in which they begin. One that does not end goes on to the end of the record."""
     begun: dict[str, int] = {}
     ended: list[Phase] = []
@@ -170,5 +192,8 @@ def _phases(annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], d
             begun[name] = moment
         elif name in begun:
             ended.append(Phase(name.removeprefix(PHASE_PREFIX), begun.pop(name), moment))
-    unended = [Phase(name.removeprefix(PHASE_PREFIX), start, len(times_us) + 1) for name, start in begun.items()]
+    unended = [
+        Phase(name.removeprefix(PHASE_PREFIX), start, len(times_us) + 1)
+        for name, start in begun.items()
+    ]
     yield from sorted([*ended, *unended], key=lambda phase: phase.start)

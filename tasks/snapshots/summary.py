@@ -17,7 +17,9 @@ _MOST_POINTS = 250
 _US_PER_MS = 1e3
 
 
-def to_rows(labelled: Sequence[Labelled], at: int, moment: str, phase: str, slack_bytes: int) -> list[AllocationRow]:
+def to_rows(
+    labelled: Sequence[Labelled], at: int, moment: str, phase: str, slack_bytes: int
+) -> list[AllocationRow]:
     """What lives after the event `at`: a row for those alike in role, part, place in the code and size; the largest first.
 
     slack_bytes: what the allocator's blocks have beyond what was asked of them, a row of its own without a count.
@@ -27,10 +29,23 @@ def to_rows(labelled: Sequence[Labelled], at: int, moment: str, phase: str, slac
         chain = call_chain(one.allocation.frames)
         alike[one.role, one.part, one.how, one.made_in, chain, one.allocation.size_bytes] += 1
     rows = [
-        AllocationRow(moment, phase, str(role), part, str(how), made_in, chain, size_bytes, count, size_bytes * count)
+        AllocationRow(
+            moment,
+            phase,
+            str(role),
+            part,
+            str(how),
+            made_in,
+            chain,
+            size_bytes,
+            count,
+            size_bytes * count,
+        )
         for (role, part, how, made_in, chain, size_bytes), count in alike.items()
     ]
-    slack = AllocationRow(moment, phase, str(Role.SLACK), "", str(How.NONE), "", "", slack_bytes, 0, slack_bytes)
+    slack = AllocationRow(
+        moment, phase, str(Role.SLACK), "", str(How.NONE), "", "", slack_bytes, 0, slack_bytes
+    )
     return sorted([*rows, slack], key=lambda row: -row.total_bytes)
 
 
@@ -45,7 +60,13 @@ def to_curve(record: Record, labelled: Sequence[Labelled]) -> list[LiveRow]:
     curves = _by_role(record, labelled)
     began_us = record.times_us[record.begin] if moments else 0
     return [
-        LiveRow(moment, (record.times_us[moment] - began_us) / _US_PER_MS, record.phase_at(moment), str(role), curve[moment])
+        LiveRow(
+            moment,
+            (record.times_us[moment] - began_us) / _US_PER_MS,
+            record.phase_at(moment),
+            str(role),
+            curve[moment],
+        )
         for moment in moments
         for role, curve in curves.items()
     ]
@@ -53,7 +74,11 @@ def to_curve(record: Record, labelled: Sequence[Labelled]) -> list[LiveRow]:
 
 def _spans(record: Record) -> Iterator[range]:
     """The events of the last step, cut into stretches, none of which is in two phases."""
-    edges = {record.begin, record.entries, *(min(edge, record.entries) for p in record.step for edge in (p.start, p.end))}
+    edges = {
+        record.begin,
+        record.entries,
+        *(min(edge, record.entries) for p in record.step for edge in (p.start, p.end)),
+    }
     length = max(1, -(-(record.entries - record.begin) // (_MOST_POINTS - len(edges))))
     ordered = sorted(edges)
     for begin, end in pairwise(ordered):

@@ -37,13 +37,26 @@ class Cell:
     def describe(self, axes: Iterable[str] | None = None) -> str:
         """For people: the task and the named axes, or whatever differs from the defaults."""
         values = self.params.values()
-        shown = self.params.non_default() if axes is None else {name: values.get(name) for name in axes}
-        return in_a_line(" ".join([self.task, *(f"{name}={value}" for name, value in shown.items() if value is not None)]))
+        shown = (
+            self.params.non_default() if axes is None else {name: values.get(name) for name in axes}
+        )
+        return in_a_line(
+            " ".join(
+                [
+                    self.task,
+                    *(f"{name}={value}" for name, value in shown.items() if value is not None),
+                ]
+            )
+        )
 
 
 def in_a_line(text: str) -> str:
     """What would break or darken a line, or command a terminal, as Python writes it."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+    )
 
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:

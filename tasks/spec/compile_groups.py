@@ -16,7 +16,9 @@ from tasks.spec.parameters import OF_TIMING
 
 # What is read when a cell is measured and never traced. An axis that is not named here counts as part of the graph: cells
 # that share one then pass for different ones, which costs time and nothing else.
-_NEVER_TRACED = frozenset({"timing", *OF_TIMING, "seed", "memory_limit_gib", "optimizer", "cold_l2", "compile_cache"})
+_NEVER_TRACED = frozenset(
+    {"timing", *OF_TIMING, "seed", "memory_limit_gib", "optimizer", "cold_l2", "compile_cache"}
+)
 _NAMES_OF_DIMENSIONS = frozenset({"size", "year", "d_model", "d_ff", "num_layers", "num_heads"})
 _AROUND_THE_BLOCKS = frozenset({"num_layers", "vocab_size"})
 # The optimizer is not compiled, and a forward pass with gradients is compiled together with its backward pass.
@@ -42,4 +44,7 @@ def _spelled_out(cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
     dimensions = getattr(cell.params, "dimensions", None)
     if dimensions is None:
         return traced
-    return {**{name: value for name, value in traced.items() if name not in _NAMES_OF_DIMENSIONS}, **vars(dimensions)}
+    return {
+        **{name: value for name, value in traced.items() if name not in _NAMES_OF_DIMENSIONS},
+        **vars(dimensions),
+    }

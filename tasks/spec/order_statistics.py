@@ -24,7 +24,9 @@ def median_rank(n: int) -> int:
     how much that is.
     """
     covered = (1 - 2 * ways / 2**n for ways in _ways_below(n))
-    reached = takewhile(lambda share: share >= CONFIDENCE, islice(covered, n // 2))  # it falls with k
+    reached = takewhile(
+        lambda share: share >= CONFIDENCE, islice(covered, n // 2)
+    )  # it falls with k
     return max(1, sum(1 for _ in reached))
 
 

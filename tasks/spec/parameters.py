@@ -12,11 +12,22 @@ from tasks.spec.order_statistics import FEWEST
 from tasks.spec.stopping import StopRule
 
 AttentionName = Literal[
-    "naive", "torch_softmax", "weights_only", "recompute", "sdpa", "math", "efficient", "flash", "cudnn", "flex"
+    "naive",
+    "torch_softmax",
+    "weights_only",
+    "recompute",
+    "sdpa",
+    "math",
+    "efficient",
+    "flash",
+    "cudnn",
+    "flex",
 ]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 Device = Literal["cuda", "cpu", "mps"]
-LARGEST_INT = 2**63 - 1  # in magnitude: columns of tables, and torch's own sizes and seeds, have 64 bits with the sign
+LARGEST_INT = (
+    2**63 - 1
+)  # in magnitude: columns of tables, and torch's own sizes and seeds, have 64 bits with the sign
 # GiB. Of less, torch's allocator on a GPU could not have one of its smallest blocks, 2 MiB. More, a pebibyte, no host has; from
 # 2³³ GiB on no operating system takes the limit, which is in bytes and has 63 bits.
 FEWEST_GIB, MOST_GIB = 2 / 1024, 1e6
@@ -28,7 +39,12 @@ class Axes(BaseModel):
     those that a table's column can hold."""
 
     model_config = ConfigDict(
-        frozen=True, strict=True, extra="forbid", populate_by_name=True, protected_namespaces=(), allow_inf_nan=False
+        frozen=True,
+        strict=True,
+        extra="forbid",
+        populate_by_name=True,
+        protected_namespaces=(),
+        allow_inf_nan=False,
     )
 
     @field_validator("*")
@@ -47,7 +63,8 @@ class Params(Axes):
 
     device: Device = Field("cuda", description="where the cell is measured")
     gpu_kind: Annotated[str, Field(min_length=1)] | None = Field(
-        None, description="the kind of GPU that the cell is measured on, such as H100, where there are several; null: any"
+        None,
+        description="the kind of GPU that the cell is measured on, such as H100, where there are several; null: any",
     )
     seed: Annotated[int, Field(ge=0)] = Field(0, description="of the weights and of the inputs")
     memory_limit_gib: Annotated[float, Field(ge=FEWEST_GIB, le=MOST_GIB)] | None = Field(
@@ -93,7 +110,10 @@ class Params(Axes):
 class SeveralGpusParams(Params):
     """Of tasks that use all the GPUs that they are given. Others have no such axis: a row that says two would be of one."""
 
-    gpus: PositiveInt = Field(1, description="how many GPUs of one host the cell has to itself, all in CUDA_VISIBLE_DEVICES")
+    gpus: PositiveInt = Field(
+        1,
+        description="how many GPUs of one host the cell has to itself, all in CUDA_VISIBLE_DEVICES",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -104,7 +124,11 @@ class SeveralGpusParams(Params):
 
 def _on_a_gpu_alone(values: Any, axis: str, of: type) -> Any:
     """Without the axis where the cell is on no GPU. What is not of its type stays."""
-    if isinstance(values, dict) and values.get("device", "cuda") != "cuda" and isinstance(values.get(axis), of):
+    if (
+        isinstance(values, dict)
+        and values.get("device", "cuda") != "cuda"
+        and isinstance(values.get(axis), of)
+    ):
         return {name: value for name, value in values.items() if name != axis}
     return values
 
@@ -118,16 +142,26 @@ OF_TIMING = (*_OF_FIXED, *_OF_ADAPTIVE)  # the axes that are null with the other
 class TimedParams(Params):
     """Of tasks that repeat a step in some precision."""
 
-    precision: Precision = Field("fp32", description="bf16 and fp16 by autocast; bf16_pure: everything stored in it")
-    timing: Timing = Field("fixed", description="adaptive: as many steps as it takes until the median is known")
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(5, description="null with adaptive timing")
+    precision: Precision = Field(
+        "fp32", description="bf16 and fp16 by autocast; bf16_pure: everything stored in it"
+    )
+    timing: Timing = Field(
+        "fixed", description="adaptive: as many steps as it takes until the median is known"
+    )
+    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
+        5, description="null with adaptive timing"
+    )
     measured_steps: PositiveInt | None = Field(10, description="null with adaptive timing")
     half_width: Annotated[float, Field(gt=0, lt=1)] | None = Field(
-        None, description="of adaptive timing: it stops where the 95 % interval of the median is this fraction of it to each side"
+        None,
+        description="of adaptive timing: it stops where the 95 % interval of the median is this fraction of it to each side",
     )
-    most_steps: Annotated[int, Field(ge=FEWEST)] | None = Field(None, description="of adaptive timing: it takes no more")
+    most_steps: Annotated[int, Field(ge=FEWEST)] | None = Field(
+        None, description="of adaptive timing: it takes no more"
+    )
     most_seconds: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="of adaptive timing: it stops when the steps took so long, after six of them, or when that would not do"
+        None,
+        description="of adaptive timing: it stops when the steps took so long, after six of them, or when that would not do",
     )
 
     @property
@@ -146,7 +180,11 @@ class TimedParams(Params):
             return values
         adaptive = values.get("timing", "fixed") == "adaptive"
         others = _OF_FIXED if adaptive else _OF_ADAPTIVE
-        kept = {name: value for name, value in values.items() if name not in others or isinstance(value, str | list | dict)}
+        kept = {
+            name: value
+            for name, value in values.items()
+            if name not in others or isinstance(value, str | list | dict)
+        }
         if not adaptive:
             return kept
         said = {name: value for name, value in kept.items() if value is not None}
@@ -155,12 +193,17 @@ class TimedParams(Params):
     @model_validator(mode="after")
     def _fixed_is_counted(self) -> Self:
         if self.timing == "fixed" and None in (self.warmup_steps, self.measured_steps):
-            raise ValueError("without warmup_steps and measured_steps there is timing: adaptive only")
+            raise ValueError(
+                "without warmup_steps and measured_steps there is timing: adaptive only"
+            )
         return self
 
 
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")  # where torch records CUDA graphs, of which each is one launch
+CUDA_GRAPH_MODES = (
+    "reduce-overhead",
+    "max-autotune",
+)  # where torch records CUDA graphs, of which each is one launch
 CompileCache = Literal["shared", "cold"]
 _OF_COMPILED = {"compile_mode": get_args(CompileMode), "compile_cache": get_args(CompileCache)}
 
@@ -171,7 +214,8 @@ class CompiledParams(TimedParams):
     compile: str = "eager"
     compile_mode: CompileMode = Field("default", description="of torch.compile")
     compile_cache: CompileCache = Field(
-        "shared", description="cold: the cell compiles into a folder of its own, as if for the first time"
+        "shared",
+        description="cold: the cell compiles into a folder of its own, as if for the first time",
     )
 
     @property
@@ -188,13 +232,19 @@ class CompiledParams(TimedParams):
         if not isinstance(values, dict) or values.get("compile", "eager") != "eager":
             return values
         kept = ("compile_cache",) if values.get("attention") == "flex" else ()
-        return {name: value for name, value in values.items() if name in kept or value not in _OF_COMPILED.get(name, ())}
+        return {
+            name: value
+            for name, value in values.items()
+            if name in kept or value not in _OF_COMPILED.get(name, ())
+        }
 
 
 class AttendingParams(CompiledParams):
     """Of tasks that attend."""
 
-    attention: AttentionName = Field("naive", description="how attention is computed: see model/attention.py")
+    attention: AttentionName = Field(
+        "naive", description="how attention is computed: see model/attention.py"
+    )
 
     @property
     def compiled(self) -> bool:
@@ -204,7 +254,10 @@ class AttendingParams(CompiledParams):
 
 def default_values(params: type[Params]) -> dict[str, Any]:
     """What each axis is where nothing is said."""
-    return {field.alias or name: field.get_default(call_default_factory=True) for name, field in params.model_fields.items()}
+    return {
+        field.alias or name: field.get_default(call_default_factory=True)
+        for name, field in params.model_fields.items()
+    }
 
 
 def check_value(params: type[Params], axis: str, value: Any) -> None:
@@ -216,7 +269,9 @@ def check_value(params: type[Params], axis: str, value: Any) -> None:
 def _alone(params: type[Params], axis: str) -> type[Axes]:
     """Without the other axes, and without the rules between them, by which some values are dropped unread."""
     fields: dict[str, Any] = {
-        name: (field.annotation, field) for name, field in params.model_fields.items() if axis == (field.alias or name)
+        name: (field.annotation, field)
+        for name, field in params.model_fields.items()
+        if axis == (field.alias or name)
     }
     return create_model(f"{params.__name__}.{axis}", __base__=Axes, **fields)
 

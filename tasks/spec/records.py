@@ -20,7 +20,9 @@ BEFORE_ITS_TASK = ("", "start")  # stages of an attempt: its process is on its w
 PREPARATION_S = 300.0  # for it to come there, which is not of a cell's own time
 
 
-StartMethod = Literal["fork", "spawn"]  # of the measuring process: from a prepared parent where that works, or afresh
+StartMethod = Literal[
+    "fork", "spawn"
+]  # of the measuring process: from a prepared parent where that works, or afresh
 
 
 class Status(StrEnum):
@@ -86,7 +88,9 @@ class Attempt:
     @classmethod
     def from_json(cls, text: str) -> Attempt:
         body = json.loads(text)
-        settings: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()}
+        settings: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()
+        }
         cell, replaces = make_cell(body["task"], body["params"]), body.get("replaces", 0)
         return cls(cell, body["number"], body["folder"], Settings(**settings), replaces)
 
@@ -233,7 +237,10 @@ def _account(entries: Iterable[dict[str, Any]]) -> Account:
     stage_s: dict[str, float] = {}
     for entry in entries:
         times.append(entry["time"])
-        before_s, after_s = after_s, entry.get("after_s", times[-1] - times[0])  # an older program wrote the times alone
+        before_s, after_s = (
+            after_s,
+            entry.get("after_s", times[-1] - times[0]),
+        )  # an older program wrote the times alone
         if stage:
             stage_s[stage] = stage_s.get(stage, 0.0) + after_s - before_s
         match entry:

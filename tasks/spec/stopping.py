@@ -20,10 +20,14 @@ StoppedBy = Literal["half-width", "out of reach", "steps", "seconds"]
 # For steps so short that six are over before clocks have risen: what triton.testing.do_bench takes, 25 ms and then 100 ms.
 LEAST_WARM_UP_MS = 25.0
 LEAST_MEASURED_MS = 100.0
-STEADY = 0.02  # what step is not steady yet: slower by more than this than the median of those after it
+STEADY = (
+    0.02  # what step is not steady yet: slower by more than this than the median of those after it
+)
 _BETWEEN_LOOKS = 1.5
 _MAD_TO_SD = 1.4826  # of normal samples
-_MEDIAN_TO_HALF_WIDTH = 1.96 * math.sqrt(math.pi / 2)  # its standard error is this root times that of the mean
+_MEDIAN_TO_HALF_WIDTH = 1.96 * math.sqrt(
+    math.pi / 2
+)  # its standard error is this root times that of the mean
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,9 @@ class _Origin(NamedTuple):
 NamePart = Callable[[str], str]
 
 
-def attribute(timeline: Timeline, name_part: NamePart = label_of, graphs: Sequence[Graph] = ()) -> list[Work]:
+def attribute(
+    timeline: Timeline, name_part: NamePart = label_of, graphs: Sequence[Graph] = ()
+) -> list[Work]:
     """Every activity of the device; on a host alone every operator's own time, and what is outside of them by phase.
 
     name_part: what a part is called, from its name in the trace. graphs: what is known of compiled code.
@@ -79,13 +81,27 @@ def _on_device(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
         span = (activity.start_ns, activity.end_ns, activity.end_ns - activity.start_ns)
         launch = activity.launch
         if launch is None:
-            yield Work("", -1, "", classify(activity.name), How.NONE, "", activity.name, *span, None)
+            yield Work(
+                "", -1, "", classify(activity.name), How.NONE, "", activity.name, *span, None
+            )
             continue
         thread = timeline.threads.get(launch.thread)
         phase, occurrence = timeline.phase_at(launch.at_ns)
-        origin = find.at(thread, thread.innermost(launch.at_ns) if thread else -1, phase, activity.name)
+        origin = find.at(
+            thread, thread.innermost(launch.at_ns) if thread else -1, phase, activity.name
+        )
         kind = classify(activity.name, origin.operator)
-        yield Work(phase, occurrence, origin.part, kind, origin.how, origin.operator, activity.name, *span, launch.at_ns)
+        yield Work(
+            phase,
+            occurrence,
+            origin.part,
+            kind,
+            origin.how,
+            origin.operator,
+            activity.name,
+            *span,
+            launch.at_ns,
+        )
 
 
 def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
@@ -97,7 +113,17 @@ def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
             within[phase] += own_ns
             part, how, _ = find.at(thread, index, phase, span.name)
             times = (span.start_ns, span.end_ns, own_ns)
-            yield Work(phase, occurrence, part, classify(span.name), how, span.name, span.name, *times, None)
+            yield Work(
+                phase,
+                occurrence,
+                part,
+                classify(span.name),
+                how,
+                span.name,
+                span.name,
+                *times,
+                None,
+            )
     for phase, took_ns in timeline.phase_totals().items():
         # Operators of several threads at once may come to more than the phase took: nothing is then left outside.
         outside_ns = max(0, took_ns - within[phase])
@@ -106,7 +132,11 @@ def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
 
 def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
     """Each operator of a thread by its index, with its time less that of the operators within it."""
-    own = {index: s.end_ns - s.start_ns for index, s in enumerate(thread.spans) if s.kind is Kind.OPERATOR}
+    own = {
+        index: s.end_ns - s.start_ns
+        for index, s in enumerate(thread.spans)
+        if s.kind is Kind.OPERATOR
+    }
     for index in own:
         around = thread.around[index]
         operator = thread.operator[around] if around >= 0 else -1
@@ -124,7 +154,11 @@ class _OriginFinder:
     def at(self, thread: Thread | None, index: int, phase: str, kernel: str) -> _Origin:
         """Of a kernel that a thread launched in the span at `index`."""
         if thread is None or index < 0:
-            return _Origin(OPTIMIZER, How.PHASE, "") if phase == OPTIMIZER else _Origin("", How.LAUNCH, "")
+            return (
+                _Origin(OPTIMIZER, How.PHASE, "")
+                if phase == OPTIMIZER
+                else _Origin("", How.LAUNCH, "")
+            )
         operator = self._operator(thread, index)
         if part := self._part(thread, index):
             return _Origin(part, How.SCOPE, operator)
@@ -134,7 +168,11 @@ class _OriginFinder:
             return _Origin(part, How.SEQUENCE, operator)
         if thread in self._regions and (part := self._regions[thread].parts(index, kernel)):
             return _Origin(part, How.PROVENANCE, operator)
-        return _Origin(OPTIMIZER, How.PHASE, operator) if phase == OPTIMIZER else _Origin("", How.LAUNCH, operator)
+        return (
+            _Origin(OPTIMIZER, How.PHASE, operator)
+            if phase == OPTIMIZER
+            else _Origin("", How.LAUNCH, operator)
+        )
 
     def _operator(self, thread: Thread, index: int) -> str:
         operator = thread.operator[index]
@@ -142,7 +180,9 @@ class _OriginFinder:
 
     def _part(self, thread: Thread, index: int) -> str:
         part = thread.part[index]
-        return self._name_part(thread.spans[part].name.removeprefix(PART_PREFIX)) if part >= 0 else ""
+        return (
+            self._name_part(thread.spans[part].name.removeprefix(PART_PREFIX)) if part >= 0 else ""
+        )
 
     def _part_of_forward(self, thread: Thread, index: int) -> str:
         """The part of the forward operator that a backward one belongs to."""
@@ -161,7 +201,9 @@ def _adds_gradients(thread: Thread, operator: int) -> bool:
     return around >= 0 and thread.spans[around].name.startswith(_EVALUATION)
 
 
-def _compiled_regions(timeline: Timeline, graphs: Sequence[Graph]) -> Iterator[tuple[Thread, Regions]]:
+def _compiled_regions(
+    timeline: Timeline, graphs: Sequence[Graph]
+) -> Iterator[tuple[Thread, Regions]]:
     launched: dict[ThreadId, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for activity in timeline.activities:
         if activity.launch is not None and activity.launch.thread in timeline.threads:

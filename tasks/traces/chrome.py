@@ -72,7 +72,9 @@ def from_json(text: bytes) -> Timeline:
         if category == "cpu_op":
             start_ns, end_ns = _interval(event)
             of_backward = details.forward_thread != 0
-            spans[event.thread].append(Span(event.name, operator, start_ns, end_ns, details.sequence, of_backward))
+            spans[event.thread].append(
+                Span(event.name, operator, start_ns, end_ns, details.sequence, of_backward)
+            )
         elif category in _ON_DEVICE:
             on_device.append(event)
         elif category in _LAUNCHES:
@@ -83,7 +85,9 @@ def from_json(text: bytes) -> Timeline:
                 phases.append(Phase(event.name.removeprefix(PHASE_PREFIX), *_interval(event)))
             elif event.name.startswith(PART_PREFIX):
                 spans[event.thread].append(Span(event.name, part, *_interval(event)))
-    activities = [Activity(event.name, *_interval(event), _launch(event, launches)) for event in on_device]
+    activities = [
+        Activity(event.name, *_interval(event), _launch(event, launches)) for event in on_device
+    ]
     return Timeline(phases, spans, activities, on_device=bool(activities or launches))
 
 

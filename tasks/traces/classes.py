@@ -26,7 +26,10 @@ _SIGNS: tuple[tuple[str, str], ...] = (
         r"^(CUDA )?(Memcpy|Memset)|^\[CUDA mem|direct_copy_kernel|float(8|16|32)\w*_copy_kernel|CatArrayBatchedCopy|"
         r"aten::(copy_|_to_copy|clone|contiguous|cat|stack|to|repeat|pin_memory)$",
     ),
-    ("attention", r"flash|fmha|sdpa|[^a-z]mha|scaled_dot_product|flex_attention|efficient_attention|attention_(fwd|bwd|kernel)"),
+    (
+        "attention",
+        r"flash|fmha|sdpa|[^a-z]mha|scaled_dot_product|flex_attention|efficient_attention|attention_(fwd|bwd|kernel)",
+    ),
     ("optimizer", r"multi_tensor_apply|Adam|aten::_(foreach|fused)_|FusedOptimizer"),
     ("other", r"implicit_convolve|conv2d|convolution|_(fprop|dgrad|wgrad)_"),
     (
@@ -42,7 +45,10 @@ _SIGNS: tuple[tuple[str, str], ...] = (
         r"compute_grad_weight|sum_and_scatter|krn_partial|aten::(index|gather|scatter|scatter_|index_add_)$",
     ),
     ("softmax", r"^triton_(red|per)_fused_.*(max.*_exp_|_exp_.*(sum|div))"),
-    ("norm", r"^triton_(red|per)_fused_.*(rsqrt|pow_sum)"),  # forward, and the backward pass of an RMSNorm
+    (
+        "norm",
+        r"^triton_(red|per)_fused_.*(rsqrt|pow_sum)",
+    ),  # forward, and the backward pass of an RMSNorm
     (
         "reduction",
         r"reduce|Scan|ReduceOp|cumsum|^triton_(red|per|split_scan)_|cunn_Clas|nll_loss|"
@@ -62,5 +68,7 @@ _COMPILED_SIGNS = tuple((kind, re.compile(sign)) for kind, sign in _SIGNS)
 @cache
 def classify(kernel: str, operator: str = "") -> str:
     """One of CLASSES. What the kernel's name does not tell, that of the operator which launched it may."""
-    found = (kind for name in (kernel, operator) for kind, sign in _COMPILED_SIGNS if sign.search(name))
+    found = (
+        kind for name in (kernel, operator) for kind, sign in _COMPILED_SIGNS if sign.search(name)
+    )
     return next(found, UNKNOWN)

@@ -25,11 +25,18 @@ from tasks.traces.timeline import (
     Timeline,
 )
 
-_PHASES = {"forward": "forward", "backward": "backward", "optimizer": "optimizer", "optimizer_step": "optimizer"}
+_PHASES = {
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+    "optimizer_step": "optimizer",
+}
 _PUSH_POP, _START_END = 59, 60  # event types of NVTX_EVENTS
 _OF_PROCESS = 0xFFFFFFFFFF000000  # the bits of a globalTid that are the process's globalPid
 # What torch's emit_nvtx calls the range of an operator: "aten::mm, seq = 12, op_id = 3".
-_OPERATOR = re.compile(r"^(?P<name>.+?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = .*)?$")
+_OPERATOR = re.compile(
+    r"^(?P<name>.+?)(, seq = (?P<sequence>\d+))?(, op_id = \d+)?(, sizes = .*)?$"
+)
 _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: "Peer-to-Peer"}
 
 
@@ -37,9 +44,16 @@ def read_nsys(path: Path) -> Timeline:
     """Raises ValueError for a file that is no such export, or that holds no CUDA activity."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            tables = {
+                name
+                for (name,) in database.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                )
+            }
             if "StringIds" not in tables:
-                raise ValueError(f"{path}: is no export of Nsight Systems: it has no table StringIds")
+                raise ValueError(
+                    f"{path}: is no export of Nsight Systems: it has no table StringIds"
+                )
             launches = _launches(database, tables)
             phases, spans = _ranges(database, tables)
             activities = list(_activities(database, tables, launches))
@@ -56,11 +70,18 @@ _LaunchKey = tuple[int, int]  # process and correlation id
 def _launches(database: sqlite3.Connection, tables: set[str]) -> Mapping[_LaunchKey, Launch]:
     if "CUPTI_ACTIVITY_KIND_RUNTIME" not in tables:
         return {}
-    rows = database.execute("SELECT globalTid, correlationId, start FROM CUPTI_ACTIVITY_KIND_RUNTIME")
-    return {(thread & _OF_PROCESS, correlation): Launch(thread, start) for thread, correlation, start in rows}
+    rows = database.execute(
+        "SELECT globalTid, correlationId, start FROM CUPTI_ACTIVITY_KIND_RUNTIME"
+    )
+    return {
+        (thread & _OF_PROCESS, correlation): Launch(thread, start)
+        for thread, correlation, start in rows
+    }
 
 
-def _ranges(database: sqlite3.Connection, tables: set[str]) -> tuple[list[Phase], Mapping[ThreadId, list[Span]]]:
+def _ranges(
+    database: sqlite3.Connection, tables: set[str]
+) -> tuple[list[Phase], Mapping[ThreadId, list[Span]]]:
     """Those of the default domain: libraries such as NCCL have domains of their own."""
     phases: list[Phase] = []
     spans: dict[ThreadId, list[Span]] = defaultdict(list)
@@ -82,14 +103,20 @@ def _ranges(database: sqlite3.Connection, tables: set[str]) -> tuple[list[Phase]
 
 
 def _phase_of(text: str) -> str:
-    return text.removeprefix(PHASE_PREFIX) if text.startswith(PHASE_PREFIX) else _PHASES.get(text.lower(), "")
+    return (
+        text.removeprefix(PHASE_PREFIX)
+        if text.startswith(PHASE_PREFIX)
+        else _PHASES.get(text.lower(), "")
+    )
 
 
 def _span(text: str, start: int, end: int) -> Span:
     parsed = _OPERATOR.match(text)
     name, sequence = (parsed["name"], parsed["sequence"]) if parsed else (text, None)
     is_operator = not text.startswith(PART_PREFIX) and (sequence is not None or "::" in name)
-    backward = name.startswith("autograd::engine::evaluate_function") or bool(re.search(r"Backward\d*$", name))
+    backward = name.startswith("autograd::engine::evaluate_function") or bool(
+        re.search(r"Backward\d*$", name)
+    )
     return Span(
         name,
         Kind.OPERATOR if is_operator else Kind.PART,
@@ -100,7 +127,9 @@ def _span(text: str, start: int, end: int) -> Span:
     )
 
 
-def _activities(database: sqlite3.Connection, tables: set[str], launches: Mapping[_LaunchKey, Launch]) -> Iterator[Activity]:
+def _activities(
+    database: sqlite3.Connection, tables: set[str], launches: Mapping[_LaunchKey, Launch]
+) -> Iterator[Activity]:
     """Kernels, copies, fills, and whole CUDA graphs where those were traced as wholes."""
     names = {
         "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
@@ -114,5 +143,9 @@ def _activities(database: sqlite3.Connection, tables: set[str], launches: Mappin
         for named, start, end, process, correlation in database.execute(
             f'SELECT {name}, start, "end", globalPid, correlationId FROM {table}'
         ):
-            text = f"[CUDA memcpy {_COPIES.get(named, 'other')}]" if isinstance(named, int) else str(named)
+            text = (
+                f"[CUDA memcpy {_COPIES.get(named, 'other')}]"
+                if isinstance(named, int)
+                else str(named)
+            )
             yield Activity(text, start, end, launches.get((process, correlation)))

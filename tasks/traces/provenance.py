@@ -19,7 +19,9 @@ from tasks.traces.timeline import Kind, Thread
 JOINED_BY = "+"
 _REGION = "## Call CompiledFxGraph"
 _PRODUCT = re.compile(r"^(?:extern_kernels\.|aten::)(\w*mm)$")
-_FRAME = re.compile(r'  File ".*", line \d+, in (?P<function>\S+)\n    (?P<code>.*)(?:\n    (?P<marks>[ ~^]*\^[ ~^]*))?')
+_FRAME = re.compile(
+    r'  File ".*", line \d+, in (?P<function>\S+)\n    (?P<code>.*)(?:\n    (?P<marks>[ ~^]*\^[ ~^]*))?'
+)
 _CALLED = re.compile(r"self\.(\w+)\(")
 _ONLY_CALLED = re.compile(r"(?:return |\w+ = )?self\.(\w+)\([\w, ]*\)(?:  #.*)?")
 
@@ -34,7 +36,9 @@ class Graph:
 
 def read_graph(text: str, functions: Mapping[str, str]) -> Graph:
     """From Inductor's JSON: stacks by `kernel:number`, numbered as called. functions: the parts that are functions."""
-    stacks: dict[str, list[str]] = defaultdict(list)  # a kernel that is called for several layers is kept once a call
+    stacks: dict[str, list[str]] = defaultdict(
+        list
+    )  # a kernel that is called for several layers is kept once a call
     products: list[tuple[str, str]] = []
     by_key: Mapping[str, Sequence[str]] = json.loads(text)
     for key in sorted(by_key, key=lambda key: int(key.rpartition(":")[2])):
@@ -44,11 +48,15 @@ def read_graph(text: str, functions: Mapping[str, str]) -> Graph:
             products.append((product[1], _joined(by_key[key], functions)))
         else:
             stacks[name] += by_key[key]
-    return Graph({name: _joined(of_kernel, functions) for name, of_kernel in stacks.items()}, products)
+    return Graph(
+        {name: _joined(of_kernel, functions) for name, of_kernel in stacks.items()}, products
+    )
 
 
 def _joined(stacks: Iterable[str], functions: Mapping[str, str]) -> str:
-    return JOINED_BY.join(dict.fromkeys(part for stack in stacks if (part := part_of_stack(stack, functions))))
+    return JOINED_BY.join(
+        dict.fromkeys(part for stack in stacks if (part := part_of_stack(stack, functions)))
+    )
 
 
 def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
@@ -86,7 +94,9 @@ def _called(code: str, marks: str | None, innermost: bool) -> str:
 class Regions:
     """The regions of compiled graphs in a thread, each with the graph that it is of."""
 
-    def __init__(self, thread: Thread, kernels_at: Mapping[int, Sequence[str]], graphs: Sequence[Graph]) -> None:
+    def __init__(
+        self, thread: Thread, kernels_at: Mapping[int, Sequence[str]], graphs: Sequence[Graph]
+    ) -> None:
         """kernels_at: the names of the kernels launched, by the index of the span that launched them."""
         self._region = list(_regions(thread))
         self._product: dict[int, int] = {}  # which of its region's products an operator is
@@ -99,7 +109,11 @@ class Regions:
                 in_region.append(found[1])
         launched: dict[int, set[str]] = {}
         for index, names in kernels_at.items():
-            if index >= 0 and self._region[index] >= 0 and thread.operator[index] not in self._product:
+            if (
+                index >= 0
+                and self._region[index] >= 0
+                and thread.operator[index] not in self._product
+            ):
                 launched.setdefault(self._region[index], set()).update(names)
         self._graph = {
             region: _only_fit(graphs, products.get(region, []), launched.get(region, set()))
@@ -122,11 +136,17 @@ def _regions(thread: Thread) -> Iterator[int]:
     regions: list[int] = []
     for index, span in enumerate(thread.spans):
         around = thread.around[index]
-        regions.append(index if span.name.startswith(_REGION) else regions[around] if around >= 0 else -1)
+        regions.append(
+            index if span.name.startswith(_REGION) else regions[around] if around >= 0 else -1
+        )
     return iter(regions)
 
 
 def _only_fit(graphs: Sequence[Graph], products: list[str], kernels: set[str]) -> Graph | None:
     triton = {name for name in kernels if name.startswith("triton_")}
-    fits = [graph for graph in graphs if [kind for kind, _ in graph.products] == products and triton <= graph.kernels.keys()]
+    fits = [
+        graph
+        for graph in graphs
+        if [kind for kind, _ in graph.products] == products and triton <= graph.kernels.keys()
+    ]
     return fits[0] if fits and all(graph == fits[0] for graph in fits) else None

@@ -37,7 +37,9 @@ def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
         median_ns=(found[(count - 1) // 2] + found[count // 2]) / 2,
         min_ns=found[0],
         max_ns=found[-1],
-        sd_ns=math.sqrt(math.fsum((value - mean_ns) ** 2 for value in found) / (count - 1)) if count > 1 else None,
+        sd_ns=math.sqrt(math.fsum((value - mean_ns) ** 2 for value in found) / (count - 1))
+        if count > 1
+        else None,
     )
 
 
@@ -84,7 +86,12 @@ def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
             occurrences[work.occurrence].append(work)
         spans = [(_busy_ns(of_one), _span_ns(of_one)) for of_one in occurrences.values()]
         if phase:
-            yield _sample("busy", "ratio", sum(busy for busy, _ in spans) / sum(span for _, span in spans), phase)
+            yield _sample(
+                "busy",
+                "ratio",
+                sum(busy for busy, _ in spans) / sum(span for _, span in spans),
+                phase,
+            )
 
 
 def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:

@@ -8,7 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-PHASE_PREFIX, PART_PREFIX = "phase::", "mod::"  # how the ranges are called that an instrument leaves in a trace
+PHASE_PREFIX, PART_PREFIX = (
+    "phase::",
+    "mod::",
+)  # how the ranges are called that an instrument leaves in a trace
 
 
 ThreadId = int | str
@@ -80,7 +83,11 @@ class Thread:
             around = part = operator = backward = -1
             if inside:
                 around = inside[-1]
-                part, operator, backward = self.part[around], self.operator[around], self.backward[around]
+                part, operator, backward = (
+                    self.part[around],
+                    self.operator[around],
+                    self.backward[around],
+                )
             if kind is a_part:
                 part = index
             else:
@@ -106,7 +113,11 @@ class Timeline:
     """A trace. Without activities it is one of a host alone, whose operators are the work."""
 
     def __init__(
-        self, phases: Iterable[Phase], spans: Mapping[ThreadId, Iterable[Span]], activities: Iterable[Activity], on_device: bool
+        self,
+        phases: Iterable[Phase],
+        spans: Mapping[ThreadId, Iterable[Span]],
+        activities: Iterable[Activity],
+        on_device: bool,
     ) -> None:
         self.phases = sorted(phases, key=lambda phase: phase.start_ns)
         self.threads = {thread: Thread(of_thread) for thread, of_thread in spans.items()}
@@ -136,6 +147,10 @@ class Timeline:
         begun: dict[int, int] = defaultdict(lambda: -1)
         for thread in self.threads.values():
             for index, span in enumerate(thread.spans):
-                if span.sequence is not None and not span.backward and span.start_ns >= begun[span.sequence]:
+                if (
+                    span.sequence is not None
+                    and not span.backward
+                    and span.start_ns >= begun[span.sequence]
+                ):
                     owners[span.sequence], begun[span.sequence] = (thread, index), span.start_ns
         return owners

@@ -54,9 +54,15 @@ def test_each_way_is_held_against_the_loop_over_the_same_cells(
         "processes": lambda cells, command: [looped[cell["context_length"]] for cell in cells],
     }
     monkeypatch.setattr(isolation, "WAYS", ways)
-    monkeypatch.setattr(sys, "argv", ["isolation.py", "any.yaml", "--ways", "loop,sweep,processes", "--fresh", "2"])
+    monkeypatch.setattr(
+        sys, "argv", ["isolation.py", "any.yaml", "--ways", "loop,sweep,processes", "--fresh", "2"]
+    )
     isolation.main()
-    rows = [[word.strip() for word in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines() if "|" in line]
+    rows = [
+        [word.strip() for word in line.strip("|").split("|")]
+        for line in capsys.readouterr().out.splitlines()
+        if "|" in line
+    ]
     own = sum(1.0 + cell["context_length"] for cell in isolation.drawn(CELLS, 2))
     assert {row[0]: row[1:] for row in rows[2:]} == {
         "loop": ["50", "100.00", "2.00", "1.00"],
@@ -73,10 +79,22 @@ def test_each_way_is_held_against_the_loop_over_the_same_cells(
     [
         (["none.yaml"], "none.yaml: cannot be read"),
         (["c.yaml", "--set", "size=tinny"], "Did you mean 'tiny'?"),
-        (["c.yaml", "--set", "compile=blocks"], "a plain loop does eager cells of train_step alone"),
-        (["c.yaml", "--set", "device=cuda"], "c.yaml: asks for device cuda, and there is no GPU here"),
-        ([str(ROOT / "configs" / "numerics.yaml"), "--set", "device=cpu"], "a plain loop does eager cells of train_step alone"),
-        (["c.yaml", "--keep", "c.yaml/kept"], "argument --keep: c.yaml/kept: cannot be made: Not a directory"),
+        (
+            ["c.yaml", "--set", "compile=blocks"],
+            "a plain loop does eager cells of train_step alone",
+        ),
+        (
+            ["c.yaml", "--set", "device=cuda"],
+            "c.yaml: asks for device cuda, and there is no GPU here",
+        ),
+        (
+            [str(ROOT / "configs" / "numerics.yaml"), "--set", "device=cpu"],
+            "a plain loop does eager cells of train_step alone",
+        ),
+        (
+            ["c.yaml", "--keep", "c.yaml/kept"],
+            "argument --keep: c.yaml/kept: cannot be made: Not a directory",
+        ),
         (["c.yaml", "--rounds", "two"], "argument --rounds: two: must be 1 or more"),
         (["c.yaml", "--ways", "loop,fast"], "argument --ways: fast: choose from loop, sweep,"),
         (["c.yaml", "--rounds", "0"], "argument --rounds: 0: must be 1 or more"),
@@ -102,7 +120,10 @@ def test_what_cannot_be_measured_is_said(
 
 
 def test_a_cell_that_has_no_result_is_said(
-    isolation: Any, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    isolation: Any,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["--set", "precision=tf32", "--ways", "sweep", "--keep", str(config.parent / "kept")]
     monkeypatch.setattr(sys, "argv", ["isolation.py", str(config), *words])
@@ -113,7 +134,9 @@ def test_a_cell_that_has_no_result_is_said(
 
 
 def test_the_loop_says_what_each_cell_took(isolation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("plain_loop.plain_loop", lambda cell: {"step": [1000.0, 2000.0]}, raising=False)
+    monkeypatch.setattr(
+        "plain_loop.plain_loop", lambda cell: {"step": [1000.0, 2000.0]}, raising=False
+    )
     found = isolation.loop([dict(FAST), dict(FAST)])
     assert [one.running_on_s for one in found] == [3.0, 3.0]
     assert json.loads(json.dumps(found)) == [list(one) for one in found]

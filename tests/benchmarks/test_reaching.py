@@ -15,7 +15,9 @@ from tests.conftest import ROOT
 def reaching(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "benchmarks/reaching.py", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170)
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=170
+    )
 
 
 def test_each_part_alone_and_at_once() -> None:
@@ -28,11 +30,15 @@ def test_each_part_alone_and_at_once() -> None:
     for alone, at_once, at_most, ratio in rows.values():
         assert 0 < at_once <= at_most
         assert ratio == pytest.approx(at_once / alone, rel=0.05)
-    assert rows["in all"][0] == pytest.approx(sum(row[0] for part, row in rows.items() if part != "in all"), rel=0.01)
+    assert rows["in all"][0] == pytest.approx(
+        sum(row[0] for part, row in rows.items() if part != "in all"), rel=0.01
+    )
 
 
 @pytest.mark.skipif(bool(gpu_names()), reason="there is a GPU")
 def test_without_a_gpu_it_says_how_to_try_it() -> None:
     done = reaching()
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "reaching.py: there is no GPU here. Add --cpu 2 to try it out on the CPU\n"
+    assert (
+        done.stderr == "reaching.py: there is no GPU here. Add --cpu 2 to try it out on the CPU\n"
+    )

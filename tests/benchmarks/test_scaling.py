@@ -42,12 +42,22 @@ def test_a_grid_alone_and_together(
 
     def sweep(words: list[str], environment: dict[str, str]) -> None:
         called.append(words)
-        how = words.index("--cpu-cells") if words[0] == "run" else None  # the last two, which are of Ray
+        how = (
+            words.index("--cpu-cells") if words[0] == "run" else None
+        )  # the last two, which are of Ray
         done = sweep_here(*words[:how], *(["--scheduler", "serial"] if words[0] == "run" else []))
         assert done.exit_code == 0, done.output
 
     monkeypatch.setattr(scaling, "sweep", sweep)
-    words = [str(write_config(CONFIG)), "--set", "seed=0,1", "--where", "seed=1", "--cpu-cells", "2"]
+    words = [
+        str(write_config(CONFIG)),
+        "--set",
+        "seed=0,1",
+        "--where",
+        "seed=1",
+        "--cpu-cells",
+        "2",
+    ]
     words += ["--keep", str(tmp_path / "kept")]
     monkeypatch.setattr(sys, "argv", ["scaling.py", *words])
     scaling.main()
@@ -74,7 +84,9 @@ def test_rounds_are_kept_apart_however_they_end(scaling: Any, tmp_path: Path) ->
     for word in ("first", "second"):
         with pytest.raises(SystemExit):
             end_early(word)
-    assert {path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.json")} == {
+    assert {
+        path.relative_to(tmp_path).as_posix(): path.read_text() for path in tmp_path.rglob("*.json")
+    } == {
         "sweep/run.json": "first",
         "sweep-2/run.json": "second",
     }
@@ -85,11 +97,19 @@ def test_speed_up_and_contention(scaling: Any) -> None:
     def swept(places: int, seconds: float, step_ms: float, status: str = "ok") -> Any:
         took_s = dict.fromkeys(scaling.TOOK, seconds / 1000)
         return scaling.Swept(
-            places, seconds, seconds - 10, {"a": step_ms, "b": 5.0}, {"a": status, "b": "ok", "c": "oom"}, took_s
+            places,
+            seconds,
+            seconds - 10,
+            {"a": step_ms, "b": 5.0},
+            {"a": status, "b": "ok", "c": "oom"},
+            took_s,
         )
 
     rounds = [swept(1, 110, 10.0), swept(4, 35, 12.0), swept(1, 130, 10.0), swept(4, 40, 13.0)]
-    table = [[word.strip() for word in line.split("|")[1:-1]] for line in scaling.scaling(rounds).splitlines()[2:]]
+    table = [
+        [word.strip() for word in line.split("|")[1:-1]]
+        for line in scaling.scaling(rounds).splitlines()[2:]
+    ]
     assert table == [
         ["1", "120.0", "1.00", "1.00", "110.0", "1.00", "1.00"],
         ["4", "37.5", "3.20", "0.80", "27.5", "4.00", "1.00"],
@@ -103,7 +123,9 @@ def test_speed_up_and_contention(scaling: Any) -> None:
         "furthest off: a 1.250, b 1.000",
         "0 cells did not end alike in all sweeps",
     ]
-    assert "1 cells did not end alike in all sweeps: a" in scaling.contention([*rounds, swept(4, 40, 13.0, "crashed")])
+    assert "1 cells did not end alike in all sweeps: a" in scaling.contention(
+        [*rounds, swept(4, 40, 13.0, "crashed")]
+    )
 
 
 def test_without_two_places_there_is_nothing_to_compare(
@@ -113,7 +135,10 @@ def test_without_two_places_there_is_nothing_to_compare(
     for words, said in (
         ([], "there is 1 GPU here, and it takes two"),
         (["--cpu-cells", "1"], "argument --cpu-cells: 1: must be 2 or more"),
-        (["--json", "no/such.json"], "argument --json: no/such.json: cannot be written: No such file or directory"),
+        (
+            ["--json", "no/such.json"],
+            "argument --json: no/such.json: cannot be written: No such file or directory",
+        ),
     ):
         monkeypatch.setattr(sys, "argv", ["scaling.py", "configs/full.yaml", *words])
         with pytest.raises(SystemExit) as ended:

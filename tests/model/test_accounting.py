@@ -62,8 +62,14 @@ def test_flops_equal_what_torch_counts(size: str, context_length: int) -> None:
 def test_activations_are_those_that_autograd_keeps() -> None:
     dims, (batch, length, vocab) = SIZES[2025]["tiny"], (2, 64, 500)
     with torch.device("meta"):
-        model, tokens = TransformerLM(dims, length, vocab), torch.zeros(batch, length, dtype=torch.long)
-    resident = {parameter.untyped_storage()._cdata for parameter in (*model.parameters(), *model.buffers(), tokens)}
+        model, tokens = (
+            TransformerLM(dims, length, vocab),
+            torch.zeros(batch, length, dtype=torch.long),
+        )
+    resident = {
+        parameter.untyped_storage()._cdata
+        for parameter in (*model.parameters(), *model.buffers(), tokens)
+    }
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -80,7 +86,9 @@ def test_activations_are_those_that_autograd_keeps() -> None:
 
 def test_the_moment_of_the_peak_moves_with_the_length() -> None:
     """Short sequences leave it to the optimizer, long ones to the activations."""
-    shorter, longer = (training_moments_bytes(SIZES[2025]["2.7B"], 4, length) for length in (128, 1024))
+    shorter, longer = (
+        training_moments_bytes(SIZES[2025]["2.7B"], 4, length) for length in (128, 1024)
+    )
     assert (peak_moment(shorter), peak_moment(longer)) == (IN_OPTIMIZER, BACKWARD_BEGINS)
     short, long = shorter[IN_OPTIMIZER], longer[BACKWARD_BEGINS]
     assert (short["activations"], long["gradients"]) == (0, 0)
@@ -92,4 +100,8 @@ def test_what_is_not_trained_has_neither_gradient_nor_moments() -> None:
     assert state_bytes(10, 3, ("forward", "backward", "optimizer"), 2) == {
         "parameters": 20, "gradients": 6, "optimizer state": 12,
     }  # fmt: skip
-    assert state_bytes(10, 3, ("forward",)) == {"parameters": 40, "gradients": 0, "optimizer state": 0}
+    assert state_bytes(10, 3, ("forward",)) == {
+        "parameters": 40,
+        "gradients": 0,
+        "optimizer state": 0,
+    }

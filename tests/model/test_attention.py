@@ -28,15 +28,24 @@ ON_THE_CPU = [name for name in IMPLEMENTATIONS if name not in ("efficient", "cud
 
 
 def errors_in_eps(
-    attend: Attention, causal: bool, dtype: torch.dtype, shape: tuple[int, ...], device: torch.device
+    attend: Attention,
+    causal: bool,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    device: torch.device,
 ) -> list[float]:
     """Of the output and of the gradients of query, key and value, against naive attention in float64 on the same inputs."""
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(shape, generator=generator).to(device, dtype) for _ in range(4)]
     found = _results(attend, inputs)
-    exact = _results(make_attention("naive", shape[-2], causal, device), [x.double() for x in inputs])
+    exact = _results(
+        make_attention("naive", shape[-2], causal, device), [x.double() for x in inputs]
+    )
     eps = torch.finfo(dtype).eps
-    return [float((f.double() - e).abs().max() / e.abs().max() / eps) for f, e in zip(found, exact, strict=True)]
+    return [
+        float((f.double() - e).abs().max() / e.abs().max() / eps)
+        for f, e in zip(found, exact, strict=True)
+    ]
 
 
 def _results(attend: Attention, inputs: list[Tensor]) -> list[Tensor]:
@@ -50,8 +59,12 @@ def _results(attend: Attention, inputs: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("dtype", BOUND, ids=str)
 @pytest.mark.parametrize("name", ON_THE_CPU)
-def test_agrees_with_float64(name: str, dtype: torch.dtype, causal: bool, shape: tuple[int, ...]) -> None:
-    errors = errors_in_eps(make_attention(name, shape[-2], causal, HERE), causal, dtype, shape, HERE)
+def test_agrees_with_float64(
+    name: str, dtype: torch.dtype, causal: bool, shape: tuple[int, ...]
+) -> None:
+    errors = errors_in_eps(
+        make_attention(name, shape[-2], causal, HERE), causal, dtype, shape, HERE
+    )
     assert len(errors) == 4
     assert max(errors) <= BOUND[dtype]
 
@@ -84,7 +97,10 @@ def test_flex_agrees_with_float64(causal: bool, monkeypatch: pytest.MonkeyPatch)
     with torch.autocast("cpu", torch.bfloat16):
         found = attend(query.float(), key.float(), value.float())
     assert found.dtype == torch.bfloat16
-    assert float((found.double() - exact).abs().max() / exact.abs().max()) <= BOUND[torch.bfloat16] * 2**-7
+    assert (
+        float((found.double() - exact).abs().max() / exact.abs().max())
+        <= BOUND[torch.bfloat16] * 2**-7
+    )
 
 
 @pytest.mark.parametrize("length", [1, 64, 127, 128, 129, 200, 256, 640, 1000])
@@ -92,13 +108,20 @@ def test_the_causal_mask_by_blocks_is_that_of_torch(length: int) -> None:
     def not_ahead(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return query >= key
 
-    told, looked_at = causal_blocks(length, HERE), create_block_mask(not_ahead, None, None, length, length, "cpu")
+    told, looked_at = (
+        causal_blocks(length, HERE),
+        create_block_mask(not_ahead, None, None, length, length, "cpu"),
+    )
     assert told.mask_mod(*torch.tensor([0, 0, 1, 1]))
     assert not told.mask_mod(*torch.tensor([0, 0, 1, 2]))
     for field, expected in vars(looked_at).items():
         found = getattr(told, field)
         if isinstance(expected, Tensor):
-            assert (found.dtype, found.shape, found.stride()) == (expected.dtype, expected.shape, expected.stride()), field
+            assert (found.dtype, found.shape, found.stride()) == (
+                expected.dtype,
+                expected.shape,
+                expected.stride(),
+            ), field
             assert torch.equal(found, expected), field
         elif field != "mask_mod":
             assert found == expected, field
@@ -109,7 +132,9 @@ def test_the_causal_mask_of_a_long_sequence_takes_little() -> None:
     largest = 0
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             nonlocal largest
             result = function(*args, **(kwargs or {}))
             given = result if isinstance(result, tuple) else (result,)
@@ -123,7 +148,14 @@ def test_the_causal_mask_of_a_long_sequence_takes_little() -> None:
 
 @pytest.mark.parametrize(
     ("name", "squares"),
-    [("naive", 2), ("torch_softmax", 1), ("weights_only", 1), ("recompute", 0), ("math", 1), ("flash", 0)],
+    [
+        ("naive", 2),
+        ("torch_softmax", 1),
+        ("weights_only", 1),
+        ("recompute", 0),
+        ("math", 1),
+        ("flash", 0),
+    ],
 )
 def test_squares_saved(name: str, squares: int) -> None:
     """The whole point of the ladder: how many tensors of (length, length) outlive the forward pass."""
@@ -157,7 +189,9 @@ def _a_gradient_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """What forgetting the row sums in the backward pass of the softmax comes to."""
     scores = query @ key.mT / query.shape[-1] ** 0.5
     mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    exponentials = torch.exp(scores - scores.amax(-1, keepdim=True).detach()).masked_fill(~mask, 0.0)
+    exponentials = torch.exp(scores - scores.amax(-1, keepdim=True).detach()).masked_fill(
+        ~mask, 0.0
+    )
     return exponentials / exponentials.sum(-1, keepdim=True).detach() @ value
 
 

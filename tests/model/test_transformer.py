@@ -83,7 +83,9 @@ def test_rope_turns_adjacent_pairs() -> None:
     x = torch.tensor([1.0, 0.0, 0.0, 1.0]).expand(3, 4)
     turned = rope(x)
     slow = 10_000 ** (-2 / 4)
-    expected = [[math.cos(p), math.sin(p), -math.sin(p * slow), math.cos(p * slow)] for p in range(3)]
+    expected = [
+        [math.cos(p), math.sin(p), -math.sin(p * slow), math.cos(p * slow)] for p in range(3)
+    ]
     torch.testing.assert_close(turned, torch.tensor(expected))
 
 
@@ -115,7 +117,9 @@ def test_swiglu_saves_five_wide_tensors() -> None:
     y.sum().backward()
 
 
-@pytest.mark.parametrize(("dims", "said"), [((10, 8, 1, 3), "not divisible"), ((6, 8, 1, 2), "even")])
+@pytest.mark.parametrize(
+    ("dims", "said"), [((10, 8, 1, 3), "not divisible"), ((6, 8, 1, 2), "even")]
+)
 def test_dimensions_that_do_not_fit(dims: tuple[int, int, int, int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Dimensions(*dims)

@@ -34,11 +34,24 @@ def results_of_every_kind(run_of_every_kind: Run) -> Results:
 
 
 def _of_the_cpu(task: str, params: dict[str, Any]) -> Outcome:
-    times = [Sample("timing", "duration", "ms", 10.0 + step, "synced", "step", step) for step in range(3)]
-    memory = [Sample("memory", "peak_rss_bytes", "bytes", 2.0**30, "steady", phase) for phase in ("forward", "backward")]
+    times = [
+        Sample("timing", "duration", "ms", 10.0 + step, "synced", "step", step) for step in range(3)
+    ]
+    memory = [
+        Sample("memory", "peak_rss_bytes", "bytes", 2.0**30, "steady", phase)
+        for phase in ("forward", "backward")
+    ]
     waited = Sample("telemetry", "waited_for_core", "", 0.25, "timing")
     paces = [Sample("telemetry", "host_pace", "1/ms", 200.0, when) for when in ("before", "after")]
     seconds = {"start": 0.5, "build": 0.25, "warm-up": 0.5, "timing synced": 1.0, "process": 0.25}
-    facts = {"cpu": "Test CPU", "torch": "2.13.0", "tokens": 16, "flops": {"forward": 10**9}, "stage_s": seconds}
+    facts = {
+        "cpu": "Test CPU",
+        "torch": "2.13.0",
+        "tokens": 16,
+        "flops": {"forward": 10**9},
+        "stage_s": seconds,
+    }
     attempt = Attempt(make_cell(task, params), 1, "/nowhere", Settings())
-    return Outcome(attempt, Status.OK, "", "", {}, facts, (*times, *memory, waited, *paces), 1.7e9, 2.5)
+    return Outcome(
+        attempt, Status.OK, "", "", {}, facts, (*times, *memory, waited, *paces), 1.7e9, 2.5
+    )

@@ -23,7 +23,22 @@ def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> LoadedRun:
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({"name": "test"})
         watched = make_outcome(context_length=32, precision="bf16", step_ms=(4.0, 5.0, 6.0))
-        kernel = KernelRow("forward", "ffn", "GEMM", "scope", "aten::mm", "sgemm", 2, 4, 4_000_000, 1e6, 1e6, 1, 2, 0.5)
+        kernel = KernelRow(
+            "forward",
+            "ffn",
+            "GEMM",
+            "scope",
+            "aten::mm",
+            "sgemm",
+            2,
+            4,
+            4_000_000,
+            1e6,
+            1e6,
+            1,
+            2,
+            0.5,
+        )
         for outcome in (
             make_outcome(context_length=32),
             Outcome(**{**vars(watched), "kernels": (kernel,)}),
@@ -61,10 +76,17 @@ def test_a_table_has_numbers_where_it_prints_nothing_else(run: LoadedRun) -> Non
 def test_a_number_of_thousands_is_a_number(run: LoadedRun) -> None:
     """16 tokens in 11 ms and in 5 are printed as 1,455 and 3,200; beside how a cell ended they are texts without commas."""
     speeds = run.table("timings").set_index(["context_length", "precision"])["tokens/s"]
-    assert speeds.to_dict() == {(32, "fp32"): "1455", (32, "bf16"): "3200", (64, "fp32"): "OOM", (64, "bf16"): "1455"}
+    assert speeds.to_dict() == {
+        (32, "fp32"): "1455",
+        (32, "bf16"): "3200",
+        (64, "fp32"): "OOM",
+        (64, "bf16"): "1455",
+    }
 
 
-def test_a_column_of_thousands_is_a_column_of_numbers(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> None:
+def test_a_column_of_thousands_is_a_column_of_numbers(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({"name": "test"})
         writer.append(make_outcome(), None)

@@ -22,7 +22,9 @@ def test_a_host_whose_cores_are_at_work_for_others_is_told_with_what_that_costs(
         "CPU speed is unsteady: in 40% of 3 s it launched work at 50% of its full pace (200 of 400 small operations a ms), "
         "as when its cores are shared"
     )
-    assert finding.remedy == "CPU-bound steps (†) may take up to 2.0 times as long: docs/measuring.md"
+    assert (
+        finding.remedy == "CPU-bound steps (†) may take up to 2.0 times as long: docs/measuring.md"
+    )
 
 
 def test_a_moment_is_no_neighbour() -> None:
@@ -37,16 +39,17 @@ def test_it_is_read_again_and_again_as_long_as_it_is_asked_for() -> None:
 
 def test_where_torch_does_not_work_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", "raise SystemExit('No module named torch')")
+        "orchestrator.execution.host_probe.PROGRAM",
+        (sys.executable, "-c", "raise SystemExit('No module named torch')"),
     )
     with pytest.raises(EnvironmentError, match="torch does not work here: No module named torch"):
         paces_here(0.05)
 
 
-def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = (
-        "init.cpp:146] function cbapi->getCuptiStatus() failed with error CUPTI_ERROR_NOT_INITIALIZED (15)\\nRuntimeError: none"
-    )
+def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = "init.cpp:146] function cbapi->getCuptiStatus() failed with error CUPTI_ERROR_NOT_INITIALIZED (15)\\nRuntimeError: none"
     refusing = (sys.executable, "-c", f"import sys; sys.stderr.write('{said}'); sys.exit(1)")
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", refusing)
     assert why_no_kernels_are_seen() == "CUPTI_ERROR_NOT_INITIALIZED"

@@ -27,7 +27,11 @@ class RecordedDevice(CpuDevice):
 
     def peaks(self) -> Mapping[str, int | None]:
         peak = self._allocator.peak_bytes
-        return {"peak_allocated_bytes": peak, "peak_requested_bytes": peak, "peak_reserved_bytes": peak}
+        return {
+            "peak_allocated_bytes": peak,
+            "peak_requested_bytes": peak,
+            "peak_reserved_bytes": peak,
+        }
 
 
 class _Storage(weakref.ref[Any]):
@@ -42,7 +46,9 @@ class RecordedAllocator(TorchDispatchMode):
     def __init__(self, most_events: int = 10**9) -> None:
         super().__init__()
         self.memory = SimpleNamespace(
-            _record_memory_history=self._record, _snapshot=self.snapshot, _set_memory_metadata=self._name
+            _record_memory_history=self._record,
+            _snapshot=self.snapshot,
+            _set_memory_metadata=self._name,
         )
         self.live_bytes = self.peak_bytes = 0
         self._most_events = most_events
@@ -74,17 +80,28 @@ class RecordedAllocator(TorchDispatchMode):
 
     def snapshot(self) -> dict[str, Any]:
         blocks = [
-            {"address": s.address, "size": s.nbytes, "requested_size": s.nbytes, "state": "active_allocated", "frames": []}
+            {
+                "address": s.address,
+                "size": s.nbytes,
+                "requested_size": s.nbytes,
+                "state": "active_allocated",
+                "frames": [],
+            }
             for s in self._live.values()
         ]
         segments = [{"device": 0, "address": 0, "blocks": blocks}]
         trace = list(self._events[-self._most_events :])
-        return {"segments": segments, "device_traces": [trace], "external_annotations": list(self._annotations)}
+        return {
+            "segments": segments,
+            "device_traces": [trace],
+            "external_annotations": list(self._annotations),
+        }
 
     def phase_range(self, name: str) -> Any:
         """In place of torch's `record_function`."""
         return SimpleNamespace(
-            __enter__=lambda: self._annotate(name, "START"), __exit__=lambda *error: self._annotate(name, "END")
+            __enter__=lambda: self._annotate(name, "START"),
+            __exit__=lambda *error: self._annotate(name, "END"),
         )
 
     def _freed(self, reference: Any) -> None:
@@ -109,7 +126,9 @@ class RecordedAllocator(TorchDispatchMode):
             )
 
     def _annotate(self, name: str, stage: str) -> None:
-        self._annotations.append({"name": name, "stage": stage, "device": 0, "time_us": self._clock})
+        self._annotations.append(
+            {"name": name, "stage": stage, "device": 0, "time_us": self._clock}
+        )
         self._clock += 1
 
     def _record(self, enabled: str | None = "all", clear_history: bool = False, **_: Any) -> None:

@@ -40,7 +40,9 @@ def play(folder: Path) -> None:
 def play_gpus() -> None:
     """In the driver, and in each of its supervisors."""
     supervisor.execute_or_lose = measure  # type: ignore[assignment]
-    supervisor.why_it_does_not_compute = lambda gpu: "CUDA error: unknown error" if has_fallen(gpu) else None
+    supervisor.why_it_does_not_compute = lambda gpu: (
+        "CUDA error: unknown error" if has_fallen(gpu) else None
+    )
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
@@ -48,8 +50,14 @@ def play_gpus() -> None:
 
 
 def probe() -> dict[str, Any]:
-    gpus = [{"name": "Test GPU", "memory_bytes": 80 * 1024**3, "uuid": uuid} for uuid in GPUS.values()]
-    return {"host": socket.gethostname(), "gpus": gpus, "fingerprints": {"cuda": [{"gpu": "Test GPU"}]}}
+    gpus = [
+        {"name": "Test GPU", "memory_bytes": 80 * 1024**3, "uuid": uuid} for uuid in GPUS.values()
+    ]
+    return {
+        "host": socket.gethostname(),
+        "gpus": gpus,
+        "fingerprints": {"cuda": [{"gpu": "Test GPU"}]},
+    }
 
 
 def prepare_nothing(*told: Any) -> None: ...
@@ -61,16 +69,33 @@ def supervise(attempt: Attempt, *told: Any) -> Iterator[supervisor.Event]:
 
 
 def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
-    gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
+        "CUDA_VISIBLE_DEVICES", "0"
+    )
     time.sleep(0.2)
-    facts = {"visible_devices": gpu, "host": socket.gethostname(), "gpu_uuid": GPUS.get(gpu), "gpu": "Test GPU"}
+    facts = {
+        "visible_devices": gpu,
+        "host": socket.gethostname(),
+        "gpu_uuid": GPUS.get(gpu),
+        "gpu": "Test GPU",
+    }
     began = time.time() - 0.2
-    if mark(gpu).exists() and (has_fallen(gpu) or LATE not in mark(gpu).read_text() or attempt.cell.params.seed >= 4):
+    if mark(gpu).exists() and (
+        has_fallen(gpu) or LATE not in mark(gpu).read_text() or attempt.cell.params.seed >= 4
+    ):
         mark(gpu).write_text(f"{mark(gpu).read_text()} {_FALLEN}")
         evidence = {"message": "CUDA error: unknown error"}
         return Outcome(attempt, Status.FAILED, "build", "", evidence, facts, (), began, 0.2)
     return Outcome(
-        attempt, Status.OK, "", "", {}, facts, (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),), began, 0.2
+        attempt,
+        Status.OK,
+        "",
+        "",
+        {},
+        facts,
+        (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),),
+        began,
+        0.2,
     )
 
 

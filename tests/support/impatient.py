@@ -8,5 +8,8 @@ from orchestrator.cli.main import main
 from orchestrator.scheduling import ray_scheduler as schedulers
 
 if __name__ == "__main__":
-    schedulers._ANSWER_S, schedulers._LATE_S = 40.0, 4.0  # enough to import torch, on a busy machine too
+    schedulers._ANSWER_S, schedulers._LATE_S = (
+        40.0,
+        4.0,
+    )  # enough to import torch, on a busy machine too
     main(sys.argv[1:], prog_name="sweep")

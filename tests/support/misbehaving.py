@@ -38,7 +38,9 @@ class Speechless(RuntimeError):
 
 
 def refuse() -> nn.Module:
-    raise ValueError(f"the compiler is {'there' if 'torch._inductor.compile_fx' in sys.modules else 'not there'}")
+    raise ValueError(
+        f"the compiler is {'there' if 'torch._inductor.compile_fx' in sys.modules else 'not there'}"
+    )
 
 
 class Model(nn.Module):
@@ -197,7 +199,9 @@ class Model(nn.Module):
 
     def leave_a_daemon(self) -> None:
         """In a session of its own, which the end of the cell's process group does not end."""
-        Path("grandchild.pid").write_text(str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid))
+        Path("grandchild.pid").write_text(
+            str(subprocess.Popen(["sleep", "1000"], start_new_session=True).pid)
+        )
 
     def leave_a_daemon_and_crash(self) -> None:
         self.leave_a_daemon()
@@ -211,13 +215,17 @@ class Model(nn.Module):
         raise MemoryError
 
     def cuda_oom(self) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 20.50 GiB. GPU 0 has a total capacity of 31.84 GiB"
+        )
 
     def fill(self) -> None:
         """The device's memory, until it or the cap on it refuses."""
         self.held = []
         while True:
-            self.held.append(torch.empty(256 * 1024**2, dtype=torch.uint8, device=self.head.weight.device))
+            self.held.append(
+                torch.empty(256 * 1024**2, dtype=torch.uint8, device=self.head.weight.device)
+            )
 
     def write_far_away(self) -> None:
         """Where the GPU has no memory of ours."""

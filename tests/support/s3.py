@@ -34,7 +34,11 @@ class Bucket:
     def names(self, beginning: str = "") -> set[str]:
         """Of its objects, those that begin so, without that; marks of folders are none."""
         whole = f"{self.name}/{beginning}"
-        return {name.removeprefix(whole) for name in list(self.objects) if name.startswith(whole) and not name.endswith("/")}
+        return {
+            name.removeprefix(whole)
+            for name in list(self.objects)
+            if name.startswith(whole) and not name.endswith("/")
+        }
 
     @property
     def environment(self) -> dict[str, str]:
@@ -89,7 +93,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _handle(self, act: Callable[[bytes], None]) -> None:
         parts = urlsplit(self.path)
         self.key = unquote(parts.path).lstrip("/")
-        self.asked = {name: values[0] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
+        self.asked = {
+            name: values[0]
+            for name, values in parse_qs(parts.query, keep_blank_values=True).items()
+        }
         content = self._body()
         self.bucket.requests.append(f"{self.command} {self.path}")
         if self.key.split("/")[0] != self.bucket.name:
@@ -105,8 +112,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> bytes:
         """Of a request whose length is told, or comes in chunks; what pyarrow sends is once more in chunks within."""
         chunked = self.headers.get("Transfer-Encoding") == "chunked"
-        content = _joined(self.rfile) if chunked else self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        return _joined(BytesIO(content)) if self.headers.get("Content-Encoding") == "aws-chunked" else content
+        content = (
+            _joined(self.rfile)
+            if chunked
+            else self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        )
+        return (
+            _joined(BytesIO(content))
+            if self.headers.get("Content-Encoding") == "aws-chunked"
+            else content
+        )
 
     def _get(self, _: bytes) -> None:
         if self.key.rstrip("/") == self.bucket.name:
@@ -117,12 +132,21 @@ class _Handler(BaseHTTPRequestHandler):
             if asked := self.headers.get("Range"):
                 first, last = asked.removeprefix("bytes=").split("-")
                 begin, end = int(first), min(end, int(last or end) + 1)
-            self._answer(206 if asked else 200, content[begin:end], at, f"bytes {begin}-{end - 1}/{len(content)}")
+            self._answer(
+                206 if asked else 200,
+                content[begin:end],
+                at,
+                f"bytes {begin}-{end - 1}/{len(content)}",
+            )
         else:
             self._refuse(404, "NoSuchKey")
 
     def _list(self) -> None:
-        bucket, beginning, delimiter = self.bucket.name, self.asked.get("prefix", ""), self.asked.get("delimiter", "")
+        bucket, beginning, delimiter = (
+            self.bucket.name,
+            self.asked.get("prefix", ""),
+            self.asked.get("delimiter", ""),
+        )
         found, folders = [], set()
         for key, (content, at) in sorted(self.bucket.objects.items()):
             name = key.removeprefix(f"{bucket}/")
@@ -136,7 +160,10 @@ class _Handler(BaseHTTPRequestHandler):
                     f"<Contents><Key>{escape(name)}</Key><LastModified>{at:%Y-%m-%dT%H:%M:%S.%fZ}</LastModified>"
                     f"<Size>{len(content)}</Size></Contents>"
                 )
-        shared = "".join(f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>" for folder in sorted(folders))
+        shared = "".join(
+            f"<CommonPrefixes><Prefix>{escape(folder)}</Prefix></CommonPrefixes>"
+            for folder in sorted(folders)
+        )
         count = f"<KeyCount>{len(found) + len(folders)}</KeyCount><IsTruncated>false</IsTruncated>"
         self._answer_xml(f"<ListBucketResult>{count}{''.join(found)}{shared}</ListBucketResult>")
 
@@ -151,13 +178,20 @@ class _Handler(BaseHTTPRequestHandler):
         if "uploads" in self.asked:
             upload = str(len(self.bucket.parts))
             self.bucket.parts[upload] = {}
-            self._answer_xml(f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>")
+            self._answer_xml(
+                f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
+            )
         elif "delete" in self.asked:
             self._refuse(501, "NotImplemented")
         else:
             parts = self.bucket.parts[self.asked["uploadId"]]
-            self.bucket.objects[self.key] = b"".join(parts[number] for number in sorted(parts)), datetime.now(UTC)
-            self._answer_xml("<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+            self.bucket.objects[self.key] = (
+                b"".join(parts[number] for number in sorted(parts)),
+                datetime.now(UTC),
+            )
+            self._answer_xml(
+                "<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
+            )
 
     def _delete(self, _: bytes) -> None:
         self.bucket.objects.pop(self.key, None)
@@ -167,9 +201,13 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(status, f'<?xml version="1.0" encoding="UTF-8"?>{text}'.encode())
 
     def _refuse(self, status: int, code: str) -> None:
-        self._answer_xml(f"<Error><Code>{code}</Code><Message>{code} it says</Message></Error>", status)
+        self._answer_xml(
+            f"<Error><Code>{code}</Code><Message>{code} it says</Message></Error>", status
+        )
 
-    def _answer(self, status: int, content: bytes, at: datetime | None = None, span: str = "") -> None:
+    def _answer(
+        self, status: int, content: bytes, at: datetime | None = None, span: str = ""
+    ) -> None:
         self.send_response(status)
         if at:
             self.send_header("Last-Modified", f"{at:%a, %d %b %Y %H:%M:%S} GMT")

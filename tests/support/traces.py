@@ -17,7 +17,9 @@ class KinetoTrace:
     """Times in µs. Events as torch 2.11 to 2.13 write them, arrows and metadata included."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "ts": 0.0, "pid": PROCESS, "tid": 0, "args": {}}]
+        self.events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "ts": 0.0, "pid": PROCESS, "tid": 0, "args": {}}
+        ]
         self._correlation = 0
 
     def phase(self, name: str, start: float, end: float) -> None:
@@ -27,9 +29,19 @@ class KinetoTrace:
         self._host("user_annotation", f"mod::{path}", start, end, thread, {})
 
     def operator(
-        self, name: str, start: float, end: float, thread: int = MAIN, sequence: int | None = None, backward: bool = False
+        self,
+        name: str,
+        start: float,
+        end: float,
+        thread: int = MAIN,
+        sequence: int | None = None,
+        backward: bool = False,
     ) -> None:
-        numbers = {} if sequence is None else {"Sequence number": sequence, "Fwd thread id": 1 if backward else 0}
+        numbers = (
+            {}
+            if sequence is None
+            else {"Sequence number": sequence, "Fwd thread id": 1 if backward else 0}
+        )
         self._host("cpu_op", name, start, end, thread, numbers)
 
     def kernel(
@@ -45,9 +57,29 @@ class KinetoTrace:
         """launched: None for a kernel that the trace has no launch of."""
         self._correlation += 1
         if launched is not None:
-            call, category = ("cuLaunchKernelEx", "cuda_driver") if driver else ("cudaLaunchKernel", "cuda_runtime")
-            self._host(category, call, launched, launched + 2, thread, {"correlation": self._correlation, "cbid": 211})
-            self.events.append({"ph": "s", "id": self._correlation, "pid": PROCESS, "tid": thread, "ts": launched, "cat": "ac2g"})
+            call, category = (
+                ("cuLaunchKernelEx", "cuda_driver")
+                if driver
+                else ("cudaLaunchKernel", "cuda_runtime")
+            )
+            self._host(
+                category,
+                call,
+                launched,
+                launched + 2,
+                thread,
+                {"correlation": self._correlation, "cbid": 211},
+            )
+            self.events.append(
+                {
+                    "ph": "s",
+                    "id": self._correlation,
+                    "pid": PROCESS,
+                    "tid": thread,
+                    "ts": launched,
+                    "cat": "ac2g",
+                }
+            )
         category = {"Memc": "gpu_memcpy", "Mems": "gpu_memset"}.get(name[:4], "kernel")
         numbers = {"correlation": self._correlation, "stream": stream, "device": 0}
         self.events.append(
@@ -65,15 +97,33 @@ class KinetoTrace:
 
     @property
     def text(self) -> bytes:
-        return json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": 0, "traceEvents": self.events}).encode()
+        return json.dumps(
+            {"schemaVersion": 1, "baseTimeNanoseconds": 0, "traceEvents": self.events}
+        ).encode()
 
     def write(self, path: Path) -> Path:
         path.write_bytes(self.text)
         return path
 
-    def _host(self, category: str, name: str, start: float, end: float, thread: int, details: dict[str, Any]) -> None:
+    def _host(
+        self,
+        category: str,
+        name: str,
+        start: float,
+        end: float,
+        thread: int,
+        details: dict[str, Any],
+    ) -> None:
         place = {"pid": PROCESS, "tid": thread, "ts": start, "dur": end - start}
-        self.events.append({"ph": "X", "cat": category, "name": name, **place, "args": {"External id": 1, **details}})
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                **place,
+                "args": {"External id": 1, **details},
+            }
+        )
 
 
 def training_step() -> KinetoTrace:
@@ -81,7 +131,9 @@ def training_step() -> KinetoTrace:
     trace = KinetoTrace()
     trace.phase("forward", 0, 100)
     trace.module("token_embeddings", 2, 9)
-    trace.operator("aten::view", 4, 6, sequence=7)  # which has the number that the next recorded operator gets
+    trace.operator(
+        "aten::view", 4, 6, sequence=7
+    )  # which has the number that the next recorded operator gets
     trace.module("layers.0.attn.q_proj", 10, 40)
     trace.operator("aten::linear", 12, 38, sequence=7)
     trace.operator("aten::mm", 14, 36, sequence=7)
@@ -91,7 +143,12 @@ def training_step() -> KinetoTrace:
     trace.kernel("void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>", 60, 60, 70)
     trace.phase("backward", 110, 300)
     for name, sequence, start, kernel in (
-        ("MulBackward0", 8, 120, "void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>"),
+        (
+            "MulBackward0",
+            8,
+            120,
+            "void at::native::vectorized_elementwise_kernel<4, MulFunctor<float>>",
+        ),
         ("MmBackward0", 7, 160, "nvjet_tst_64x64_NTN"),
     ):
         evaluated = f"autograd::engine::evaluate_function: {name}"
@@ -99,12 +156,16 @@ def training_step() -> KinetoTrace:
         trace.operator(name, start + 1, start + 29, AUTOGRAD, sequence, backward=True)
         trace.operator("aten::mm" if "Mm" in name else "aten::mul", start + 2, start + 28, AUTOGRAD)
         trace.kernel(kernel, start + 10, start + 20, start + 30, AUTOGRAD, driver="nvjet" in kernel)
-    trace.operator("autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 200, 230, AUTOGRAD)
+    trace.operator(
+        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad", 200, 230, AUTOGRAD
+    )
     trace.operator("aten::copy_", 202, 228, AUTOGRAD)
     trace.kernel("Memcpy DtoD (Device -> Device)", 210, 220, 230, AUTOGRAD)
     trace.phase("optimizer", 310, 400)
     trace.operator("aten::_foreach_add_", 320, 340)
-    trace.kernel("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<>", 330, 340, 350)
+    trace.kernel(
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<>", 330, 340, 350
+    )
     return trace
 
 
@@ -137,14 +198,32 @@ class NsysExport:
         self._correlation = 0
         self._execute(_SCHEMA)
 
-    def range(self, text: str, start: int, end: int, thread: int = MAIN, start_end: bool = False, domain: int = 0) -> None:
+    def range(
+        self,
+        text: str,
+        start: int,
+        end: int,
+        thread: int = MAIN,
+        start_end: bool = False,
+        domain: int = 0,
+    ) -> None:
         """A text of an even length is stored beside the range, another among the strings: both occur."""
         inline = len(text) % 2 == 0
         values = (start, end, 60 if start_end else 59, text if inline else None, _global(thread))
         values += (None if inline else self._string(text), domain)
-        self._insert("NVTX_EVENTS", "start, end, eventType, text, globalTid, textId, domainId", values)
+        self._insert(
+            "NVTX_EVENTS", "start, end, eventType, text, globalTid, textId, domainId", values
+        )
 
-    def kernel(self, name: str, launched: int | None, start: int, end: int, thread: int = MAIN, process: int = PROCESS) -> None:
+    def kernel(
+        self,
+        name: str,
+        launched: int | None,
+        start: int,
+        end: int,
+        thread: int = MAIN,
+        process: int = PROCESS,
+    ) -> None:
         self._launch(launched, thread, process)
         string = self._string(name)
         values = (start, end, 0, 1, 7, self._correlation, process << 24, string, string)
@@ -155,14 +234,24 @@ class NsysExport:
         """The first copy makes the table: nsys leaves out tables without rows."""
         self._execute(_MEMCPY.replace("CREATE TABLE", "CREATE TABLE IF NOT EXISTS"))
         self._launch(launched, MAIN, PROCESS)
-        columns = "start, end, deviceId, contextId, streamId, correlationId, globalPid, bytes, copyKind"
+        columns = (
+            "start, end, deviceId, contextId, streamId, correlationId, globalPid, bytes, copyKind"
+        )
         values = (start, end, 0, 1, 7, self._correlation, PROCESS << 24, 4096, kind)
         self._insert("CUPTI_ACTIVITY_KIND_MEMCPY", columns, values)
 
     def _launch(self, launched: int | None, thread: int, process: int) -> None:
         self._correlation += 1
         if launched is not None:
-            values = (launched, launched + 5, 0, _global(thread, process), self._correlation, self._string("cudaLaunchKernel"), 0)
+            values = (
+                launched,
+                launched + 5,
+                0,
+                _global(thread, process),
+                self._correlation,
+                self._string("cudaLaunchKernel"),
+                0,
+            )
             columns = "start, end, eventClass, globalTid, correlationId, nameId, returnValue"
             self._insert("CUPTI_ACTIVITY_KIND_RUNTIME", columns, values)
 
@@ -175,7 +264,9 @@ class NsysExport:
         quoted = ", ".join(f'"{column.strip()}"' for column in columns.split(","))
         values = tuple(values)
         with closing(sqlite3.connect(self.path)) as database, database:
-            database.execute(f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(values))})", values)
+            database.execute(
+                f"INSERT INTO {table} ({quoted}) VALUES ({', '.join('?' * len(values))})", values
+            )
 
     def _execute(self, script: str) -> None:
         with closing(sqlite3.connect(self.path)) as database, database:

@@ -49,11 +49,22 @@ def test_each_pass_has_its_phases_and_flops(pass_: Any, causal: bool) -> None:
     assert tuple(seen) == workload.phases == PHASES[pass_]
     pairs = 32 * 33 // 2 if causal else 32 * 32
     forward = 2 * 2 * 3 * pairs * 8  # two products, a multiply and an add each
-    assert workload.flops == {"forward": forward, **({"backward": 2 * forward} if "backward" in seen else {})}
+    assert workload.flops == {
+        "forward": forward,
+        **({"backward": 2 * forward} if "backward" in seen else {}),
+    }
 
 
 @pytest.mark.parametrize(
-    ("name", "squares"), [("naive", 2), ("torch_softmax", 1), ("weights_only", 1), ("recompute", 0), ("math", 1), ("flash", 0)]
+    ("name", "squares"),
+    [
+        ("naive", 2),
+        ("torch_softmax", 1),
+        ("weights_only", 1),
+        ("recompute", 0),
+        ("math", 1),
+        ("flash", 0),
+    ],
 )
 def test_what_is_saved_is_counted(name: str, squares: int) -> None:
     found = samples_of(session_of(attention=name, causal=True), "memory")
@@ -63,7 +74,9 @@ def test_what_is_saved_is_counted(name: str, squares: int) -> None:
     assert 0 <= rest < 3 * 32 * 32 * 4  # what is linear in the length, less the inputs, and masks
 
 
-@pytest.mark.parametrize(("name", "squares"), [("naive", 2), ("torch_softmax", 1), ("recompute", 0)])
+@pytest.mark.parametrize(
+    ("name", "squares"), [("naive", 2), ("torch_softmax", 1), ("recompute", 0)]
+)
 def test_a_mask_is_no_square(name: str, squares: int) -> None:
     """Of one sequence it has the shape of one."""
     found = samples_of(session_of(attention=name, causal=True, batch_size=1), "memory")
@@ -84,17 +97,23 @@ def test_weights_and_inputs_are_not_saved_they_are_there() -> None:
 
 
 def test_nothing_is_saved_without_a_backward_pass() -> None:
-    assert ("steady", "", "saved_bytes") not in samples_of(session_of(**{"pass": "forward"}), "memory")
+    assert ("steady", "", "saved_bytes") not in samples_of(
+        session_of(**{"pass": "forward"}), "memory"
+    )
 
 
-@pytest.mark.parametrize(("name", "said"), [("efficient", "No viable backend"), ("cudnn", "No viable"), ("flex", "backward")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("efficient", "No viable backend"), ("cudnn", "No viable"), ("flex", "backward")],
+)
 def test_what_the_cpu_cannot_do_is_skipped(name: str, said: str) -> None:
     with pytest.raises(Skip, match=f"attention: {name} .*{said}"):
         session_of(attention=name)
 
 
 @pytest.mark.parametrize(
-    ("asked", "seen"), [("flash", "flash"), ("sdpa", "flash"), ("math", "none known"), ("recompute", "none known")]
+    ("asked", "seen"),
+    [("flash", "flash"), ("sdpa", "flash"), ("math", "none known"), ("recompute", "none known")],
 )
 def test_the_backend_that_ran_is_seen(asked: str, seen: str) -> None:
     session = session_of(attention=asked)
@@ -108,7 +127,10 @@ def test_the_backend_that_ran_is_seen(asked: str, seen: str) -> None:
     [
         ("void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>>", "flash"),
         ("void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<>", "flash"),
-        ("fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)", "efficient"),
+        (
+            "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)",
+            "efficient",
+        ),
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64", "cudnn"),
         ("triton_tem_fused_flex_attention_0", "flex"),
         ("triton_tem_fused_addmm_relu_3", "none known"),
@@ -154,7 +176,11 @@ def test_what_comes_before_a_phase_is_not_in_its_time() -> None:
     samples = samples_of(session, "timing")
     passed_ms = (time.perf_counter() - began) * 1e3
     whole, forward, backward = (
-        [sample.value or 0.0 for mode in ("warmup", "synced") for sample in samples[mode, phase, "duration"]]
+        [
+            sample.value or 0.0
+            for mode in ("warmup", "synced")
+            for sample in samples[mode, phase, "duration"]
+        ]
         for phase in ("step", "forward", "backward")
     )
     assert whole == pytest.approx([sum(parts) for parts in zip(forward, backward, strict=True)])
@@ -172,16 +198,25 @@ def test_parameters_that_cannot_be() -> None:
 
 
 def test_eager_knows_no_mode_and_no_cache() -> None:
-    plain, other = make_cell("attention", SMALL), make_cell("attention", {**SMALL, "compile_mode": "max-autotune"})
+    plain, other = (
+        make_cell("attention", SMALL),
+        make_cell("attention", {**SMALL, "compile_mode": "max-autotune"}),
+    )
     assert plain.id == other.id
-    compiled = [make_cell("attention", {**SMALL, "compile": "model", "compile_mode": m}) for m in ("default", "max-autotune")]
+    compiled = [
+        make_cell("attention", {**SMALL, "compile": "model", "compile_mode": m})
+        for m in ("default", "max-autotune")
+    ]
     assert compiled[0].id != compiled[1].id
 
 
 def test_eager_flex_knows_a_cache_and_no_mode() -> None:
     """It is compiled by itself, in torch's own mode: to say another would be the same cell twice."""
     flex = {**SMALL, "attention": "flex"}
-    plain, other = make_cell("attention", flex), make_cell("attention", {**flex, "compile_mode": "max-autotune"})
+    plain, other = (
+        make_cell("attention", flex),
+        make_cell("attention", {**flex, "compile_mode": "max-autotune"}),
+    )
     assert (plain.id, other.params.values()["compile_mode"]) == (other.id, "default")
     assert make_cell("attention", {**flex, "compile_cache": "cold"}).id != plain.id
     whole = {**flex, "compile": "model", "compile_mode": "max-autotune"}

@@ -35,7 +35,9 @@ def values(finding: Finding) -> dict[str, float | None]:
     ],
 )
 def test_accumulation_gives_the_published_values(params: dict[str, Any], printed: str) -> None:
-    finding = accumulation.build(accumulation.AccumulationParams.model_validate({"device": "cpu", **params}))
+    finding = accumulation.build(
+        accumulation.AccumulationParams.model_validate({"device": "cpu", **params})
+    )
     found = values(finding)
     assert f"{found['sum']:.9f}" == printed
     assert found["error"] == pytest.approx((found["sum"] or 0.0) - 10.0)
@@ -43,16 +45,27 @@ def test_accumulation_gives_the_published_values(params: dict[str, Any], printed
 
 def test_torchs_own_sum_accumulates_wide() -> None:
     params = {"device": "cpu", "accumulator": "bf16", "addend": "bf16", "at_once": True}
-    assert values(accumulation.build(accumulation.AccumulationParams.model_validate(params)))["sum"] == 10.0
-    wide = values(accumulation.build(accumulation.AccumulationParams.model_validate({**params, "accumulator": "fp32"})))
-    assert wide["sum"] == 1000 * 0.010009765625  # what bf16 makes of a hundredth: the sum is never in it
+    assert (
+        values(accumulation.build(accumulation.AccumulationParams.model_validate(params)))["sum"]
+        == 10.0
+    )
+    wide = values(
+        accumulation.build(
+            accumulation.AccumulationParams.model_validate({**params, "accumulator": "fp32"})
+        )
+    )
+    assert (
+        wide["sum"] == 1000 * 0.010009765625
+    )  # what bf16 makes of a hundredth: the sum is never in it
     with pytest.raises(ValidationError, match="cannot go with at_once"):
         accumulation.AccumulationParams.model_validate({**params, "upcast": True})
 
 
 @pytest.mark.parametrize(("autocast", "low"), [("fp16", "float16"), ("bf16", "bfloat16")])
 def test_autocast_on_the_cpu_leaves_the_norm_narrow(autocast: str, low: str) -> None:
-    params = autocast_dtypes.AutocastDtypesParams.model_validate({"device": "cpu", "autocast": autocast})
+    params = autocast_dtypes.AutocastDtypesParams.model_validate(
+        {"device": "cpu", "autocast": autocast}
+    )
     facts = autocast_dtypes.build(params).facts
     assert facts == {
         "dtype_parameters": "float32", "dtype_fc1": low, "dtype_relu": low, "dtype_norm": low, "dtype_logits": low,
@@ -62,7 +75,10 @@ def test_autocast_on_the_cpu_leaves_the_norm_narrow(autocast: str, low: str) -> 
 
 def sensitivity(**params: Any) -> dict[str, float]:
     made = norm_sensitivity.NormSensitivityParams.model_validate({"device": "cpu", **params})
-    return {name: float("nan") if value is None else value for name, value in values(norm_sensitivity.build(made)).items()}
+    return {
+        name: float("nan") if value is None else value
+        for name, value in values(norm_sensitivity.build(made)).items()
+    }
 
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
@@ -75,7 +91,10 @@ def test_a_narrow_norm_overflows_where_its_squares_do(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 def test_a_narrow_accumulator_loses_more_the_longer_the_row(norm: str) -> None:
-    errors = [sensitivity(norm=norm, dtype="bf16", width=width)["narrow_error"] for width in (64, 512, 4096)]
+    errors = [
+        sensitivity(norm=norm, dtype="bf16", width=width)["narrow_error"]
+        for width in (64, 512, 4096)
+    ]
     assert errors == sorted(errors)
     assert errors[-1] > 1
     assert sensitivity(norm=norm, dtype="bf16", width=4096)["library_error"] < 0.02
@@ -89,13 +108,19 @@ def test_an_eps_below_the_smallest_number_divides_by_zero() -> None:
 
 
 def test_in_fp32_nothing_is_lost() -> None:
-    assert all(sensitivity(dtype="fp32", width=512)[f"{way}_error"] < 1e-4 for way in ("narrow", "wide", "library"))
+    assert all(
+        sensitivity(dtype="fp32", width=512)[f"{way}_error"] < 1e-4
+        for way in ("narrow", "wide", "library")
+    )
 
 
 def test_a_finding_is_a_row_like_any_other(make_attempt: Callable[..., Attempt]) -> None:
     outcome = execute(make_attempt(task="accumulation", addend="bf16"))
     assert outcome.status is Status.OK, outcome.evidence
-    assert [(sample.instrument, sample.metric) for sample in outcome.samples] == [("finding", "sum"), ("finding", "error")]
+    assert [(sample.instrument, sample.metric) for sample in outcome.samples] == [
+        ("finding", "sum"),
+        ("finding", "error"),
+    ]
     assert outcome.facts["fingerprint"]["torch"] == outcome.facts["torch"]
 
 
@@ -110,6 +135,8 @@ def test_a_cap_on_memory_is_of_findings_too(task: str, monkeypatch: pytest.Monke
 
 
 def test_a_sum_that_the_cap_refuses_is_out_of_memory(make_attempt: Callable[..., Attempt]) -> None:
-    outcome = execute(make_attempt(task="accumulation", at_once=True, count=100_000_000, memory_limit_gib=0.1))
+    outcome = execute(
+        make_attempt(task="accumulation", at_once=True, count=100_000_000, memory_limit_gib=0.1)
+    )
     assert outcome.status is Status.OOM, outcome.evidence
     assert outcome.evidence["asked_bytes"] == 400_000_000

@@ -55,7 +55,11 @@ def test_each_pass_has_its_phases_and_flops(pass_: Any) -> None:
     workload.step(phase)
     assert tuple(seen) == workload.phases == PHASES[pass_]
     forward = forward_flops(SIZES[2025]["tiny"], 2, 8, TINY["vocab_size"])
-    assert workload.flops == ({"forward": forward, "backward": 2 * forward} if "backward" in seen else {"forward": forward})
+    assert workload.flops == (
+        {"forward": forward, "backward": 2 * forward}
+        if "backward" in seen
+        else {"forward": forward}
+    )
     assert workload.tokens == 16
 
 
@@ -64,20 +68,33 @@ def test_precision_is_read_back(precision: str) -> None:
     workload = build(TrainStepParams.model_validate({**TINY, "precision": precision}))
     workload.step(lambda name: nullcontext())
     assert workload.facts["float32_matmul_precision"] == "highest"
-    assert workload.facts["autocast_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}.get(precision)
-    assert workload.facts["parameter_dtype"] == ("bfloat16" if precision == "bf16_pure" else "float32")
+    assert workload.facts["autocast_dtype"] == {"bf16": "bfloat16", "fp16": "float16"}.get(
+        precision
+    )
+    assert workload.facts["parameter_dtype"] == (
+        "bfloat16" if precision == "bf16_pure" else "float32"
+    )
     assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize(("precision", "override"), [("fp32", "1"), ("tf32", "0")])
-def test_what_the_environment_overrules_is_not_measured(precision: str, override: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_environment_overrules_is_not_measured(
+    precision: str, override: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
-    with pytest.raises(RuntimeError, match=f"NVIDIA_TF32_OVERRIDE={override} overrules {precision} in every matrix product"):
-        set_precision(TrainStepParams.model_validate({**TINY, "device": "cuda", "precision": precision}))
+    with pytest.raises(
+        RuntimeError,
+        match=f"NVIDIA_TF32_OVERRIDE={override} overrules {precision} in every matrix product",
+    ):
+        set_precision(
+            TrainStepParams.model_validate({**TINY, "device": "cuda", "precision": precision})
+        )
     set_precision(TrainStepParams.model_validate(TINY))  # of no product on the CPU
 
 
-@pytest.mark.parametrize(("instruments", "stage"), [(("timing", "memory"), "compile"), (("memory",), "memory")])
+@pytest.mark.parametrize(
+    ("instruments", "stage"), [(("timing", "memory"), "compile"), (("memory",), "memory")]
+)
 def test_what_was_to_be_compiled_and_was_not_is_no_result(
     instruments: tuple[str, ...], stage: str, make_attempt: Callable[..., Attempt]
 ) -> None:
@@ -120,8 +137,14 @@ def test_same_seed_same_numbers() -> None:
         ({"size": None}, "exactly one way"),
         ({"d_model": 8}, "exactly one way"),
         ({"size": None, "d_model": 8}, "go together"),
-        ({"size": None, "d_model": 10, "d_ff": 8, "num_layers": 1, "num_heads": 3}, "not divisible"),
-        *(({"size": None, "model": own}, "package.module:Factory") for own in ("no_colon", "package:", ":Factory", ":", "")),
+        (
+            {"size": None, "d_model": 10, "d_ff": 8, "num_layers": 1, "num_heads": 3},
+            "not divisible",
+        ),
+        *(
+            ({"size": None, "model": own}, "package.module:Factory")
+            for own in ("no_colon", "package:", ":Factory", ":", "")
+        ),
         ({"model_args": {"a": 1}}, "name it with model"),
         ({"size": "10B"}, "not of 2025"),
         ({"size": "2.7B", "year": 2026}, "not of 2026"),
@@ -130,7 +153,10 @@ def test_same_seed_same_numbers() -> None:
         ({"memory_limit_gib": 1e-300}, "greater than or equal to 0.00195"),
         ({"memory_limit_gib": 1e300}, "less than or equal to 1000000"),
         ({"precision": "fp8"}, "Input should be"),
-        *(({axis: 2**63}, f"{axis}\n.*must fit in 63 bits") for axis in ("seed", "batch_size", "measured_steps", "vocab_size")),
+        *(
+            ({axis: 2**63}, f"{axis}\n.*must fit in 63 bits")
+            for axis in ("seed", "batch_size", "measured_steps", "vocab_size")
+        ),
         ({"timing": "adaptive", "most_seconds": float("inf")}, "finite number"),
     ],
 )
@@ -144,7 +170,12 @@ def test_the_largest_integer_there_is() -> None:
 
 
 def test_blocks_need_blocks() -> None:
-    params = {**TINY, "size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 9, "embedding_dim": 4}}
+    params = {
+        **TINY,
+        "size": None,
+        "model": "torch.nn:Embedding",
+        "model_args": {"num_embeddings": 9, "embedding_dim": 4},
+    }
     with pytest.raises(Skip, match="ModuleList"):
         build(TrainStepParams.model_validate({**params, "compile": "blocks"}))
 
@@ -153,7 +184,9 @@ def test_the_first_step_is_watched_whichever_it_is() -> None:
     for warmup in (0, 1):
         params = TrainStepParams.model_validate({**TINY, "warmup_steps": warmup})
         session = Session(build(params), params, Progress())
-        samples = [s for stage in stages_of(["timing", "memory", "telemetry"]) for s in stage.run(session)]
+        samples = [
+            s for stage in stages_of(["timing", "memory", "telemetry"]) for s in stage.run(session)
+        ]
         first = [s.phase for s in samples if (s.mode, s.metric) == ("first", "peak_rss_bytes")]
         assert first == ["forward", "backward", "optimizer"]
         assert [s.step for s in samples if (s.mode, s.phase) == ("synced", "step")] == [0, 1]
@@ -171,7 +204,9 @@ def test_memory_alone_measures_the_first_step_too() -> None:
     assert {s.metric: s.value for s in samples}["saved_squares"] == 2 * 2  # two layers, two each
 
 
-def test_a_peak_that_cannot_be_restarted_is_untold(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_peak_that_cannot_be_restarted_is_untold(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It would be that of the whole life of the process."""
     monkeypatch.setattr(device_module, "_CLEAR_REFS", tmp_path)  # a folder takes no text
     params = TrainStepParams.model_validate(TINY)
@@ -183,7 +218,9 @@ def test_a_peak_that_cannot_be_restarted_is_untold(monkeypatch: pytest.MonkeyPat
     assert all(s.value and not s.note for s in samples if s.metric == "held_rss_bytes")
 
 
-@pytest.mark.parametrize(("attention", "squares"), [("torch_softmax", 2), ("recompute", 0), ("flash", 0)])
+@pytest.mark.parametrize(
+    ("attention", "squares"), [("torch_softmax", 2), ("recompute", 0), ("flash", 0)]
+)
 def test_attention_is_an_axis_of_the_transformer(attention: str, squares: int) -> None:
     """The same weights give the same loss, whatever computes the attention; what is saved differs."""
     losses = []
@@ -192,7 +229,11 @@ def test_attention_is_an_axis_of_the_transformer(attention: str, squares: int) -
         workload = build(params)
         with pytest.MonkeyPatch.context() as patch:
             real = torch.nn.functional.cross_entropy
-            patch.setattr(torch.nn.functional, "cross_entropy", lambda *a: losses.append(real(*a)) or losses[-1])  # noqa: B023
+            patch.setattr(
+                torch.nn.functional,
+                "cross_entropy",
+                lambda *a: losses.append(real(*a)) or losses[-1],
+            )  # noqa: B023
             workload.step(lambda phase: nullcontext())
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)
     session = Session(workload, params, Progress())
@@ -201,7 +242,12 @@ def test_attention_is_an_axis_of_the_transformer(attention: str, squares: int) -
 
 
 def test_a_model_of_ones_own_has_its_own_attention() -> None:
-    own = {**TINY, "size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 9, "embedding_dim": 4}}
+    own = {
+        **TINY,
+        "size": None,
+        "model": "torch.nn:Embedding",
+        "model_args": {"num_embeddings": 9, "embedding_dim": 4},
+    }
     with pytest.raises(ValidationError, match="yours computes its own"):
         TrainStepParams.model_validate({**own, "attention": "flash"})
 
@@ -255,7 +301,9 @@ def test_what_is_no_logits_is_not_measured(what: str, given: str, pass_: str) ->
 
 
 @pytest.mark.parametrize("pass_", PHASES)
-def test_logits_are_looked_at_in_the_first_step_alone(pass_: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logits_are_looked_at_in_the_first_step_alone(
+    pass_: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks: list[object] = []
     monkeypatch.setattr(train_step, "_require_logits", lambda logits, params: looks.append(logits))
     workload = build(gives("logits", **{"pass": pass_}))
@@ -274,7 +322,14 @@ def test_compiled_blocks_on_the_cpu(make_attempt: Callable[..., Attempt]) -> Non
     assert cold.status is Status.OK, cold.evidence
     assert (cold.facts["compile_graphs"], cold.facts["compile_graph_breaks"]) == (1, 0)
     assert cold.facts["compile_cache_misses"] > 0 == cold.facts["compile_cache_hits"]
-    warm = execute(make_attempt(number=2, settings=settings, compile="blocks", **{"pass": "forward"}))
+    warm = execute(
+        make_attempt(number=2, settings=settings, compile="blocks", **{"pass": "forward"})
+    )
     assert warm.facts["compile_cache_hits"] > 0 == warm.facts["compile_cache_misses"]
-    first = [s.value for one in (cold, warm) for s in one.samples if (s.mode, s.phase) == ("compile", "step") and s.value]
+    first = [
+        s.value
+        for one in (cold, warm)
+        for s in one.samples
+        if (s.mode, s.phase) == ("compile", "step") and s.value
+    ]
     assert first[1] < first[0]

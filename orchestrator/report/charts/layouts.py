@@ -64,7 +64,9 @@ class Lines:
     def draw(self, results: Results) -> Chart | None:
         chosen = replace(results, cells=self.cells(results.cells))
         axes = _varying(chosen, without=(self.along,))
-        points = _medians(_melted(chosen.cells, [*axes, self.along], self.measures), [*axes, self.along, _MEASURE])
+        points = _medians(
+            _melted(chosen.cells, [*axes, self.along], self.measures), [*axes, self.along, _MEASURE]
+        )
         points = points[_lengths_of_series(points, [*axes, _MEASURE], self.along) > 1]
         if points.empty:
             return None
@@ -76,7 +78,9 @@ class Lines:
         lengths = sorted(points[self.along].unique().tolist())
         base = alt.Chart(points).mark_line(point=True)
         encodings: dict[str, Any] = {
-            "x": alt.X(self.along, type="quantitative", axis=alt.Axis(values=lengths, format="d")).scale(base=2, **_LOGARITHMIC),
+            "x": alt.X(
+                self.along, type="quantitative", axis=alt.Axis(values=lengths, format="d")
+            ).scale(base=2, **_LOGARITHMIC),
             "y": alt.Y(_VALUE, type="quantitative", title=self.unit).scale(**_LOGARITHMIC),
             "tooltip": _tooltip([*told_apart, self.along], self.unit),
         }
@@ -92,7 +96,9 @@ class Lines:
     def _told_by(self, channel: Any, name: str, points: pd.DataFrame) -> Any:
         if name != _MEASURE:
             return _nominal(channel, name, points)
-        return channel(name, type="nominal", sort=[measure.title for measure in self.measures], title=None)
+        return channel(
+            name, type="nominal", sort=[measure.title for measure in self.measures], title=None
+        )
 
 
 @dataclass(frozen=True)
@@ -125,14 +131,20 @@ class SpeedUps:
 
     def _speed_ups(self, cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
         """The rows of all values but the first, with their speed-up as `value`."""
-        times = _medians(_melted(cells, [*axes, self.axis], (Measure("", self.column),)), [*axes, self.axis])
+        times = _medians(
+            _melted(cells, [*axes, self.axis], (Measure("", self.column),)), [*axes, self.axis]
+        )
         values = ordered_values(self.axis, times[self.axis])
         if len(values) < 2:
             return times.iloc[:0]
         is_first = times[self.axis] == values[0]
         baseline, others = times.loc[is_first].drop(columns=self.axis), times.loc[~is_first]
-        both: pd.DataFrame = others.merge(baseline, on=axes or None, how="inner" if axes else "cross", suffixes=("", "_baseline"))
-        return both.assign(value=both["value_baseline"] / both[_VALUE]).drop(columns="value_baseline")
+        both: pd.DataFrame = others.merge(
+            baseline, on=axes or None, how="inner" if axes else "cross", suffixes=("", "_baseline")
+        )
+        return both.assign(value=both["value_baseline"] / both[_VALUE]).drop(
+            columns="value_baseline"
+        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +184,11 @@ class KernelClasses:
         if inside.empty:
             return None
         titles, panels = _panels_of_cells(results, inside.groupby("cell")["ms"].sum())
-        totals = inside[inside["cell"].isin(titles)].groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"].sum()
+        totals = (
+            inside[inside["cell"].isin(titles)]
+            .groupby(["cell", "phase", "kernel_class"], as_index=False)["ms"]
+            .sum()
+        )
         bars = pd.DataFrame(
             {
                 _PANEL: totals["cell"].map(titles),
@@ -205,8 +221,18 @@ class LiveMemory:
         titles, panels = _panels_of_cells(results, at_once.groupby("cell").max())
         moments = _moments(live[live["cell"].isin(titles)], titles)
         order: list[Any] = [role for role in ROLES if role in moments]
-        begins = moments[moments["phase"] != ""].groupby([_PANEL, "phase"])[_AT_MS].min().rename(_BEGIN_MS).reset_index()
-        areas = alt.Chart().transform_filter(f"isValid(datum.{_AT_MS})").transform_fold(order, as_=["role", _VALUE])
+        begins = (
+            moments[moments["phase"] != ""]
+            .groupby([_PANEL, "phase"])[_AT_MS]
+            .min()
+            .rename(_BEGIN_MS)
+            .reset_index()
+        )
+        areas = (
+            alt.Chart()
+            .transform_filter(f"isValid(datum.{_AT_MS})")
+            .transform_fold(order, as_=["role", _VALUE])
+        )
         areas = areas.transform_calculate(order=f"indexof({order}, datum.role)").mark_area(interpolate="step-after").encode(
             x=alt.X(_AT_MS, type="quantitative", title="ms into the step"),
             y=alt.Y(_VALUE, type="quantitative", title="GiB", stack="zero"),
@@ -214,10 +240,20 @@ class LiveMemory:
             order=alt.Order("order", type="quantitative"),
             tooltip=[alt.Tooltip(name, type="nominal") for name in ("phase", "role")] + _tooltip([], "GiB"),
         )  # fmt: skip
-        marks = alt.Chart().transform_filter(f"isValid(datum.{_BEGIN_MS})").encode(x=alt.X(_BEGIN_MS, type="quantitative"))
+        marks = (
+            alt.Chart()
+            .transform_filter(f"isValid(datum.{_BEGIN_MS})")
+            .encode(x=alt.X(_BEGIN_MS, type="quantitative"))
+        )
         names = marks.mark_text(align="left", baseline="top", dx=3, fontSize=9)
-        layers = (areas, marks.mark_rule(strokeDash=[4, 3]), names.encode(text=alt.Text("phase", type="nominal"), y=alt.value(2)))
-        return panels.apart(alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)), ["x", "y"])
+        layers = (
+            areas,
+            marks.mark_rule(strokeDash=[4, 3]),
+            names.encode(text=alt.Text("phase", type="nominal"), y=alt.value(2)),
+        )
+        return panels.apart(
+            alt.layer(*layers, data=pd.concat([moments, begins], ignore_index=True)), ["x", "y"]
+        )
 
 
 @dataclass(frozen=True)
@@ -268,7 +304,10 @@ def _said(choice: Choice, shown: pd.DataFrame, axes: Sequence[str]) -> list[str]
 
 
 def _titles(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    return [" · ".join(_named(axis, row[axis]) for axis in axes if not is_null(row[axis])) for row in each(rows)]
+    return [
+        " · ".join(_named(axis, row[axis]) for axis in axes if not is_null(row[axis]))
+        for row in each(rows)
+    ]
 
 
 def _moments(live: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
@@ -280,22 +319,34 @@ def _moments(live: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
             _VALUE: (live["live_bytes"] / GIB).round(_DIGITS_OF_GIB),
         }
     )
-    wide = named.pivot_table(index=[_PANEL, "event", _AT_MS, "phase"], columns="role", values=_VALUE, fill_value=0.0)
-    highest_first = wide.loc[wide.sum(axis=1).sort_values(ascending=False, kind="stable").index].reset_index()
-    apart = highest_first.drop_duplicates([_PANEL, _AT_MS])  # a chart would add up what stands at one place
+    wide = named.pivot_table(
+        index=[_PANEL, "event", _AT_MS, "phase"], columns="role", values=_VALUE, fill_value=0.0
+    )
+    highest_first = wide.loc[
+        wide.sum(axis=1).sort_values(ascending=False, kind="stable").index
+    ].reset_index()
+    apart = highest_first.drop_duplicates(
+        [_PANEL, _AT_MS]
+    )  # a chart would add up what stands at one place
     return apart.sort_values([_PANEL, "event"]).drop(columns="event").rename_axis(columns=None)
 
 
 def _varying(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     """The axes that a chart tells apart. Seeds are repetitions to it."""
     cells = results.cells
-    return [axis for axis in key_axes(results, without=(*without, "seed")) if cells[axis].nunique(dropna=False) > 1]
+    return [
+        axis
+        for axis in key_axes(results, without=(*without, "seed"))
+        if cells[axis].nunique(dropna=False) > 1
+    ]
 
 
 def _melted(cells: pd.DataFrame, axes: Sequence[str], measures: Sequence[Measure]) -> pd.DataFrame:
     """One row a cell and measure that is known. Axes are texts but where they are numbers."""
     parts = [
-        cells[list(axes)].assign(measure=measure.title, value=cells[measure.column].astype(float) * measure.scale)
+        cells[list(axes)].assign(
+            measure=measure.title, value=cells[measure.column].astype(float) * measure.scale
+        )
         for measure in measures
         if measure.column in cells
     ]
@@ -323,7 +374,9 @@ def _across(axes: list[str]) -> tuple[str, list[str]]:
     return across, [axis for axis in axes if axis != across]
 
 
-def _in_panels(points: pd.DataFrame, axes: list[str], runs: Sequence[str] = ()) -> tuple[pd.DataFrame, Panels]:
+def _in_panels(
+    points: pd.DataFrame, axes: list[str], runs: Sequence[str] = ()
+) -> tuple[pd.DataFrame, Panels]:
     """With the text of its panel in each row; without axes that vary there are no panels.
 
     A panel is named by what tells it from the other ones. runs: in the order in which they were named.
@@ -333,24 +386,32 @@ def _in_panels(points: pd.DataFrame, axes: list[str], runs: Sequence[str] = ()) 
         return points, Panels()
     orders = [ordered_values(axis, points[axis]) for axis in axes]
     ranks = [
-        points[axis].map({value: place for place, value in enumerate(order)}) for axis, order in zip(axes, orders, strict=True)
+        points[axis].map({value: place for place, value in enumerate(order)})
+        for axis, order in zip(axes, orders, strict=True)
     ]
     ordered = points.loc[pd.concat(ranks, axis=1, keys=axes).sort_values(axes, kind="stable").index]
     number = ordered.groupby(axes, dropna=False, sort=False).ngroup()
     panels = ordered[axes].assign(number=number).drop_duplicates("number").set_index("number")
     marks = _marks(ordered.drop(columns=[*axes, _VALUE]), number)
-    fullest_first = sorted(_first_named_first(panels, runs).index, key=lambda panel: len(marks[panel]), reverse=True)
+    fullest_first = sorted(
+        _first_named_first(panels, runs).index, key=lambda panel: len(marks[panel]), reverse=True
+    )
     much = {panel: len(own) for panel, own in marks.items()}
     choice = choose_panels(panels.loc[fullest_first], axes, Shown(much, marks))
     shown = ordered[number.isin(choice.chosen)]
     texts = _titles(shown, _telling(shown, axes))
-    return shown.assign(**{_PANEL: texts}), Panels(list(dict.fromkeys(texts)), _said(choice, shown, axes))
+    return shown.assign(**{_PANEL: texts}), Panels(
+        list(dict.fromkeys(texts)), _said(choice, shown, axes)
+    )
 
 
 def _marks(points: pd.DataFrame, number: pd.Series[int]) -> dict[int, frozenset[tuple[str, ...]]]:
     """By the number of a panel, what it shows something of."""
     rows = points.astype(str)
-    return {panel: frozenset(own.itertuples(index=False, name=None)) for panel, own in rows.groupby(number)}
+    return {
+        panel: frozenset(own.itertuples(index=False, name=None))
+        for panel, own in rows.groupby(number)
+    }
 
 
 def _first_named_first(panels: pd.DataFrame, runs: Sequence[str]) -> pd.DataFrame:
@@ -391,4 +452,7 @@ def _nominal(channel: Any, axis: str, points: pd.DataFrame) -> Any:
 
 
 def _tooltip(axes: list[str], unit: str) -> list[alt.Tooltip]:
-    return [*(alt.Tooltip(axis) for axis in axes), alt.Tooltip(_VALUE, type="quantitative", title=unit, format=".4~g")]
+    return [
+        *(alt.Tooltip(axis) for axis in axes),
+        alt.Tooltip(_VALUE, type="quantitative", title=unit, format=".4~g"),
+    ]

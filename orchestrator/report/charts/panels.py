@@ -19,7 +19,9 @@ from orchestrator.report.tables.layouts import places_in_order
 MOST_PANELS = 12
 _RUN = "run"  # the axis that `orchestrator.store.run_collection` adds
 
-Places = tuple[int, ...]  # of a panel: of its value of each axis but the run, in the order of that one's values, and its number
+Places = tuple[
+    int, ...
+]  # of a panel: of its value of each axis but the run, in the order of that one's values, and its number
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Shown:
     marks: Mapping[Any, frozenset[Any]] = field(default_factory=dict)
 
 
-def choose_panels(panels: pd.DataFrame, axes: Sequence[str], shown: Shown, called: str = "panels") -> Choice:
+def choose_panels(
+    panels: pd.DataFrame, axes: Sequence[str], shown: Shown, called: str = "panels"
+) -> Choice:
     """panels: one row each, in which the axes vary. What an earlier one shows as well of another run is a repetition.
 
     called: what a panel is, in the plural.
@@ -52,12 +56,18 @@ def choose_panels(panels: pd.DataFrame, axes: Sequence[str], shown: Shown, calle
     if len(labels) > MOST_PANELS:
         chosen = _as_many_of_each({places: shown.much[label] for places, label in labels.items()})
         one_of_each_fits = len({places[0] for places in labels}) <= MOST_PANELS
-        rules.append(f"as many {f'of each {apart[0]} ' if one_of_each_fits else ''}as fit, the most different first")
-    said = f"{len(chosen)} of {len(panels)} {called}: {', '.join(rules)}; the tables have the others"
+        rules.append(
+            f"as many {f'of each {apart[0]} ' if one_of_each_fits else ''}as fit, the most different first"
+        )
+    said = (
+        f"{len(chosen)} of {len(panels)} {called}: {', '.join(rules)}; the tables have the others"
+    )
     return Choice(frozenset(labels[places] for places in chosen), said)
 
 
-def _different(panels: pd.DataFrame, axes: Sequence[str], marks: Mapping[Any, frozenset[Any]]) -> dict[Places, Any]:
+def _different(
+    panels: pd.DataFrame, axes: Sequence[str], marks: Mapping[Any, frozenset[Any]]
+) -> dict[Places, Any]:
     """The labels of those that have a mark which no earlier one has that agrees with it in these axes.
 
     Those that agree are numbered downwards: the earliest, which shows most, is then the last in order.
@@ -94,7 +104,10 @@ def _kinds(shows: Mapping[Places, float]) -> list[Places]:
     for places, much in shows.items():
         in_all[places[1:]] += much
     known_of = Counter(places[1:] for places in shows)
-    alike = [{kind: in_all[kind] for kind in known_of if known_of[kind] == often} for often in sorted(set(known_of.values()))]
+    alike = [
+        {kind: in_all[kind] for kind in known_of if known_of[kind] == often}
+        for often in sorted(set(known_of.values()))
+    ]
     return [kind for kinds in reversed(alike) for kind in _spread(kinds)]
 
 
@@ -108,8 +121,14 @@ def _spread(shows: Mapping[Places, float], axis: int = 0) -> list[Places]:
     of_each: dict[int, dict[Places, float]] = defaultdict(dict)
     for places, much in shows.items():
         of_each[places[axis]][places] = much
-    values = sorted(_ends_first(sorted(of_each)), key=lambda value: max(of_each[value].values()), reverse=True)
-    return [places for turn in zip_longest(*(_spread(of_each[value], axis + 1) for value in values)) for places in _known(turn)]
+    values = sorted(
+        _ends_first(sorted(of_each)), key=lambda value: max(of_each[value].values()), reverse=True
+    )
+    return [
+        places
+        for turn in zip_longest(*(_spread(of_each[value], axis + 1) for value in values))
+        for places in _known(turn)
+    ]
 
 
 def _ends_first(values: list[int]) -> list[int]:

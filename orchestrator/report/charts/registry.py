@@ -54,7 +54,12 @@ PLOTS: tuple[Plot, ...] = (
         "Step time by context length",
         "Median of the whole step, both scales logarithmic: a straight line is a power of the length. What ran out of memory has "
         "no point. A click on the legend singles out; shift and the wheel zoom.",
-        Lines(of_task("train_step"), "context_length", "ms a step", (Measure("step", "step_ms_median"),)),
+        Lines(
+            of_task("train_step"),
+            "context_length",
+            "ms a step",
+            (Measure("step", "step_ms_median"),),
+        ),
     ),
     Plot(
         "compile-speed-up",
@@ -151,7 +156,10 @@ def begin_drawing(results: Results) -> Drawing:
 def _with_title(chart: Figure) -> dict[str, Any]:
     """As a picture shows it: on the page the title is a heading, and what the chart has for one stands below that."""
     said = chart.spec.get("title")
-    return {**chart.spec, "title": {"text": chart.plot.title, "subtitle": said} if said else chart.plot.title}
+    return {
+        **chart.spec,
+        "title": {"text": chart.plot.title, "subtitle": said} if said else chart.plot.title,
+    }
 
 
 def _chart(plot: Plot, results: Results) -> Figure | None:
@@ -173,13 +181,21 @@ def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> lis
 
 
 def _with_picture(chart: Figure, picture: Picture) -> Figure:
-    return Figure(chart.plot, {} if picture.problem else chart.spec, picture.svg, picture.png, picture.problem)
+    return Figure(
+        chart.plot, {} if picture.problem else chart.spec, picture.svg, picture.png, picture.problem
+    )
 
 
-def figure_files(figures: Sequence[Figure], pictures: Collection[str] = PICTURES) -> dict[str, str | bytes]:
+def figure_files(
+    figures: Sequence[Figure], pictures: Collection[str] = PICTURES
+) -> dict[str, str | bytes]:
     """By path within the report's folder, in each of the formats that are asked for."""
     found: dict[str, str | bytes] = {}
     for figure in figures:
         made: dict[str, str | bytes] = {"svg": figure.svg, "png": figure.png}
-        found |= {f"figures/{figure.plot.name}.{suffix}": made[suffix] for suffix in pictures if not figure.problem}
+        found |= {
+            f"figures/{figure.plot.name}.{suffix}": made[suffix]
+            for suffix in pictures
+            if not figure.problem
+        }
     return found

@@ -65,10 +65,14 @@ def _load_fonts() -> None:
 
     before = os.environ.get(_FONT_CONFIG)
     with TemporaryDirectory() as empty:
-        listed = "".join(f"<dir>{escape(str(folder))}</dir>" for folder in (empty, *_font_folders()))
+        listed = "".join(
+            f"<dir>{escape(str(folder))}</dir>" for folder in (empty, *_font_folders())
+        )
         config = Path(empty, "fonts.conf")
         config.write_text(f"<fontconfig>{listed}</fontconfig>")
-        os.environ[_FONT_CONFIG] = str(config)  # it is read once, when something is drawn for the first time
+        os.environ[_FONT_CONFIG] = str(
+            config
+        )  # it is read once, when something is drawn for the first time
         try:
             vl_convert.svg_to_png('<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>')
         finally:
@@ -98,7 +102,10 @@ def with_short_paths(svg: str) -> str:
 def _short_path(path: str) -> str:
     """A line along an axis as the one number that changes, and none to where the path is already."""
     steps: list[str] = []
-    here = ["", ""]  # after a step that says not where it ends: nowhere that another is compared with
+    here = [
+        "",
+        "",
+    ]  # after a step that says not where it ends: nowhere that another is compared with
     for letter, numbers in re.findall(r"([A-Za-z])([^A-Za-z]*)", _NUMBER.sub(_rounded, path)):
         there = numbers.split(",") if letter in "ML" else ["", ""]
         if letter != "L" or (here[0] != there[0] and here[1] != there[1]):
@@ -137,7 +144,9 @@ def _apart(work: Callable[..., T], *given: object) -> T:
     """In a process that imports nothing but this: those of multiprocessing import all that was begun with."""
     command = [sys.executable, "-m", __name__]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, input=pickle.dumps((work, given)), stdout=subprocess.PIPE, env=paths, check=True)
+    done = subprocess.run(
+        command, input=pickle.dumps((work, given)), stdout=subprocess.PIPE, env=paths, check=True
+    )
     made: T = pickle.loads(done.stdout)
     return made
 

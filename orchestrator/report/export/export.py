@@ -37,7 +37,10 @@ from orchestrator.store.run import CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION
 from orchestrator.store.run_collection import Publication, Together, is_publication, named_runs
 
 MB = 1_000_000
-FORMATS, PICTURES = ("md",), ("svg",)  # of the report: the others are made of the same data by `sweep report`
+FORMATS, PICTURES = (
+    ("md",),
+    ("svg",),
+)  # of the report: the others are made of the same data by `sweep report`
 _NOT_COPIED = "artifacts, logs and caches; of a cell that failed its evidence is here"
 _NAMED = 4  # of the largest things, where they are too large together
 
@@ -64,21 +67,33 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
     named = named_runs(folders)
     runs = {name.replace("/", "-"): run for name, run in named.items()}
     if len(runs) < len(named):
-        raise RunError(f"{', '.join(named)}: two of them would have one name", "Rename a folder: what is `/` here is `-` there")
+        raise RunError(
+            f"{', '.join(named)}: two of them would have one name",
+            "Rename a folder: what is `/` here is `-` there",
+        )
     check_place(out, runs)
-    redaction = Redaction(pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()]))
+    redaction = Redaction(
+        pd.concat([run.read("attempts", ["facts", "started_at"]) for run in runs.values()])
+    )
     with _aside(out) as folder:
         for name, run in runs.items():
             _copy(run, folder / name, redaction)
-        RunWriter(folder).write_cells(load_results(Together({name: Run(folder / name) for name in runs}, folder)).cells)
+        RunWriter(folder).write_cells(
+            load_results(Together({name: Run(folder / name) for name in runs}, folder)).cells
+        )
         left_out = (*redaction.said(), _NOT_COPIED, *_missing(runs.values()))
         _write_contents(folder, {"runs": list(runs), "against": against, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
-        publication.write_report(make_report(publication, results, published_tables(against)).files(FORMATS, PICTURES))
+        publication.write_report(
+            make_report(publication, results, published_tables(against)).files(FORMATS, PICTURES)
+        )
         sizes = _sizes(folder)
         if sum(sizes.values()) > most_bytes:
-            raise RunError(f"{out}: {_too_large(sizes, most_bytes)}", "Publish fewer runs, or allow more with --limit-mb")
+            raise RunError(
+                f"{out}: {_too_large(sizes, most_bytes)}",
+                "Publish fewer runs, or allow more with --limit-mb",
+            )
     return Published(len(results.cells), sizes, left_out)
 
 
@@ -90,17 +105,27 @@ def _missing(runs: Iterable[Run]) -> Iterator[str]:
 def check_place(out: Path, runs: Mapping[str, Run]) -> None:
     """Raises RunError where they cannot be published there, measured or not yet; RunUnwritable."""
     if out.exists() and not is_publication(out) and (not out.is_dir() or any(out.iterdir())):
-        raise RunError(f"{out}: holds something else than what was published", "Name a new folder with --out")
+        raise RunError(
+            f"{out}: holds something else than what was published", "Name a new folder with --out"
+        )
     within = [run.folder for run in runs.values() if out.resolve() in run.folder.resolve().parents]
     if within:
-        raise RunError(f"{within[0]}: lies in the folder that is to be replaced", "Name the runs that were measured, all of them")
+        raise RunError(
+            f"{within[0]}: lies in the folder that is to be replaced",
+            "Name the runs that were measured, all of them",
+        )
     if strangers := sorted(set(_published_before(out)) - set(runs)):
-        raise RunError(f"{out}: has runs that are not named: {', '.join(strangers)}", "Name them too, or a new folder with --out")
+        raise RunError(
+            f"{out}: has runs that are not named: {', '.join(strangers)}",
+            "Name them too, or a new folder with --out",
+        )
     nearest = next(folder for folder in out.absolute().parents if folder.exists())
     try:
         TemporaryDirectory(dir=nearest).cleanup()
     except OSError as error:
-        raise RunUnwritable(f"{out}: cannot be written: {error.strerror}", "Name a writable folder with --out") from error
+        raise RunUnwritable(
+            f"{out}: cannot be written: {error.strerror}", "Name a writable folder with --out"
+        ) from error
 
 
 def _published_before(out: Path) -> list[str]:
@@ -156,7 +181,11 @@ def _write_config(config: Mapping[str, Any], path: Path) -> None:
 
 def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
     """Last of what is not derived: with the digest of every file that is there."""
-    files = {str(path.relative_to(folder).as_posix()): file_digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {
+        str(path.relative_to(folder).as_posix()): file_digest(path)
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
     whole = {"schema_version": SCHEMA_VERSION, **contents, "files": files}
     (folder / PUBLICATION_FILE).write_text(json.dumps(whole, indent=1), encoding="utf-8")
 

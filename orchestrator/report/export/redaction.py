@@ -30,10 +30,15 @@ _FROM_WHERE = (  # what a path is read from, if it has it
 )
 _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\.\d)")
 _OF_TORCH = ("PYTORCH_", "TORCH", "CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "OMP_", "MKL_", "TRITON_")
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE)  # in the name of a variable, whosever it is
+_SECRET = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|CRED", re.IGNORECASE
+)  # in the name of a variable, whosever it is
 _TELLING = 6  # characters of a value that is looked for in texts: `1` and `true` are in all of them
 _GPU = "GPU"
-_IDS = {"host": "host", "gpu_uuid": _GPU}  # facts that tell one from another, and how they are called then
+_IDS = {
+    "host": "host",
+    "gpu_uuid": _GPU,
+}  # facts that tell one from another, and how they are called then
 _DROPPED = ("pid",)
 _ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
@@ -44,17 +49,37 @@ class Redaction:
 
     def __init__(self, attempts: pd.DataFrame) -> None:
         """attempts: `facts` and `started_at` of all of them."""
-        facts = [json.loads(text) for text in attempts.sort_values("started_at", kind="stable")["facts"]]
+        facts = [
+            json.loads(text) for text in attempts.sort_values("started_at", kind="stable")["facts"]
+        ]
         self._names: dict[str, dict[str, str]] = {}
         for fact, word in _IDS.items():
-            seen = dict.fromkeys(str(name) for one in facts for name in (one.get(fact), *one.get(f"{fact}s", ())) if name)
-            self._names[fact] = {name: called(name) if word == _GPU else f"{word} {place}" for place, name in enumerate(seen, 1)}
-        self._counts: Counter[str] = Counter({"process ids": sum(name in one for one in facts for name in _DROPPED)})
-        self._called = {name: alias for names in self._names.values() for name, alias in names.items()}
+            seen = dict.fromkeys(
+                str(name)
+                for one in facts
+                for name in (one.get(fact), *one.get(f"{fact}s", ()))
+                if name
+            )
+            self._names[fact] = {
+                name: called(name) if word == _GPU else f"{word} {place}"
+                for place, name in enumerate(seen, 1)
+            }
+        self._counts: Counter[str] = Counter(
+            {"process ids": sum(name in one for one in facts for name in _DROPPED)}
+        )
+        self._called = {
+            name: alias for names in self._names.values() for name, alias in names.items()
+        }
         known = _any_of(self._called)
         self._known = re.compile(rf"(?<![\w.-])(?:GPU-)?({known})(?![\w-]|\.\w)") if known else None
-        variables = {(name, str(value)) for one in facts for name, value in (one.get(_ENVIRONMENT) or {}).items()}
-        values = _any_of(value for name, value in variables if len(value) >= _TELLING and not _is_of_torch(name))
+        variables = {
+            (name, str(value))
+            for one in facts
+            for name, value in (one.get(_ENVIRONMENT) or {}).items()
+        }
+        values = _any_of(
+            value for name, value in variables if len(value) >= _TELLING and not _is_of_torch(name)
+        )
         self._values = re.compile(values) if values else None
 
     def said(self) -> Iterator[str]:

@@ -11,7 +11,9 @@ from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import MOST_ROWS, Page, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
-_BETWEEN = "\x1f"  # stands between the texts of a row, and in none of them, while they are escaped as one
+_BETWEEN = (
+    "\x1f"  # stands between the texts of a row, and in none of them, while they are escaped as one
+)
 _TEXT_PT = 345  # how wide the text of LaTeX's article is
 _LETTER_PT = 5.25  # how wide one of its digits is, and a little
 _BETWEEN_COLUMNS_PT = 12
@@ -31,7 +33,11 @@ def to_latex(page: Page) -> str:
 
     What fills more than a page is a longtable.
     """
-    return _latex_longtable(page) if len(page.rows) + len(page.notes) > MOST_ROWS else _latex_table(page)
+    return (
+        _latex_longtable(page)
+        if len(page.rows) + len(page.notes) > MOST_ROWS
+        else _latex_table(page)
+    )
 
 
 def _latex_table(page: Page) -> str:
@@ -103,7 +109,10 @@ def _latex_caption(page: Page) -> str:
 
 
 def _latex_notes(page: Page) -> list[str]:
-    return [rf"\par\footnotesize {number}. {to_ascii_latex(_printable(note))}" for number, note in enumerate(page.notes, 1)]
+    return [
+        rf"\par\footnotesize {number}. {to_ascii_latex(_printable(note))}"
+        for number, note in enumerate(page.notes, 1)
+    ]
 
 
 def to_typst(page: Page) -> str:
@@ -143,15 +152,25 @@ FORMATS: Mapping[str, Callable[[Page], str]] = {
 }
 
 
-def files_of(pages: Iterable[Page], formats: Collection[str] = tuple(FORMATS)) -> Iterator[tuple[str, str]]:
+def files_of(
+    pages: Iterable[Page], formats: Collection[str] = tuple(FORMATS)
+) -> Iterator[tuple[str, str]]:
     """Every page in each of the formats, after the name of its file; each made when it is asked for."""
-    return ((f"{page.table.name}.{suffix}", FORMATS[suffix](page)) for page in pages for suffix in formats)
+    return (
+        (f"{page.table.name}.{suffix}", FORMATS[suffix](page))
+        for page in pages
+        for suffix in formats
+    )
 
 
 def _latex_row(texts: list[str], around: str = "") -> str:
     """What it begins with is no argument of the line before."""
     begin, end = (f"{around}{{", "}") if around else ("", "")
-    row = begin + to_ascii_latex(_BETWEEN.join(_printable_row(texts))).replace(_BETWEEN, f"{end} & {begin}") + end
+    row = (
+        begin
+        + to_ascii_latex(_BETWEEN.join(_printable_row(texts))).replace(_BETWEEN, f"{end} & {begin}")
+        + end
+    )
     return ("{}" if row.startswith(("[", "*")) else "") + row + r" \\"
 
 
@@ -165,7 +184,11 @@ def _typst_row(texts: list[str]) -> str:
 
 def _printable(text: str) -> str:
     """Without control characters, such as colours in a message, which no compiler takes."""
-    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(letter if letter.isprintable() else " " for letter in text)
+    )
 
 
 def _printable_row(texts: list[str]) -> list[str]:

@@ -35,8 +35,14 @@ _ACCENTS = {
     "\u0300": "`", "\u0301": "'", "\u0302": "^", "\u0303": "~", "\u0304": "=", "\u0306": "u", "\u0307": ".", "\u0308": '"',
     "\u030a": "r", "\u030b": "H", "\u030c": "v", "\u0323": "d", "\u0327": "c",
 }  # fmt: skip
-_COMMANDS = LATEX_ESCAPE_RULES | _TEXT | {letter: rf"\ensuremath{{{command}}}" for letter, command in _MATHEMATICS.items()}
-_TO_REPLACE = re.compile(rf"(?<=-)-|[`|{re.escape(''.join(LATEX_ESCAPE_RULES))}]|[^\x00-\x7f]")  # two hyphens were a dash
+_COMMANDS = (
+    LATEX_ESCAPE_RULES
+    | _TEXT
+    | {letter: rf"\ensuremath{{{command}}}" for letter, command in _MATHEMATICS.items()}
+)
+_TO_REPLACE = re.compile(
+    rf"(?<=-)-|[`|{re.escape(''.join(LATEX_ESCAPE_RULES))}]|[^\x00-\x7f]"
+)  # two hyphens were a dash
 
 
 def to_ascii_latex(text: str) -> str:

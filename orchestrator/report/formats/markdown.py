@@ -59,7 +59,9 @@ class Page:
     notes: tuple[str, ...] = ()
 
 
-def lay_out(results: Results, names: Iterable[str] = (), tables: Sequence[Table] = TABLES) -> list[Page]:
+def lay_out(
+    results: Results, names: Iterable[str] = (), tables: Sequence[Table] = TABLES
+) -> list[Page]:
     """The tables that have rows, or those named. Raises ConfigError for a name that is no table."""
     by_name = {table.name: table for table in tables}
     for name in names:
@@ -87,9 +89,16 @@ def _with_notes(page: Page) -> Page:
     number = {note: place for place, note in enumerate(notes, 1)}
 
     def named(row: list[str]) -> str:
-        return ", ".join(map(str, sorted(number[note] for note in row[column].splitlines()))) or NOTHING
+        return (
+            ", ".join(map(str, sorted(number[note] for note in row[column].splitlines())))
+            or NOTHING
+        )
 
-    return replace(page, rows=[[*row[:column], named(row), *row[column + 1 :]] for row in page.rows], notes=notes)
+    return replace(
+        page,
+        rows=[[*row[:column], named(row), *row[column + 1 :]] for row in page.rows],
+        notes=notes,
+    )
 
 
 def notes_of(page: Page, row: Sequence[str]) -> list[str]:
@@ -105,13 +114,18 @@ def written_out(page: Page) -> tuple[Header, Rows]:
     titles, texts = _with_deviations_apart(page.header, page.rows)
     seen = set("".join(marks_of(text) for row in texts for text in row))
     marks = [mark for mark in _MARKS if mark in seen]
-    rows = [[*(_plain(text) for text in row), *(_marked_with(mark, titles, row) for mark in marks)] for row in texts]
+    rows = [
+        [*(_plain(text) for text in row), *(_marked_with(mark, titles, row) for mark in marks)]
+        for row in texts
+    ]
     header = [*titles, *(_MARKS[mark] for mark in marks)]
     if not page.notes:
         return header, rows
     column = titles.index(NOTES)
     notes = (" ".join(notes_of(page, row)) for row in page.rows)
-    return header, [[*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)]
+    return header, [
+        [*row[:column], said, *row[column + 1 :]] for row, said in zip(rows, notes, strict=True)
+    ]
 
 
 def _with_deviations_apart(header: Header, rows: Rows) -> tuple[Header, Rows]:
@@ -119,9 +133,18 @@ def _with_deviations_apart(header: Header, rows: Rows) -> tuple[Header, Rows]:
     apart = [any(_MEAN_SD.fullmatch(row[place]) for row in rows) for place in range(len(header))]
     if not any(apart):
         return header, rows
-    titles = [part for title, two in zip(header, apart, strict=True) for part in (_two_titles(title) if two else (title,))]
+    titles = [
+        part
+        for title, two in zip(header, apart, strict=True)
+        for part in (_two_titles(title) if two else (title,))
+    ]
     return titles, [
-        [part for text, two in zip(row, apart, strict=True) for part in (_two_texts(text) if two else (text,))] for row in rows
+        [
+            part
+            for text, two in zip(row, apart, strict=True)
+            for part in (_two_texts(text) if two else (text,))
+        ]
+        for row in rows
     ]
 
 
@@ -137,7 +160,10 @@ def _two_texts(text: str) -> tuple[str, str]:
 
 
 def _marked_with(mark: str, header: Header, row: list[str]) -> str:
-    return "; ".join(title for title, text in zip(header, row, strict=True) if mark in marks_of(text)) or NOTHING
+    return (
+        "; ".join(title for title, text in zip(header, row, strict=True) if mark in marks_of(text))
+        or NOTHING
+    )
 
 
 def marks_of(text: str) -> str:
@@ -157,7 +183,9 @@ def first_rows(page: Page, command: str) -> str:
     if more <= 0:
         return to_markdown(page)
     rows = "1 row" if more == 1 else f"{more:,} rows"
-    return to_markdown(replace(page, rows=page.rows[:MOST_ROWS]), below=f"… and {rows} more: {command}")
+    return to_markdown(
+        replace(page, rows=page.rows[:MOST_ROWS]), below=f"… and {rows} more: {command}"
+    )
 
 
 def to_markdown(page: Page, aligned: bool = True, below: str = "") -> str:
@@ -168,7 +196,9 @@ def to_markdown(page: Page, aligned: bool = True, below: str = "") -> str:
     rows = [_in_a_pipe_table(row) for row in page.rows]
     widths = column_widths(page.header, rows) if aligned else [0] * len(page.header)
     rule = "|".join("-" * max(width + 1, 3) + ":" for width in widths)
-    body = "\n".join([_pipes(page.header, widths), f"|{rule}|", *(_pipes(row, widths) for row in rows)])
+    body = "\n".join(
+        [_pipes(page.header, widths), f"|{rule}|", *(_pipes(row, widths) for row in rows)]
+    )
     notes = "\n".join(f"{number}. {note}" for number, note in enumerate(page.notes, 1))
     parts = [f"## {page.table.title}", page.table.read, body, below, notes, f"*{page.provenance}*"]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -176,7 +206,9 @@ def to_markdown(page: Page, aligned: bool = True, below: str = "") -> str:
 
 def column_widths(header: list[str], rows: list[list[str]]) -> list[int]:
     """In letters. tabulate would do for the whole table, but takes a minute for ten thousand cells."""
-    return [max(len(title) + 2, *map(len, texts)) for title, *texts in zip(header, *rows, strict=True)]
+    return [
+        max(len(title) + 2, *map(len, texts)) for title, *texts in zip(header, *rows, strict=True)
+    ]
 
 
 def _pipes(texts: list[str], widths: list[int]) -> str:
@@ -185,11 +217,18 @@ def _pipes(texts: list[str], widths: list[int]) -> str:
 
 def _in_a_pipe_table(row: list[str]) -> list[str]:
     whole = "".join(row)
-    return [text.replace("|", "\\|").replace("\n", " ") for text in row] if "|" in whole or "\n" in whole else row
+    return (
+        [text.replace("|", "\\|").replace("\n", " ") for text in row]
+        if "|" in whole or "\n" in whole
+        else row
+    )
 
 
 def answers_to_markdown(found: Iterable[Answer], measured_with: str) -> str:
-    parts = [f"### {one.question}\n\n" + "\n".join(f"- {said}" for said in one.sentences) for one in found]
+    parts = [
+        f"### {one.question}\n\n" + "\n".join(f"- {said}" for said in one.sentences)
+        for one in found
+    ]
     return "\n\n".join(["## In words", *parts, f"*{measured_with}*"]) + "\n"
 
 
@@ -208,10 +247,23 @@ def describe_comparison(report: Report) -> Iterator[str]:
     yield ""
     of_kernels = any(one.of_kernels for one in report.comparisons)
     noise = "noise" if report.noise.freedom else "assumed noise"
-    header = ["cell", "A ms", "B ms", "B / A", "interval", noise, *(["kernels, B / A"] if of_kernels else []), "verdict"]
+    header = [
+        "cell",
+        "A ms",
+        "B ms",
+        "B / A",
+        "interval",
+        noise,
+        *(["kernels, B / A"] if of_kernels else []),
+        "verdict",
+    ]
     rows = [_comparison_row(one, of_kernels) for one in report.comparisons]
     yield tabulate(
-        rows, header, tablefmt="pipe", disable_numparse=True, colalign=["left", *["right"] * (len(header) - 2), "left"]
+        rows,
+        header,
+        tablefmt="pipe",
+        disable_numparse=True,
+        colalign=["left", *["right"] * (len(header) - 2), "left"],
     )
     yield ""
     counts = Counter(one.verdict for one in report.comparisons)
@@ -234,7 +286,9 @@ def _of_the_cpu(differing: Sequence[Comparison]) -> Iterator[str]:
 def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """How many agree, by what binds them, and then in what depends less on the CPU, and in what does not depend on it."""
     binding = {kind: [one for one in comparisons if one.bound_by is kind] for kind in Decides}
-    shares = ", ".join(f"{_agreeing(found)} {_BINDING[kind]}" for kind, found in binding.items() if found)
+    shares = ", ".join(
+        f"{_agreeing(found)} {_BINDING[kind]}" for kind, found in binding.items() if found
+    )
     whole = f"{_agreeing(comparisons)} cells agree within their intervals or {AGREEMENT:.0%}"
     yield f"{whole}: {shares}" if shares else whole
     if told := [ratio for one in comparisons if (ratio := one.in_additions)]:
@@ -291,7 +345,11 @@ def provenance(results: Results) -> str:
         _protocol(cells),
         _repetitions(cells),
         _marked(cells, "waits_for_host", f"are CPU-bound ({HOST_MARK})"),
-        _marked(cells, "may_wait_for_host", f"would be CPU-bound with a CPU a third as fast ({SLOWER_HOST_MARK})"),
+        _marked(
+            cells,
+            "may_wait_for_host",
+            f"would be CPU-bound with a CPU a third as fast ({SLOWER_HOST_MARK})",
+        ),
         _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _marked(cells, "beside", "shared the CPU that they depend on with others"),
@@ -304,7 +362,13 @@ def provenance(results: Results) -> str:
 
 def _one_or_several(cells: pd.DataFrame, column: str) -> str:
     values = list(cells[column].dropna().unique()) if column in cells else []
-    return "" if len(values) == 0 else str(values[0]) if len(values) == 1 else f"several ({len(values)})"
+    return (
+        ""
+        if len(values) == 0
+        else str(values[0])
+        if len(values) == 1
+        else f"several ({len(values)})"
+    )
 
 
 def _labelled(label: str, text: str) -> str:
@@ -313,7 +377,9 @@ def _labelled(label: str, text: str) -> str:
 
 def _protocol(cells: pd.DataFrame) -> str:
     """How many steps: as was asked, or as many as it took."""
-    fixed = " + ".join(filter(None, (_one_or_several(cells, axis) for axis in ("warmup_steps", "measured_steps"))))
+    fixed = " + ".join(
+        filter(None, (_one_or_several(cells, axis) for axis in ("warmup_steps", "measured_steps")))
+    )
     adaptive = "adaptive" if "timing" in cells and (cells["timing"] == "adaptive").any() else ""
     said = " and ".join(filter(None, (fixed, adaptive)))
     return f"{said} steps" if said else ""
@@ -331,6 +397,10 @@ def _marked(cells: pd.DataFrame, mark: str, said: str) -> str:
 
 
 def _dates(cells: pd.DataFrame) -> str:
-    begun = pd.to_datetime(cells["started_at"].dropna()) if "started_at" in cells else pd.Series(dtype="datetime64[s]")
+    begun = (
+        pd.to_datetime(cells["started_at"].dropna())
+        if "started_at" in cells
+        else pd.Series(dtype="datetime64[s]")
+    )
     days = sorted(str(day)[:10] for day in begun.dt.normalize().unique())
     return "" if not days else days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"

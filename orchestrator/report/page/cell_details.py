@@ -35,10 +35,20 @@ class Details:
     cells: Iterator[dict[str, Any]]
 
 
-def read_details(run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]) -> Details:
+def read_details(
+    run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]
+) -> Details:
     """As JSON takes them. Samples and artifacts are of the attempt that counts."""
-    counting = results.cells[["cell", "attempt"]] if "attempt" in results.cells else pd.DataFrame({"cell": [], "attempt": []})
-    samples = _Samples(rows_of(run.read("samples", ["cell", "attempt", *_NAMES, "value"], categories=True), counting))
+    counting = (
+        results.cells[["cell", "attempt"]]
+        if "attempt" in results.cells
+        else pd.DataFrame({"cell": [], "attempt": []})
+    )
+    samples = _Samples(
+        rows_of(
+            run.read("samples", ["cell", "attempt", *_NAMES, "value"], categories=True), counting
+        )
+    )
     give_back_memory()
     return Details(samples.names, _cells(counting, _attempts(run), samples, read_artifacts))
 
@@ -57,7 +67,9 @@ def _cells(
             "task": attempts[cell][-1]["task"],
             "status": next(attempt["status"] for attempt in made if attempt["number"] == number),
             "parameters": {
-                name: str(value) for name, value in json.loads(attempts[cell][-1]["params"]).items() if value not in (None, {})
+                name: str(value)
+                for name, value in json.loads(attempts[cell][-1]["params"]).items()
+                if value not in (None, {})
             },
             "attempts": [{name: attempt[name] for name in _OF_AN_ATTEMPT} for attempt in made],
             "samples": samples.of(cell),
@@ -68,7 +80,18 @@ def _cells(
 
 def _attempts(run: Run) -> dict[str, list[dict[str, Any]]]:
     """By cell, in the order of their numbers."""
-    columns = ["cell", "attempt", "task", "params", "status", "stage", "phase", "started_at", "wall_s", "evidence"]
+    columns = [
+        "cell",
+        "attempt",
+        "task",
+        "params",
+        "status",
+        "stage",
+        "phase",
+        "started_at",
+        "wall_s",
+        "evidence",
+    ]
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in run.read("attempts", columns).sort_values("attempt").to_dict("records"):
         found[row["cell"]].append({str(name): value for name, value in row.items()})
@@ -82,7 +105,11 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
         "where": where_it_ended(row),
         "started": str(row["started_at"])[:19],
         "wall_s": round(row["wall_s"], 1),
-        "evidence": {name: _text(name, value) for name, value in json.loads(row["evidence"]).items() if value != ""},
+        "evidence": {
+            name: _text(name, value)
+            for name, value in json.loads(row["evidence"]).items()
+            if value != ""
+        },
     }
 
 
@@ -93,13 +120,18 @@ class _Samples:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
-        self.names = [(" ".join(filter(None, name)), unit) for *name, unit in _distinct(rows[_NAMES])]
+        self.names = [
+            (" ".join(filter(None, name)), unit) for *name, unit in _distinct(rows[_NAMES])
+        ]
         count = len(self.names)
         keys = rows["cell"].cat.codes.to_numpy().astype(np.int64) * count + _places(rows[_NAMES])
         order = np.argsort(keys, kind="stable")
         keys, self._values = keys[order], rows["value"].to_numpy()[order]
         begins = np.flatnonzero(np.diff(keys, prepend=-1))  # of each series of each cell
-        self._begins, self._places = np.append(begins, len(keys)), keys[begins] % count if count else begins
+        self._begins, self._places = (
+            np.append(begins, len(keys)),
+            keys[begins] % count if count else begins,
+        )
         cells = rows["cell"].cat.categories
         ends = np.searchsorted(keys[begins], np.arange(len(cells) + 1) * count)
         self._range = dict(zip(cells, pairwise(ends.tolist()), strict=True))
@@ -111,10 +143,14 @@ class _Samples:
         values = _shortened(self._values[begins[0] : begins[-1]]).tolist()
         parts = pairwise((begins - begins[0]).tolist())
         places = self._places[first:last].tolist()
-        return [(place, values[begin:end]) for place, (begin, end) in zip(places, parts, strict=True)]
+        return [
+            (place, values[begin:end]) for place, (begin, end) in zip(places, parts, strict=True)
+        ]
 
 
-def _shortened(values: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _shortened(
+    values: np.ndarray[Any, np.dtype[np.float64]],
+) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Each to its first digits, so that its shortest text is short; larger numbers to whole ones."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
@@ -127,7 +163,9 @@ def _places(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Of each row, the place that its names have among the distinct ones, in the order in which they come."""
     combined = np.zeros(len(names), dtype=np.int64)
     for name in names:
-        combined = combined * (len(names[name].cat.categories) + 1) + names[name].cat.codes.to_numpy()
+        combined = (
+            combined * (len(names[name].cat.categories) + 1) + names[name].cat.codes.to_numpy()
+        )
     return pd.factorize(combined)[0].astype(np.int32)
 
 
@@ -136,4 +174,6 @@ def _distinct(names: pd.DataFrame) -> list[list[str]]:
 
 
 def _text(name: str, value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
+    return (
+        f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
+    )

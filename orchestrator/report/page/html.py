@@ -65,8 +65,15 @@ def to_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"with_code": _with_code, "packed_rows": packed_rows, "packed_chart": packed_chart}
-    environment.policies["json.dumps_function"], environment.policies["json.dumps_kwargs"] = _to_json, {}
+    environment.filters |= {
+        "with_code": _with_code,
+        "packed_rows": packed_rows,
+        "packed_chart": packed_chart,
+    }
+    environment.policies["json.dumps_function"], environment.policies["json.dumps_kwargs"] = (
+        _to_json,
+        {},
+    )
     figures = drawing.figures()
     packed = PackedCells()
     return environment.get_template("index.html").generate(
@@ -92,7 +99,9 @@ def _to_json(value: object) -> str:
 
 
 def _statuses(results: Results, missing: int, called: str) -> dict[str, int]:
-    ended = {str(status): int(count) for status, count in results.cells["status"].value_counts().items()}
+    ended = {
+        str(status): int(count) for status, count in results.cells["status"].value_counts().items()
+    }
     return {**ended, called: missing} if ended and missing else ended
 
 
@@ -100,7 +109,9 @@ def _platforms(results: Results) -> list[dict[str, str]]:
     """The different combinations of hardware and software that cells were measured on; a cell without any says nothing."""
     present = [name for name in _PLATFORM if name in results.cells]
     rows = results.cells[present].drop_duplicates().to_dict("records")
-    known = [{str(name): str(value) for name, value in row.items() if not pd.isna(value)} for row in rows]
+    known = [
+        {str(name): str(value) for name, value in row.items() if not pd.isna(value)} for row in rows
+    ]
     return [row for row in known if row]
 
 

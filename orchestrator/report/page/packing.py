@@ -14,13 +14,21 @@ import numpy.typing as npt
 
 from orchestrator.report.page.cell_details import Series
 
-_LETTERS = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8)
+_LETTERS = np.frombuffer(
+    b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", dtype=np.uint8
+)
 _BITS = 5  # of a number in each letter; the sixth says that there are more
 _SHIFTS = np.arange(0, 60, _BITS)
-_LARGEST = 2.0**50  # of what is packed: the difference of two, and its sign, is still a whole number to JavaScript
-_TENS = np.array([float(f"1e{decimals}") for decimals in range(23)])  # a larger power is no longer exact
+_LARGEST = (
+    2.0**50
+)  # of what is packed: the difference of two, and its sign, is still a whole number to JavaScript
+_TENS = np.array(
+    [float(f"1e{decimals}") for decimals in range(23)]
+)  # a larger power is no longer exact
 
-Column = tuple[list[Any], str]  # its different values, and of each row the place among them; none where they are all the same
+Column = tuple[
+    list[Any], str
+]  # its different values, and of each row the place among them; none where they are all the same
 Rows = tuple[int, list[Column]]  # how many, and their columns
 PackedSamples = tuple[str, str, str, str, list[Series]]
 
@@ -44,7 +52,9 @@ def _column(values: Sequence[Any]) -> Column:
     keys = [_key(value) for value in values]
     different = dict(zip(reversed(keys), reversed(values), strict=True))
     places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-    return [different[key] for key in places], packed([places[key] for key in keys]) if len(places) > 1 else ""
+    return [different[key] for key in places], packed([places[key] for key in keys]) if len(
+        places
+    ) > 1 else ""
 
 
 def _key(value: Any) -> tuple[type, Any]:
@@ -54,7 +64,12 @@ def _key(value: Any) -> tuple[type, Any]:
 
 def packed_chart(spec: Mapping[str, Any]) -> dict[str, Any]:
     """A chart of Vega-Lite, with each of its data sets as the names of the fields and the rows."""
-    return {**spec, "datasets": {name: _packed_records(records) for name, records in spec.get("datasets", {}).items()}}
+    return {
+        **spec,
+        "datasets": {
+            name: _packed_records(records) for name, records in spec.get("datasets", {}).items()
+        },
+    }
 
 
 def _packed_records(records: Sequence[Mapping[str, Any]]) -> tuple[list[str], Rows]:
@@ -88,7 +103,10 @@ class PackedCells:
         ]
 
     def _attempt(self, attempt: Mapping[str, Any]) -> list[Any]:
-        evidence = [[self._place(text) for text in (name, *said.split("\n"))] for name, said in attempt["evidence"].items()]
+        evidence = [
+            [self._place(text) for text in (name, *said.split("\n"))]
+            for name, said in attempt["evidence"].items()
+        ]
         status, where = self._place(attempt["status"]), self._place(attempt["where"])
         return [attempt["number"], status, where, attempt["started"], attempt["wall_s"], evidence]
 
@@ -114,7 +132,9 @@ def packed_samples(samples: Sequence[Series]) -> PackedSamples:
     return packed(places[fits]), packed(counts[fits]), packed(decimals[fits]), packed(whole), others
 
 
-def _decimals(numbers: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _decimals(
+    numbers: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
     """Of each series the fewest with which all of its numbers are exact; one more than there may be where none are enough."""
     begins = np.cumsum(counts) - counts
     found = np.full(len(counts), len(_TENS))
@@ -123,6 +143,8 @@ def _decimals(numbers: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]) -
             if (found < len(_TENS)).all():
                 break
             whole = np.rint(numbers * scale)
-            exact = np.logical_and.reduceat((whole / scale == numbers) & (np.abs(whole) <= _LARGEST), begins)
+            exact = np.logical_and.reduceat(
+                (whole / scale == numbers) & (np.abs(whole) <= _LARGEST), begins
+            )
             found[exact & (found > decimals)] = decimals
     return found

@@ -34,5 +34,8 @@ def find_device(word: str) -> str:
     if word not in (*devices(), ALL):
         allowed = f"Published are {', '.join(devices())}; {ALL} stands for every one"
         close = nearest(word, [*devices(), ALL])
-        raise ConfigError(f"--against {word}: no write-up is of it", f"{close} {allowed}" if close.startswith("Did") else allowed)
+        raise ConfigError(
+            f"--against {word}: no write-up is of it",
+            f"{close} {allowed}" if close.startswith("Did") else allowed,
+        )
     return word

@@ -71,14 +71,27 @@ class Around:
         return [other for other in self._cells[self._cell(number)] if other.table != number.table]
 
     def other_lengths(self, number: Number) -> list[Number]:
-        return [other for other in self._lengths[self._cell(number, without="context_length")] if other.table == number.table]
+        return [
+            other
+            for other in self._lengths[self._cell(number, without="context_length")]
+            if other.table == number.table
+        ]
 
     def _row(self, number: Number) -> object:
         return number.writeup, number.table, number.row
 
     def _cell(self, number: Number, without: str = "") -> object:
         """What two tables may know of a cell alike; whether it was warm is asked elsewhere."""
-        axes = ("size", "d_head", "context_length", "precision", "compile", "pass", "batch_size", "projections")
+        axes = (
+            "size",
+            "d_head",
+            "context_length",
+            "precision",
+            "compile",
+            "pass",
+            "batch_size",
+            "projections",
+        )
         params = tuple(number.params.get(axis) for axis in axes if axis != without)
         labels = tuple(sorted(number.labels.items()))
         who = (number.writeup, number.device, number.task, number.variant)
@@ -99,13 +112,20 @@ def implied_tflops(number: Number) -> float | None:
 def is_time_of_a_phase(number: Number) -> bool:
     """Not of a kernel or of a part of the model, and not a deviation."""
     of_all = "part" not in number.labels and "kernel" not in number.labels
-    return number.metric == "duration" and number.phase != "" and number.statistic != "sd" and of_all
+    return (
+        number.metric == "duration" and number.phase != "" and number.statistic != "sd" and of_all
+    )
 
 
 def least_flops(number: Number) -> int | None:
     """What the phase that a time is of must compute at least, whichever of the possible cells it is."""
     batch, length = number.one("batch_size"), number.one("context_length")
-    if not is_time_of_a_phase(number) or number.phase == "optimizer" or batch is None or length is None:
+    if (
+        not is_time_of_a_phase(number)
+        or number.phase == "optimizer"
+        or batch is None
+        or length is None
+    ):
         return None
     forward = _forward_flops(number, batch, length)
     if forward is None:
@@ -120,7 +140,11 @@ def _forward_flops(number: Number, batch: int, length: int) -> int | None:
         return forward_flops(SIZES[number.year][size], batch, length)
     if number.task == "attention" and width is not None:
         written_out = number.one("attention") == "naive"
-        alone = attention_matmul_flops(batch, 1, length, width) if written_out else attention_flops(batch, length, width, True)
+        alone = (
+            attention_matmul_flops(batch, 1, length, width)
+            if written_out
+            else attention_flops(batch, length, width, True)
+        )
         return alone + (projection_flops(batch, length, width) if number.one("projections") else 0)
     return None
 
@@ -130,7 +154,9 @@ def _faster_than_the_peak(number: Number, _: Around) -> Iterator[str]:
     if reached is None:
         return
     possible = number.params.get("precision", _PRECISIONS)
-    peaks = {name: peak for name in possible if (peak := peak_tflops(device.limit, name)) is not None}
+    peaks = {
+        name: peak for name in possible if (peak := peak_tflops(device.limit, name)) is not None
+    }
     exceeded = [name for name, peak in peaks.items() if reached > peak]
     if not exceeded:
         for name in (name for name, peak in peaks.items() if reached > NEAR * peak):
@@ -138,7 +164,11 @@ def _faster_than_the_peak(number: Number, _: Around) -> Iterator[str]:
         return
     left = [name for name in possible if name not in exceeded]
     limits = ", ".join(f"{peaks[name]:g} TFLOP/s in {name}" for name in exceeded)
-    so = f"it is {' or '.join(left)}, or was not waited for" if left else "it was not waited for, or is narrower than it says"
+    so = (
+        f"it is {' or '.join(left)}, or was not waited for"
+        if left
+        else "it was not waited for, or is narrower than it says"
+    )
     yield f"Faster than the {device.name} can, of which the peak is {limits}: {so}."
 
 
@@ -159,7 +189,13 @@ def _faster_than_the_memory(number: Number, _: Around) -> Iterator[str]:
 def _square_traffic(number: Number) -> int | None:
     batch, length = number.one("batch_size"), number.one("context_length")
     of_attention = number.task == "attention" and number.one("attention") == "naive"
-    if not (of_attention and is_time_of_a_phase(number) and number.phase == "forward" and batch and length):
+    if not (
+        of_attention
+        and is_time_of_a_phase(number)
+        and number.phase == "forward"
+        and batch
+        and length
+    ):
         return None
     wide = set(number.params.get("precision", _PRECISIONS)) <= {"fp32", "tf32"}
     return square_traffic_bytes(batch, 1, length, _FP32_BYTES if wide else _NARROW_BYTES)
@@ -180,10 +216,18 @@ def _scatters(number: Number, around: Around) -> Iterator[str]:
 
 def _is_not_its_parts(number: Number, around: Around) -> Iterator[str]:
     """Of a whole step, beside its phases in the same row."""
-    if (number.metric, number.phase, number.statistic) != ("duration", "step", "mean") or number.amount is None:
+    if (number.metric, number.phase, number.statistic) != (
+        "duration",
+        "step",
+        "mean",
+    ) or number.amount is None:
         return
     forward, backward = (around.of_row(number, phase, "mean") for phase in ("forward", "backward"))
-    if forward is not None and backward is not None and abs(forward + backward - number.amount) > _rounding(number):
+    if (
+        forward is not None
+        and backward is not None
+        and abs(forward + backward - number.amount) > _rounding(number)
+    ):
         yield "Forward and backward do not add up to it."
     if forward is not None and number.amount < forward:
         yield "Shorter than its own forward pass."
@@ -198,10 +242,20 @@ def _rounding(number: Number) -> float:
 
 def _too_little_memory(number: Number, _: Around) -> Iterator[str]:
     size = number.one("size")
-    if number.task != "train_step" or number.metric != "peak" or number.amount is None or size is None:
+    if (
+        number.task != "train_step"
+        or number.metric != "peak"
+        or number.amount is None
+        or size is None
+    ):
         return
     passes = number.params.get("pass", tuple(_COPIES))
-    wide = set(number.params.get("precision", _PRECISIONS)) <= {"fp32", "tf32", "bf16", "fp16"}  # autocast keeps them in fp32
+    wide = set(number.params.get("precision", _PRECISIONS)) <= {
+        "fp32",
+        "tf32",
+        "bf16",
+        "fp16",
+    }  # autocast keeps them in fp32
     copies = min(_COPIES[name] for name in passes) * (_FP32_BYTES if wide else _NARROW_BYTES)
     if number.amount < copies * parameter_count(SIZES[number.year][size]):
         yield "Less memory than parameters, gradients and the optimizer's state of this size take."
@@ -218,16 +272,29 @@ def _falls_with_length(number: Number, around: Around) -> Iterator[str]:
     length = number.one("context_length")
     if number.metric not in ("peak", "held") or number.amount is None or length is None:
         return
-    longer = [other for other in around.other_lengths(number) if (other.one("context_length") or 0) > length]
+    longer = [
+        other
+        for other in around.other_lengths(number)
+        if (other.one("context_length") or 0) > length
+    ]
     if any(other.amount is not None and other.amount < number.amount for other in longer):
         yield "More memory than a longer context takes in the same table: something else is counted in it."
 
 
 def _told_otherwise(number: Number, around: Around) -> Iterator[str]:
-    if number.metric != "duration" or number.statistic not in ("mean", "median") or not number.amount or not _warm(number):
+    if (
+        number.metric != "duration"
+        or number.statistic not in ("mean", "median")
+        or not number.amount
+        or not _warm(number)
+    ):
         return
     for other in around.same_cell(number):
-        if other.amount and _warm(other) and max(number.amount / other.amount, other.amount / number.amount) > APART:
+        if (
+            other.amount
+            and _warm(other)
+            and max(number.amount / other.amount, other.amount / number.amount) > APART
+        ):
             yield f"`{other.title}` of the same write-up puts the same cell more than {APART:g} times apart."
 
 

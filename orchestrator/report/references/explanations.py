@@ -45,7 +45,11 @@ def _gpu(word: str) -> str:
 
 def _precision(numbers: list[Number]) -> Iterator[str]:
     told = dict.fromkeys(number.params.get("precision", ()) for number in numbers)
-    words = [" or ".join(values) + " (which is not said)" * (len(values) > 1) for values in told if values]
+    words = [
+        " or ".join(values) + " (which is not said)" * (len(values) > 1)
+        for values in told
+        if values
+    ]
     yield f"in {' and in '.join(words)}" if words else "precision not said"
 
 
@@ -67,7 +71,11 @@ def _optimizer(numbers: list[Number]) -> Iterator[str]:
         yield "whether a step includes an optimizer is not said"
     elif any("train_step" in one for one in passes):
         said = dict(numbers[0].said).get("optimizer")
-        yield f"a step with an optimizer ({said})" if said else "a step with an optimizer, which is not named"
+        yield (
+            f"a step with an optimizer ({said})"
+            if said
+            else "a step with an optimizer, which is not named"
+        )
     elif any(passes):
         yield "no optimizer"
 
@@ -86,4 +94,6 @@ def _warm_up(numbers: list[Number]) -> str:
 
 
 def _values(numbers: Iterable[Number], axis: str) -> list[str]:
-    return list(dict.fromkeys(str(value) for number in numbers for value in number.params.get(axis, ())))
+    return list(
+        dict.fromkeys(str(value) for number in numbers for value in number.params.get(axis, ()))
+    )

@@ -18,11 +18,33 @@ from orchestrator.report.tables.formatters import Row, known
 
 WARM = 5  # steps of warm-up, from which on more of them change nothing
 _NAMING = {  # by task, the axes without which a cell is not named
-    "train_step": ("size", "context_length", "batch_size", "precision", "compile", "pass", "optimizer", "warmup_steps"),
-    "attention": ("d_head", "context_length", "batch_size", "precision", "compile", "attention", "causal", "projections"),
+    "train_step": (
+        "size",
+        "context_length",
+        "batch_size",
+        "precision",
+        "compile",
+        "pass",
+        "optimizer",
+        "warmup_steps",
+    ),
+    "attention": (
+        "d_head",
+        "context_length",
+        "batch_size",
+        "precision",
+        "compile",
+        "attention",
+        "causal",
+        "projections",
+    ),
     "accumulation": ("accumulator", "addend", "upcast", "value", "count"),
 }
-_SHAPE = ("size", "d_head", "context_length")  # without one of these a number is of no cell in particular
+_SHAPE = (
+    "size",
+    "d_head",
+    "context_length",
+)  # without one of these a number is of no cell in particular
 _NOT_COMPARED = ("measured_steps",)
 _SAME_PHASE = {  # passes of which a phase is the same, whatever follows it
     "forward": {"forward_grad", "forward_backward", "train_step"},
@@ -36,7 +58,9 @@ def matches(numbers: Iterable[Number], rows: Iterable[Row]) -> Iterator[tuple[Nu
     """Each number with each cell of ours that it may be of."""
     by_length: dict[Any, list[Row]] = {}
     for row in rows:
-        by_length.setdefault((row["task"], row["context_length"] if known(row, "context_length") else None), []).append(row)
+        by_length.setdefault(
+            (row["task"], row["context_length"] if known(row, "context_length") else None), []
+        ).append(row)
     for number in numbers:
         length = number.one("context_length")
         for (task, own), candidates in by_length.items():
@@ -76,14 +100,25 @@ def is_first_forward(number: Number, row: Row) -> bool:
 
 def left_open(number: Number) -> str:
     """What the write-up does not say of a cell, or leaves between several; empty where it says all."""
-    several = {axis: number.params.get(axis, ()) for axis in _NAMING[number.task] if number.one(axis) is None}
+    several = {
+        axis: number.params.get(axis, ())
+        for axis in _NAMING[number.task]
+        if number.one(axis) is None
+    }
     alike = _SAME_PHASE.get(number.phase, set())
     if alike:
         several.pop("optimizer", None)
     if set(several.get("pass", ("none",))) <= alike:
         several.pop("pass")
-    words = [f"{axis} ({' or '.join(map(str, values))})" if values else axis for axis, values in several.items()]
-    said = f"Not said, and whatever of ours fits stands beside it: {', '.join(words)}." if words else ""
+    words = [
+        f"{axis} ({' or '.join(map(str, values))})" if values else axis
+        for axis, values in several.items()
+    ]
+    said = (
+        f"Not said, and whatever of ours fits stands beside it: {', '.join(words)}."
+        if words
+        else ""
+    )
     return said if names_a_shape(number) else f"{said} Without a ratio: it may be of another shape."
 
 
@@ -108,7 +143,10 @@ def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bo
         return True
     if axis == "pass" and ours in (alike := _SAME_PHASE.get(number.phase, set())):
         return bool(alike & set(allowed))
-    return any(math.isclose(ours, theirs) if isinstance(theirs, float) else ours == theirs for theirs in allowed)
+    return any(
+        math.isclose(ours, theirs) if isinstance(theirs, float) else ours == theirs
+        for theirs in allowed
+    )
 
 
 def dimensions_of(row: Row) -> Dimensions | None:
@@ -121,7 +159,9 @@ def dimensions_of(row: Row) -> Dimensions | None:
     return None
 
 
-def siblings(rows: Iterable[Row], axes: Iterable[str], axis: str, base: str, without: tuple[str, ...] = ()) -> dict[str, Row]:
+def siblings(
+    rows: Iterable[Row], axes: Iterable[str], axis: str, base: str, without: tuple[str, ...] = ()
+) -> dict[str, Row]:
     """By the id of a cell, the one that differs from it in `axis` alone, where it has `base`; `without`: axes of no matter."""
     others = [name for name in axes if name != axis and name not in without]
     listed = list(rows)

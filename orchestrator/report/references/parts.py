@@ -75,7 +75,9 @@ def with_shares(results: Results) -> pd.DataFrame:
             inside = kernels[kernels["phase"].isin(_PHASES.get(phase, (phase,)))]
             whole_ms = inside["ms"].sum()
             for among, chosen in (("", inside), (NOT_GEMM, inside[inside["kernel_class"] != GEMM])):
-                by_name = chosen.groupby("name", observed=True)["ms"].sum().sort_values(ascending=False)
+                by_name = (
+                    chosen.groupby("name", observed=True)["ms"].sum().sort_values(ascending=False)
+                )
                 found[phase, among] = [float(ms / whole_ms) for ms in by_name]
         return found
 
@@ -95,7 +97,9 @@ def with_parts(results: Results) -> pd.DataFrame:
         products = kernels[kernels["kernel_class"] == GEMM]
         found: dict[Hashable, float] = {}
         for part, names in _MODULES.items():
-            for phase, took_ms in ms_of_parts(products if part == "matmul" else kernels, names, "phase").items():
+            for phase, took_ms in ms_of_parts(
+                products if part == "matmul" else kernels, names, "phase"
+            ).items():
                 found[str(phase), part] = float(took_ms)
         return found
 
@@ -141,25 +145,48 @@ def ours_calculated(number: Number, row: Row) -> float | None:
     if number.metric == "saved":
         column = "saved_bytes"
     else:
-        column = _CALCULATED.get(number.labels["part"], "") if "part" in number.labels else "residual_stream_bytes"
+        column = (
+            _CALCULATED.get(number.labels["part"], "")
+            if "part" in number.labels
+            else "residual_stream_bytes"
+        )
     return float(row[column]) if known(row, column) else None
 
 
 def _largest(rows: pd.DataFrame, most: int = 10) -> list[float]:
     ordered = rows.sort_values("size_bytes", ascending=False).head(most)
-    return [float(size) for size in np.repeat(ordered["size_bytes"], ordered["count"].astype(int))[:most]]
+    return [
+        float(size)
+        for size in np.repeat(ordered["size_bytes"], ordered["count"].astype(int))[:most]
+    ]
 
 
 def _with_kernels(results: Results) -> pd.DataFrame:
     cells = results.cells
-    return cells[cells["attributed_to_phase"].notna()] if "attributed_to_phase" in cells else cells.iloc[:0]
+    return (
+        cells[cells["attributed_to_phase"].notna()]
+        if "attributed_to_phase" in cells
+        else cells.iloc[:0]
+    )
 
 
 def _named_kernels(results: Results) -> pd.DataFrame:
-    kernels = results.kernels() if "attributed_to_phase" in results.cells else pd.DataFrame({"cell": [], "name": []})
+    kernels = (
+        results.kernels()
+        if "attributed_to_phase" in results.cells
+        else pd.DataFrame({"cell": [], "name": []})
+    )
     return kernels[kernels["name"] != OUTSIDE_OPERATORS]
 
 
-def _beside(cells: pd.DataFrame, rows: pd.DataFrame, column: str, of_cell: Callable[[pd.DataFrame], Lookup]) -> pd.DataFrame:
+def _beside(
+    cells: pd.DataFrame, rows: pd.DataFrame, column: str, of_cell: Callable[[pd.DataFrame], Lookup]
+) -> pd.DataFrame:
     found = {cell: of_cell(own) for cell, own in rows.groupby("cell", observed=True)}
-    return cells.assign(**{column: pd.Series([found.get(cell, {}) for cell in cells["cell"]], cells.index, dtype=object)})
+    return cells.assign(
+        **{
+            column: pd.Series(
+                [found.get(cell, {}) for cell in cells["cell"]], cells.index, dtype=object
+            )
+        }
+    )

@@ -22,7 +22,9 @@ from orchestrator.report.references.schema import (
     writeups,
 )
 
-Params = Mapping[str, tuple[Any, ...]]  # by axis, the values that it may have: one where the write-up says it
+Params = Mapping[
+    str, tuple[Any, ...]
+]  # by axis, the values that it may have: one where the write-up says it
 
 _FACTORS = {
     "s": Decimal(1000), "us": Decimal("0.001"), "ns": Decimal("0.000001"),
@@ -83,7 +85,12 @@ class Number:
 @cache
 def published() -> tuple[Number, ...]:
     """Every number of every write-up."""
-    return tuple(number for writeup in writeups() for table in writeup.table for number in _numbers(writeup, table))
+    return tuple(
+        number
+        for writeup in writeups()
+        for table in writeup.table
+        for number in _numbers(writeup, table)
+    )
 
 
 def published_on(device: str) -> tuple[Number, ...]:
@@ -93,8 +100,14 @@ def published_on(device: str) -> tuple[Number, ...]:
 
 def _numbers(writeup: Writeup, table: Table) -> Iterator[Number]:
     for place, row in enumerate(table.rows):
-        keys = {column: cell for column, cell in zip(table.columns, row, strict=True) if isinstance(column, str)}
-        said = {axis: value for axis, value in {**table.params, **keys}.items() if value not in ABSENT}
+        keys = {
+            column: cell
+            for column, cell in zip(table.columns, row, strict=True)
+            if isinstance(column, str)
+        }
+        said = {
+            axis: value for axis, value in {**table.params, **keys}.items() if value not in ABSENT
+        }
         for column, cell in zip(table.columns, row, strict=True):
             if isinstance(column, Measure) and cell not in ABSENT:
                 yield _number(writeup, table, column, cell, {**said, **column.params}, place)
@@ -104,7 +117,9 @@ def _holds(where: Mapping[str, Cell], said: Mapping[str, Cell]) -> bool:
     return all(said.get(axis) == value for axis, value in where.items())
 
 
-def _number(writeup: Writeup, table: Table, column: Measure, cell: Cell, said: Mapping[str, Cell], row: int) -> Number:
+def _number(
+    writeup: Writeup, table: Table, column: Measure, cell: Cell, said: Mapping[str, Cell], row: int
+) -> Number:
     of_row = [doubt.says for doubt in table.row_doubts if _holds(doubt.where, said)]
     value, unit = _value(cell, column.unit)
     number = Number(
@@ -146,7 +161,11 @@ def _value(cell: Cell, unit: str) -> tuple[Decimal | None, str]:
 
 
 def _values(given: Cell) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, list) else (float(given) if isinstance(given, Decimal) else given,)
+    return (
+        tuple(given)
+        if isinstance(given, list)
+        else (float(given) if isinstance(given, Decimal) else given,)
+    )
 
 
 def _with_size(params: Params, year: int) -> Params:
@@ -154,7 +173,14 @@ def _with_size(params: Params, year: int) -> Params:
     spelled = {name: params[name][0] for name in _DIMENSIONS if name in params}
     if len(spelled) < len(_DIMENSIONS):
         return {axis: values for axis, values in params.items() if axis not in _DIMENSIONS}
-    alike = [size for size, dims in SIZES[year].items() if all(getattr(dims, name) == spelled[name] for name in _DIMENSIONS)]
+    alike = [
+        size
+        for size, dims in SIZES[year].items()
+        if all(getattr(dims, name) == spelled[name] for name in _DIMENSIONS)
+    ]
     if not alike or params.get("size", (alike[0],)) != (alike[0],):
         raise ValueError(f"{params.get('size')} is not {spelled} in {year}")
-    return {"size": (alike[0],), **{axis: values for axis, values in params.items() if axis not in _DIMENSIONS}}
+    return {
+        "size": (alike[0],),
+        **{axis: values for axis, values in params.items() if axis not in _DIMENSIONS},
+    }

@@ -17,7 +17,17 @@ from orchestrator.report.tables.layouts import ORDERED
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
 Unit = Literal["s", "ms", "us", "ns", "B", "MiB", "GiB", "%", "1"]
-Kind = Literal["timings", "memory", "attention", "kernels", "gemm-share", "softmax", "accumulation", "allocations", "calculation"]
+Kind = Literal[
+    "timings",
+    "memory",
+    "attention",
+    "kernels",
+    "gemm-share",
+    "softmax",
+    "accumulation",
+    "allocations",
+    "calculation",
+]
 Metric = Literal[
     "duration", "total", "warmup_total",  # of a phase; of all steps together; of the warm-up together
     "peak", "peak_more", "held", "held_more", "held_per_pair", "saved", "saved_and_state", "saved_squares",
@@ -39,7 +49,17 @@ _COUNTS = (
 _SWITCHES = ("upcast", "at_once", "projections", "causal")
 _WORDS: Mapping[str, list[str]] = {
     axis: ORDERED[axis]
-    for axis in ("size", "precision", "compile", "compile_mode", "attention", "accumulator", "addend", "pass", "optimizer")
+    for axis in (
+        "size",
+        "precision",
+        "compile",
+        "compile_mode",
+        "attention",
+        "accumulator",
+        "addend",
+        "pass",
+        "optimizer",
+    )
 }
 
 
@@ -120,9 +140,17 @@ class Table(_Strict):
         keys = [column for column in self.columns if isinstance(column, str)]
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"{self.name}: a row of {len(row)} cells under {len(self.columns)} columns: {row}")
+                raise ValueError(
+                    f"{self.name}: a row of {len(row)} cells under {len(self.columns)} columns: {row}"
+                )
             check_params(
-                dict(zip(keys, (c for c, of in zip(row, self.columns, strict=True) if isinstance(of, str)), strict=True))
+                dict(
+                    zip(
+                        keys,
+                        (c for c, of in zip(row, self.columns, strict=True) if isinstance(of, str)),
+                        strict=True,
+                    )
+                )
             )
         return self
 
@@ -168,7 +196,9 @@ def _may_be(axis: str, value: Any) -> bool:
 @cache
 def writeups() -> tuple[Writeup, ...]:
     """Every file of `writeups`, in the order of their names. Numbers keep the digits that are printed."""
-    files = sorted(resources.files(__package__).joinpath("writeups").iterdir(), key=lambda file: file.name)
+    files = sorted(
+        resources.files(__package__).joinpath("writeups").iterdir(), key=lambda file: file.name
+    )
     return tuple(
         Writeup.model_validate(tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal))
         for file in files

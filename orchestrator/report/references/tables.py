@@ -47,7 +47,9 @@ from orchestrator.report.tables.layouts import (
 from orchestrator.report.tables.table import NOTES, Table
 
 Numbers = tuple[Number, ...]
-Ours = Callable[[Number, Row], float | None]  # what a cell of ours has in place of a number; None: nothing
+Ours = Callable[
+    [Number, Row], float | None
+]  # what a cell of ours has in place of a number; None: nothing
 Prepare = Callable[[Results], pd.DataFrame]
 
 _ORDER = ("built", "forward", "backward", "optimizer", "step", "")
@@ -72,21 +74,39 @@ def against(device: str) -> tuple[Table, ...]:
     """
     numbers = _once(published_on(device))
     where = f"Published on {'any device' if device == ALL else devices()[device].name} ({_sources(numbers)})"
-    times = tuple(number for number in numbers if is_time_of_a_phase(number) and number.statistic in ("mean", "median"))
+    times = tuple(
+        number
+        for number in numbers
+        if is_time_of_a_phase(number) and number.statistic in ("mean", "median")
+    )
     return (
         Table(
             "against-timings",
             f"Against {device}: timings",
             f"{where}, and this run's: milliseconds of a phase waited for at its end, and of a step of such phases. "
             f"Where ours / theirs is above 1.00, ours takes longer. {_MEANS} TFLOP/s are what their time implies.",
-            Beside(_of(times, "train_step"), _ours_ms, format_ms, "ms", interval=_interval, timed=_itself),
+            Beside(
+                _of(times, "train_step"),
+                _ours_ms,
+                format_ms,
+                "ms",
+                interval=_interval,
+                timed=_itself,
+            ),
             of_task("train_step"),
         ),
         Table(
             "against-attention",
             f"Against {device}: attention",
             f"{where}, and this run's: milliseconds of a pass, waited for. {_MEANS} TFLOP/s are what their time implies.",
-            Beside(_of(times, "attention"), _ours_ms, format_ms, "ms", interval=_interval, timed=_itself),
+            Beside(
+                _of(times, "attention"),
+                _ours_ms,
+                format_ms,
+                "ms",
+                interval=_interval,
+                timed=_itself,
+            ),
             of_task("attention"),
         ),
         Table(
@@ -133,7 +153,13 @@ def against(device: str) -> tuple[Table, ...]:
             "against-gemm-share",
             f"Against {device}: matrix products",
             f"{where}, and this run's: their share of the time of all kernels.",
-            Beside(_with_metric(numbers, "gemm_share"), _ours_share, "{:.1%}".format, "", _with_kernels(gemm_shares)),
+            Beside(
+                _with_metric(numbers, "gemm_share"),
+                _ours_share,
+                "{:.1%}".format,
+                "",
+                _with_kernels(gemm_shares),
+            ),
             of_task("train_step"),
         ),
         Table(
@@ -153,7 +179,12 @@ def against(device: str) -> tuple[Table, ...]:
             "against-accumulation",
             f"Against {device}: adding up",
             f"{where}, and this run's: the sum that was found.",
-            Beside(_with_metric(numbers, "sum"), lambda number, row: _column(row, "sum"), "{:.9f}".format, ""),
+            Beside(
+                _with_metric(numbers, "sum"),
+                lambda number, row: _column(row, "sum"),
+                "{:.9f}".format,
+                "",
+            ),
             of_task("accumulation"),
         ),
         Table(
@@ -205,14 +236,34 @@ class Beside:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         cells = self.prepare(results) if self.numbers else results.cells.iloc[:0]
-        pairs = [(number, row) for number, row in matches(self.numbers, each(cells)) if self._says_something(number, row)]
-        mine = cells[cells["cell"].isin({row["cell"] for _, row in pairs})] if pairs else cells.iloc[:0]
+        pairs = [
+            (number, row)
+            for number, row in matches(self.numbers, each(cells))
+            if self._says_something(number, row)
+        ]
+        mine = (
+            cells[cells["cell"].isin({row["cell"] for _, row in pairs})]
+            if pairs
+            else cells.iloc[:0]
+        )
         axes = key_axes(replace(results, cells=mine)) if pairs else []
         place = {cell: rank for rank, cell in enumerate(sort_cells(mine, axes)["cell"])}
-        pairs.sort(key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup))
+        pairs.sort(
+            key=lambda pair: (place[pair[1]["cell"]], _ORDER.index(pair[0].phase), pair[0].writeup)
+        )
         titles = [f"{whose} {self.unit}".strip() for whose in ("ours", "theirs")]
         measured = [titles[0], "95 % interval of our median", titles[1], "both are"]
-        header = [*axes, PHASE, "published in", "on", "there on", *measured, "ours / theirs", "their TFLOP/s", NOTES]
+        header = [
+            *axes,
+            PHASE,
+            "published in",
+            "on",
+            "there on",
+            *measured,
+            "ours / theirs",
+            "their TFLOP/s",
+            NOTES,
+        ]
         return header, [self._row(number, row, axes) for number, row in pairs]
 
     def _says_something(self, number: Number, row: Row) -> bool:
@@ -226,26 +277,47 @@ class Beside:
             *axis_texts(row, axes),
             number.phase or NOTHING,
             ": ".join(filter(None, (number.writeup, number.title, number.variant))),
-            devices()[number.device].name if len({one.device for one in self.numbers}) > 1 else NOTHING,
+            devices()[number.device].name
+            if len({one.device for one in self.numbers}) > 1
+            else NOTHING,
             number.labels.get("device", "cuda").replace("cuda", NOTHING),
             absent(row) if ours is None else f"{self.show(ours)}{marked}",
             NOTHING if ours is None else self.interval(number, row),
             "OOM" if theirs is None else self.show(theirs),
             f"{number.statistic}s" if is_time_of_a_phase(number) else NOTHING,
-            f"{ours / theirs:.2f}{marked}" if ours is not None and theirs and names_a_shape(number) else NOTHING,
+            f"{ours / theirs:.2f}{marked}"
+            if ours is not None and theirs and names_a_shape(number)
+            else NOTHING,
             NOTHING if tflops is None else f"{tflops:.1f}",
             "\n".join(
-                filter(None, (_stands_for(number, row), *doubts_of(number), left_open(number), _said(number), _explained(number)))
+                filter(
+                    None,
+                    (
+                        _stands_for(number, row),
+                        *doubts_of(number),
+                        left_open(number),
+                        _said(number),
+                        _explained(number),
+                    ),
+                )
             ),
         ]
 
 
 def _stands_for(number: Number, row: Row) -> str:
-    return "Ours is of the forward pass of the first step, before there are gradients." if is_first_forward(number, row) else ""
+    return (
+        "Ours is of the forward pass of the first step, before there are gradients."
+        if is_first_forward(number, row)
+        else ""
+    )
 
 
 def _said(number: Number) -> str:
-    return f"Said there: {'; '.join(f'{subject}: {words}' for subject, words in number.said)}." if number.said else ""
+    return (
+        f"Said there: {'; '.join(f'{subject}: {words}' for subject, words in number.said)}."
+        if number.said
+        else ""
+    )
 
 
 def _explained(number: Number) -> str:
@@ -254,18 +326,27 @@ def _explained(number: Number) -> str:
 
 def counterparts() -> dict[tuple[str, str], tuple[str, ...]]:
     """By write-up and table, those of ours that its numbers stand in; of one that is printed again, those of the first."""
-    found: dict[tuple[str, str], tuple[str, ...]] = {(one.name, table.name): () for one in writeups() for table in one.table}
+    found: dict[tuple[str, str], tuple[str, ...]] = {
+        (one.name, table.name): () for one in writeups() for table in one.table
+    }
     for table in against(ALL):
         assert isinstance(table.layout, Beside)
         for key in dict.fromkeys((number.writeup, number.table) for number in table.layout.numbers):
             found[key] += (table.name,)
-    first = {(one.name, table.name): (one.name, table.repeats) for one in writeups() for table in one.table if table.repeats}
+    first = {
+        (one.name, table.name): (one.name, table.repeats)
+        for one in writeups()
+        for table in one.table
+        if table.repeats
+    }
     return {key: names or found.get(first.get(key, key), ()) for key, names in found.items()}
 
 
 def _sources(numbers: Numbers) -> str:
     named = {number.writeup for number in numbers}
-    return "; ".join(f"{one.name} is {one.title} ({one.source})" for one in writeups() if one.name in named)
+    return "; ".join(
+        f"{one.name} is {one.title} ({one.source})" for one in writeups() if one.name in named
+    )
 
 
 def nothing_in_common(device: str) -> str:
@@ -277,22 +358,44 @@ def nothing_in_common(device: str) -> str:
         for axis in ("size", "d_head", "context_length", "precision", "compile"):
             told.setdefault(axis, []).extend(number.params.get(axis, ()))
     parts = [
-        " ".join([task, *(f"{axis}={','.join(map(str, dict.fromkeys(values)))}" for axis, values in told.items() if values)])
+        " ".join(
+            [
+                task,
+                *(
+                    f"{axis}={','.join(map(str, dict.fromkeys(values)))}"
+                    for axis, values in told.items()
+                    if values
+                ),
+            ]
+        )
         for task, told in tasks.items()
     ]
-    return (
-        f"--against {device}: none of its {len(numbers)} published numbers is of a cell of this run. There are {'; '.join(parts)}"
-    )
+    return f"--against {device}: none of its {len(numbers)} published numbers is of a cell of this run. There are {'; '.join(parts)}"
 
 
 def _once(numbers: Numbers) -> Numbers:
     """Without what a write-up prints again, as a table or as a column of another."""
 
     def key(number: Number) -> tuple[object, ...]:
-        of_what = (number.writeup, number.device, number.task, number.metric, number.phase, number.statistic, number.variant)
-        return (*of_what, number.amount, frozenset(number.params.items()), frozenset(number.labels.items()))
+        of_what = (
+            number.writeup,
+            number.device,
+            number.task,
+            number.metric,
+            number.phase,
+            number.statistic,
+            number.variant,
+        )
+        return (
+            *of_what,
+            number.amount,
+            frozenset(number.params.items()),
+            frozenset(number.labels.items()),
+        )
 
-    return tuple({key(number): number for number in reversed(numbers) if not number.repeats}.values())[::-1]
+    return tuple(
+        {key(number): number for number in reversed(numbers) if not number.repeats}.values()
+    )[::-1]
 
 
 def _of(numbers: Numbers, task: str) -> Numbers:
@@ -305,7 +408,11 @@ def _with_metric(numbers: Numbers, metric: str) -> Numbers:
 
 def _ranked(numbers: Numbers) -> Numbers:
     """Shares of kernels, each with its rank among those of its cell, in the order that they are printed in."""
-    shares = [number for number in numbers if number.metric in ("share", "top_share") and "part" not in number.labels]
+    shares = [
+        number
+        for number in numbers
+        if number.metric in ("share", "top_share") and "part" not in number.labels
+    ]
     above: Counter[object] = Counter()
     found = []
     for number in shares:
@@ -321,18 +428,34 @@ def _ranked(numbers: Numbers) -> Numbers:
 
 def _of_parts(numbers: Numbers) -> Numbers:
     """Times of a part of attention."""
-    times = [number for number in _with_metric(numbers, "duration") if "part" in number.labels and number.statistic != "sd"]
+    times = [
+        number
+        for number in _with_metric(numbers, "duration")
+        if "part" in number.labels and number.statistic != "sd"
+    ]
     return tuple(replace(number, variant=number.labels["part"]) for number in times)
 
 
 def _allocated(numbers: Numbers) -> Numbers:
-    sizes = [number for number in _with_metric(numbers, "tensor") if number.kind == "allocations" and number.statistic == "mean"]
+    sizes = [
+        number
+        for number in _with_metric(numbers, "tensor")
+        if number.kind == "allocations" and number.statistic == "mean"
+    ]
     return tuple(replace(number, variant=_part_and_rank(number)) for number in sizes)
 
 
 def _calculated(numbers: Numbers) -> Numbers:
-    told = [number for number in numbers if number.kind == "calculation" and number.metric in ("tensor", "saved")]
-    return tuple(replace(number, variant=_part_and_rank(number)) for number in told if number.statistic == "mean")
+    told = [
+        number
+        for number in numbers
+        if number.kind == "calculation" and number.metric in ("tensor", "saved")
+    ]
+    return tuple(
+        replace(number, variant=_part_and_rank(number))
+        for number in told
+        if number.statistic == "mean"
+    )
 
 
 def _part_and_rank(number: Number) -> str:
@@ -349,15 +472,28 @@ def _speed_ups(times: Numbers, axis: str, base: tuple[str, ...]) -> Numbers:
     for number in times:
         if number.amount and set(number.params.get(axis, ("?",))) <= set(base):
             bases[_but_for(axis, number)].append(number)
-    others = [number for number in times if number.amount and not set(number.params.get(axis, base)) & set(base)]
-    return tuple(_over(number, first, axis) for number in others for first in bases[_but_for(axis, number)])
+    others = [
+        number
+        for number in times
+        if number.amount and not set(number.params.get(axis, base)) & set(base)
+    ]
+    return tuple(
+        _over(number, first, axis) for number in others for first in bases[_but_for(axis, number)]
+    )
 
 
 def _but_for(axis: str, number: Number) -> object:
     """What a number is of, whatever it has in `axis`."""
     params = tuple(sorted((name, values) for name, values in number.params.items() if name != axis))
     who = (number.writeup, number.device)
-    return *who, number.task, number.phase, number.statistic, params, tuple(sorted(number.labels.items()))
+    return (
+        *who,
+        number.task,
+        number.phase,
+        number.statistic,
+        params,
+        tuple(sorted(number.labels.items())),
+    )
 
 
 def _over(number: Number, base: Number, axis: str) -> Number:
@@ -365,7 +501,14 @@ def _over(number: Number, base: Number, axis: str) -> Number:
     faster = Decimal((base.amount or 0.0) / (number.amount or 1.0))
     doubts = tuple(dict.fromkeys([*doubts_of(number), *doubts_of(base)]))
     return replace(
-        number, metric=f"speed_up_over_{axis}", title=title, value=faster, unit="1", over=1, or_unit=None, doubts=doubts
+        number,
+        metric=f"speed_up_over_{axis}",
+        title=title,
+        value=faster,
+        unit="1",
+        over=1,
+        or_unit=None,
+        doubts=doubts,
     )
 
 
@@ -377,7 +520,9 @@ def _ours_ms(number: Number, row: Row) -> float | None:
 def _timed(number: Number, row: Row) -> str | None:
     """A step is the one that waits at each phase, which is nearest to a loop that waits at each step."""
     names = ("step_synced", "step") if number.phase == "step" else (number.phase,)
-    return next((f"{name}_ms" for name in names if _column(row, f"{name}_ms_{number.statistic}")), None)
+    return next(
+        (f"{name}_ms" for name in names if _column(row, f"{name}_ms_{number.statistic}")), None
+    )
 
 
 def _interval(number: Number, row: Row) -> str:
@@ -399,7 +544,12 @@ def _both(axis: str) -> Callable[[Row], tuple[Row, ...]]:
 def _ours_bytes(number: Number, row: Row) -> float | None:
     if is_first_forward(number, row):
         return _column(row, "first_forward_peak_allocated_bytes")
-    return _column(row, f"{number.phase}_held_allocated_bytes" if number.metric == "held" else "peak_allocated_bytes")
+    return _column(
+        row,
+        f"{number.phase}_held_allocated_bytes"
+        if number.metric == "held"
+        else "peak_allocated_bytes",
+    )
 
 
 def _ours_share(number: Number, row: Row) -> float | None:

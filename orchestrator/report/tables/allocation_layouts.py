@@ -43,10 +43,20 @@ class Composition:
             total_bytes = allocations["total_bytes"].sum()
             split = allocations.assign(part=_shown_parts(allocations, total_bytes))
             sums = split.groupby(["role", "part"], as_index=False)[["total_bytes", "count"]].sum()
-            in_order = sums.assign(rank=sums["role"].map(ROLES.index), last=sums["part"] == _OTHER_PARTS)
-            for row in each(in_order.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])):
-                sizes = [_gib(row["total_bytes"]), f"{row['total_bytes'] / total_bytes:.1%}", _count(row["count"])]
-                rows.append([*axis_texts(cell, axes), moment, row["role"], row["part"] or NOTHING, *sizes])
+            in_order = sums.assign(
+                rank=sums["role"].map(ROLES.index), last=sums["part"] == _OTHER_PARTS
+            )
+            for row in each(
+                in_order.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
+            ):
+                sizes = [
+                    _gib(row["total_bytes"]),
+                    f"{row['total_bytes'] / total_bytes:.1%}",
+                    _count(row["count"]),
+                ]
+                rows.append(
+                    [*axis_texts(cell, axes), moment, row["role"], row["part"] or NOTHING, *sizes]
+                )
             whole = [_gib(total_bytes), f"{1:.1%}", _count(allocations["count"].sum())]
             rows.append([*axis_texts(cell, axes), moment, "in all", NOTHING, *whole])
         return [*axes, "moment", "role", "part", "GiB", "share", "allocations"], rows
@@ -60,10 +70,22 @@ class LargestByRole:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
-            largest = _counted(allocations).sort_values("size_bytes", ascending=False, kind="stable").drop_duplicates("role")
+            largest = (
+                _counted(allocations)
+                .sort_values("size_bytes", ascending=False, kind="stable")
+                .drop_duplicates("role")
+            )
             for row in each(largest):
-                alike = ((allocations["role"] == row["role"]) & (allocations["size_bytes"] == row["size_bytes"])).to_numpy()
-                texts = [row["role"], _mib(row["size_bytes"]), _count(allocations.loc[alike, "count"].sum()), *_origin(row)]
+                alike = (
+                    (allocations["role"] == row["role"])
+                    & (allocations["size_bytes"] == row["size_bytes"])
+                ).to_numpy()
+                texts = [
+                    row["role"],
+                    _mib(row["size_bytes"]),
+                    _count(allocations.loc[alike, "count"].sum()),
+                    *_origin(row),
+                ]
                 rows.append([*axis_texts(cell, axes), moment, *texts])
         return [*axes, "moment", "role", "MiB", "as large", *_ORIGIN], rows
 
@@ -79,8 +101,16 @@ class TopAllocations:
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
             total_bytes = allocations["total_bytes"].sum()
-            for row in each(_counted(allocations).sort_values("total_bytes", ascending=False, kind="stable").head(self.count)):
-                sizes = [_gib(row["total_bytes"]), f"{row['total_bytes'] / total_bytes:.1%}", _count(row["count"])]
+            for row in each(
+                _counted(allocations)
+                .sort_values("total_bytes", ascending=False, kind="stable")
+                .head(self.count)
+            ):
+                sizes = [
+                    _gib(row["total_bytes"]),
+                    f"{row['total_bytes'] / total_bytes:.1%}",
+                    _count(row["count"]),
+                ]
                 texts = [*sizes, _mib(row["size_bytes"]), row["role"], *_origin(row)]
                 rows.append([*axis_texts(cell, axes), moment, *texts])
         return [*axes, "moment", "GiB", "share", "allocations", "MiB each", "role", *_ORIGIN], rows
@@ -95,9 +125,13 @@ class PredictedRoles:
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
             if moment.startswith("peak") and known(cell, "predicted_of_parameters_bytes"):
-                measured = allocations.groupby(allocations["role"].replace(_PREDICTED_AS))["total_bytes"].sum()
+                measured = allocations.groupby(allocations["role"].replace(_PREDICTED_AS))[
+                    "total_bytes"
+                ].sum()
                 for role in [role for role in ROLES if role not in _PREDICTED_AS]:
-                    texts = _held_against(_predicted_bytes(cell, role), measured.get(role), measured.sum())
+                    texts = _held_against(
+                        _predicted_bytes(cell, role), measured.get(role), measured.sum()
+                    )
                     rows += [[*axis_texts(cell, axes), role, *texts]] if texts else []
         return [*axes, "role", "predicted GiB", "measured GiB", "off by, of the peak"], rows
 
@@ -133,7 +167,9 @@ def _shown_parts(allocations: pd.DataFrame, total_bytes: float) -> pd.Series[str
 
 def _predicted_bytes(cell: Row, role: str) -> float | None:
     names = _PREDICTED_APART.get(role, (role.replace(" ", "_"),))
-    columns = [f"predicted_of_{name}_bytes" for name in names if known(cell, f"predicted_of_{name}_bytes")]
+    columns = [
+        f"predicted_of_{name}_bytes" for name in names if known(cell, f"predicted_of_{name}_bytes")
+    ]
     return sum(cell[column] for column in columns) if columns else None
 
 

@@ -56,11 +56,19 @@ ALLOCATION_TABLES: tuple[Table, ...] = (
                 ("allocated", gib("snapshot_peak_allocated_bytes")),
                 ("requested", gib("snapshot_peak_requested_bytes")),
                 ("replayed", gib("snapshot_replayed_peak_bytes")),
-                ("replayed / requested", over("snapshot_replayed_peak_bytes", "snapshot_peak_requested_bytes")),
+                (
+                    "replayed / requested",
+                    over("snapshot_replayed_peak_bytes", "snapshot_peak_requested_bytes"),
+                ),
                 ("reserved", gib("snapshot_peak_reserved_bytes")),
                 ("unlabelled", number("snapshot_unlabelled_share", ".2%")),
                 ("events", number("snapshot_events", ".0f")),
-                ("wrapped", where_known("snapshot_wrapped", lambda row: "yes" if row["snapshot_wrapped"] else "no")),
+                (
+                    "wrapped",
+                    where_known(
+                        "snapshot_wrapped", lambda row: "yes" if row["snapshot_wrapped"] else "no"
+                    ),
+                ),
             )
         ),
         having("snapshot_peak_allocated_bytes"),

@@ -43,7 +43,9 @@ def with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> Selection
         modes_seen = own.loc[own[axis] != baseline, known_modes].drop_duplicates()
         if modes_seen.empty or not known_modes:
             return own
-        baselines = own[own[axis] == baseline].drop(columns=known_modes).merge(modes_seen, how="cross")
+        baselines = (
+            own[own[axis] == baseline].drop(columns=known_modes).merge(modes_seen, how="cross")
+        )
         return pd.concat([baselines, own[own[axis] != baseline]], ignore_index=True)
 
     return choose
@@ -61,4 +63,6 @@ def having(*columns: str) -> Selection:
 
 def marked(column: str) -> Selection:
     """The cells of which that is known to be true."""
-    return lambda cells: cells[cells[column].fillna(False).astype(bool)] if column in cells else cells.iloc[:0]
+    return lambda cells: (
+        cells[cells[column].fillna(False).astype(bool)] if column in cells else cells.iloc[:0]
+    )

@@ -14,7 +14,13 @@ Row = Any  # a row of `cells`: its values by the names of their columns, as `lay
 Value = Callable[[Row], str]
 
 GIB, MIB = 1024**3, 1024**2
-OF_TIMING = ("warmup_steps", "measured_steps", "half_width", "most_steps", "most_seconds")  # null with the other `timing`
+OF_TIMING = (
+    "warmup_steps",
+    "measured_steps",
+    "half_width",
+    "most_steps",
+    "most_seconds",
+)  # null with the other `timing`
 KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
@@ -26,7 +32,12 @@ HOST_MARK = "†"  # after a time, or a ratio of times, that is CPU-bound: anoth
 SLOWER_HOST_MARK = "‡"  # after one that is GPU-bound here, and CPU-bound with a CPU a third as fast
 NOISE_MARK = "~"  # after a ratio of times whose intervals overlap: which is the shorter is not told
 _MARKS = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
-STATUS_WORDS = {"oom": "OOM", "oom_inferred": "OOM (inferred)", "host_oom": "host OOM", "timeout": "time-out"}
+STATUS_WORDS = {
+    "oom": "OOM",
+    "oom_inferred": "OOM (inferred)",
+    "host_oom": "host OOM",
+    "timeout": "time-out",
+}
 
 
 def is_null(value: Any) -> bool:
@@ -121,8 +132,17 @@ def share_of_block(stem: str) -> Value:
     """As measured, else as predicted."""
 
     def show(row: Row) -> str:
-        pairs = ((f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes") for prefix in ("", "predicted_"))
-        return next((f"{row[part] / row[whole]:.1%}" for part, whole in pairs if known(row, part) and known(row, whole)), NOTHING)
+        pairs = (
+            (f"{prefix}{stem}_bytes", f"{prefix}saved_block_bytes") for prefix in ("", "predicted_")
+        )
+        return next(
+            (
+                f"{row[part] / row[whole]:.1%}"
+                for part, whole in pairs
+                if known(row, part) and known(row, whole)
+            ),
+            NOTHING,
+        )
 
     return show
 
@@ -133,7 +153,12 @@ def squares(what: str) -> Value:
 
 def over(numerator: str, denominator: str) -> Value:
     """A ratio close to one."""
-    return where_known(denominator, lambda row: f"{row[numerator] / row[denominator]:.4f}" if known(row, numerator) else NOTHING)
+    return where_known(
+        denominator,
+        lambda row: (
+            f"{row[numerator] / row[denominator]:.4f}" if known(row, numerator) else NOTHING
+        ),
+    )
 
 
 def ms(column: str) -> Value:
@@ -152,7 +177,14 @@ def of_steps(time: Value) -> Value:
 
 def mark(*rows: Row) -> str:
     """What stands after a number that is of the steps of these."""
-    return next((sign for sign, flag in _MARKS.items() if any(known(row, flag) and row[flag] for row in rows)), "")
+    return next(
+        (
+            sign
+            for sign, flag in _MARKS.items()
+            if any(known(row, flag) and row[flag] for row in rows)
+        ),
+        "",
+    )
 
 
 step_ms = of_steps(ms("step_ms_median"))
@@ -186,7 +218,9 @@ def interval_in_additions(phase: str) -> Value:
     """Median with its interval."""
 
     def show(row: Row) -> str:
-        low, middle, high = (row[f"{phase}_additions_{which}"] for which in ("ci_low", "median", "ci_high"))
+        low, middle, high = (
+            row[f"{phase}_additions_{which}"] for which in ("ci_low", "median", "ci_high")
+        )
         return f"{middle:.0f} [{low:.0f}, {high:.0f}]"
 
     return where_known(f"{phase}_additions_median", show)
@@ -200,14 +234,22 @@ def speed_up(column: str) -> Callable[[Row, Row], str]:
     """How many times faster a row's steps are than those of its baseline, by their medians."""
 
     def compare(row: Row, baseline: Row) -> str:
-        return _times_faster(column, row, baseline, mark(row, baseline)) if known(row, column) else absent(row)
+        return (
+            _times_faster(column, row, baseline, mark(row, baseline))
+            if known(row, column)
+            else absent(row)
+        )
 
     return compare
 
 
 def kernels_speed_up(row: Row, baseline: Row) -> str:
     """The same of what the kernels of a step take, which does not depend on the host."""
-    return _times_faster(KERNEL_TIME, row, baseline) if known(row, KERNEL_TIME) else absent(row, KERNEL_TIME)
+    return (
+        _times_faster(KERNEL_TIME, row, baseline)
+        if known(row, KERNEL_TIME)
+        else absent(row, KERNEL_TIME)
+    )
 
 
 def _times_faster(column: str, row: Row, baseline: Row, whose: str = "") -> str:
@@ -285,7 +327,10 @@ def _predicted_need(row: Row) -> str:
 
 
 def where_it_ended(row: Row) -> str:
-    return " / ".join(str(row[name]) for name in ("stage", "phase") if known(row, name) and row[name]) or "–"
+    return (
+        " / ".join(str(row[name]) for name in ("stage", "phase") if known(row, name) and row[name])
+        or "–"
+    )
 
 
 def why_it_ended(row: Row) -> str:

@@ -33,7 +33,9 @@ def ms_of_parts(kernels: pd.DataFrame, names: Collection[str], by: str) -> pd.Se
     """The milliseconds that some parts of the model take. Not of a group in which one of them is fused with another part."""
     parts = {module: set(module.split("+")) for module in kernels["module"].unique()}
     within = [module for module, fused in parts.items() if fused <= set(names)]
-    beyond = [module for module, fused in parts.items() if fused & set(names) and module not in within]
+    beyond = [
+        module for module, fused in parts.items() if fused & set(names) and module not in within
+    ]
     took_ms = kernels[kernels["module"].isin(within)].groupby(by, observed=True)["ms"].sum()
     return took_ms.drop(kernels.loc[kernels["module"].isin(beyond), by].unique(), errors="ignore")
 
@@ -47,7 +49,9 @@ class WithKernels:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         further = self.columns(results.kernels())
-        return self.layout.lay_out(replace(results, cells=results.cells.merge(further, on="cell", how="left")))
+        return self.layout.lay_out(
+            replace(results, cells=results.cells.merge(further, on="cell", how="left"))
+        )
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,19 @@ class TopKernels:
             total_ms = kernels["ms"].sum()
             for kernel in _top_by_name(self.chosen(kernels), self.count):
                 rows.append([*axis_texts(cell, axes), phase, *_kernel_texts(kernel, total_ms)])
-        titles = ["time", "total ms", "instances", "avg µs", "med µs", "min µs", "max µs", "sd µs", "class", "modules", "name"]
+        titles = [
+            "time",
+            "total ms",
+            "instances",
+            "avg µs",
+            "med µs",
+            "min µs",
+            "max µs",
+            "sd µs",
+            "class",
+            "modules",
+            "name",
+        ]
         return [*axes, PHASE, *titles], rows
 
 
@@ -74,11 +90,16 @@ class ByClass:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
-        present = results.kernels().groupby("kernel_class")["ms"].sum().sort_values(ascending=False).index
+        present = (
+            results.kernels().groupby("kernel_class")["ms"].sum().sort_values(ascending=False).index
+        )
         rows: Rows = []
         for cell, phase, kernels in _by_cell_and_phase(results, axes):
             total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
-            shares = [f"{by_class[name] / total_ms:.1%}" if name in by_class else NOTHING for name in present]
+            shares = [
+                f"{by_class[name] / total_ms:.1%}" if name in by_class else NOTHING
+                for name in present
+            ]
             rows.append([*axis_texts(cell, axes), phase, format_ms(total_ms), *shares])
         return [*axes, PHASE, "kernel ms", *(f"{name} share" for name in present)], rows
 
@@ -96,10 +117,19 @@ class ByModule:
             table = inside.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
             for module in table.sum(axis=1).sort_values(ascending=False).index:
                 times = [table.loc[module].get(phase) for phase in phases]
-                texts = [NOTHING if time is None or pd.isna(time) else format_ms(time) for time in times]
+                texts = [
+                    NOTHING if time is None or pd.isna(time) else format_ms(time) for time in times
+                ]
                 share = table.loc[module].sum() / inside["ms"].sum()
-                rows.append([*axis_texts(cell, axes), module or "not attributed", *texts, f"{share:.1%}"])
-        return [*axes, "module", *(f"{phase or OUTSIDE_PHASES} ms" for phase in phases), "share"], rows
+                rows.append(
+                    [*axis_texts(cell, axes), module or "not attributed", *texts, f"{share:.1%}"]
+                )
+        return [
+            *axes,
+            "module",
+            *(f"{phase or OUTSIDE_PHASES} ms" for phase in phases),
+            "share",
+        ], rows
 
 
 @dataclass(frozen=True)
@@ -110,25 +140,46 @@ class Fused:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         keys, all_kernels = key_axes(results, without=self.axes), results.kernels()
-        ways = list(dict.fromkeys(self._way(row) for row in each(sort_cells(results.cells, self._present(results)))))
+        ways = list(
+            dict.fromkeys(
+                self._way(row) for row in each(sort_cells(results.cells, self._present(results)))
+            )
+        )
         rows: Rows = []
         for group in groups(sort_cells(results.cells, keys), keys):
             cells = {self._way(row): row for row in group}
-            tables = {way: _counts(all_kernels[all_kernels["cell"] == row["cell"]]) for way, row in cells.items()}
+            tables = {
+                way: _counts(all_kernels[all_kernels["cell"] == row["cell"]])
+                for way, row in cells.items()
+            }
             if len(tables) < 2:
                 continue
-            classes = pd.concat(tables.values())["ms"].groupby(level=0).max().sort_values(ascending=False).index
+            classes = (
+                pd.concat(tables.values())["ms"]
+                .groupby(level=0)
+                .max()
+                .sort_values(ascending=False)
+                .index
+            )
             for name in classes:
                 texts = [text for way in ways for text in _count_texts(tables.get(way), name)]
                 rows.append([*axis_texts(next(iter(cells.values())), keys), name, *texts])
-        return [*keys, "class", *(f"{way} {title}" for way in ways for title in ("kernels", "ms"))], rows
+        return [
+            *keys,
+            "class",
+            *(f"{way} {title}" for way in ways for title in ("kernels", "ms")),
+        ], rows
 
     def _present(self, results: Results) -> list[str]:
         return [axis for axis in self.axes if axis in results.cells]
 
     def _way(self, row: Row) -> str:
         mode = row.get("compile_mode", "default")
-        return row["compile"] if mode == "default" or row["compile"] == "eager" else f"{row['compile']} {mode}"
+        return (
+            row["compile"]
+            if mode == "default" or row["compile"] == "eager"
+            else f"{row['compile']} {mode}"
+        )
 
 
 @dataclass(frozen=True)
@@ -146,9 +197,16 @@ class Difference:
         left, right = (_per_kernel(kernels[kernels["cell"] == cell["cell"]]) for cell in pair)
         both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
         both["more_ms"] = both["ms_right"] - both["ms_left"]
-        ordered = both.loc[both["more_ms"].abs().sort_values(ascending=False).index].head(self.count)
+        ordered = both.loc[both["more_ms"].abs().sort_values(ascending=False).index].head(
+            self.count
+        )
         rows = [
-            [row["phase"] or OUTSIDE_PHASES, row["kernel_class"], *_pair_texts(row), short_kernel_name(row["name"])]
+            [
+                row["phase"] or OUTSIDE_PHASES,
+                row["kernel_class"],
+                *_pair_texts(row),
+                short_kernel_name(row["name"]),
+            ]
             for row in each(ordered.reset_index())
         ]
         titles = [f"{name} {title}" for name in names for title in ("kernels", "ms")]
@@ -160,7 +218,9 @@ class Difference:
         if len(cells) == 2:
             return cells[0], cells[1]
         for axis in [axis for axis in self.preferred if axis in axes]:
-            for members in groups(sort_cells(results.cells, axes), [other for other in axes if other != axis]):
+            for members in groups(
+                sort_cells(results.cells, axes), [other for other in axes if other != axis]
+            ):
                 if len(members) > 1:
                     return members[0], members[1]
         return None
@@ -177,7 +237,9 @@ def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, pd.DataFr
             yield cell, of_cell[cell["cell"]]
 
 
-def _by_cell_and_phase(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:
+def _by_cell_and_phase(
+    results: Results, axes: list[str]
+) -> Iterator[tuple[Row, str, pd.DataFrame]]:
     """What is outside of operators is no kernel: the shares are of what is inside."""
     for cell, kernels in _by_cell(results, axes):
         inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
@@ -201,7 +263,9 @@ def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
 def _merge(name: str, rows: pd.DataFrame) -> dict[str, object]:
     counts, total = rows["count"], rows["count"].sum()
     mean_ns = rows["total_ns"].sum() / total
-    squares = (counts - 1) * rows["sd_ns"].fillna(0.0) ** 2 + counts * (rows["mean_ns"] - mean_ns) ** 2
+    squares = (counts - 1) * rows["sd_ns"].fillna(0.0) ** 2 + counts * (
+        rows["mean_ns"] - mean_ns
+    ) ** 2
     return {
         "name": name,
         "kernel_class": rows["kernel_class"].iloc[0],
@@ -266,5 +330,9 @@ def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pair_texts(row: Row) -> list[str]:
-    sides = [text for side in ("left", "right") for text in (f"{row[f'kernels_{side}']:g}", format_ms(row[f"ms_{side}"]))]
+    sides = [
+        text
+        for side in ("left", "right")
+        for text in (f"{row[f'kernels_{side}']:g}", format_ms(row[f"ms_{side}"]))
+    ]
     return [*sides, f"{row['more_ms']:+.3f}"]

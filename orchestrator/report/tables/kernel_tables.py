@@ -32,7 +32,9 @@ def gemm_shares(kernels: pd.DataFrame) -> pd.DataFrame:
     """By cell: which share of kernel time matrix products take, of each phase and of all (`gemm_share`)."""
     inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
     gemm = inside["ms"].where(inside["kernel_class"] == GEMM, 0.0)
-    columns = {"gemm_share": gemm.groupby(inside["cell"]).sum() / inside.groupby("cell")["ms"].sum()}
+    columns = {
+        "gemm_share": gemm.groupby(inside["cell"]).sum() / inside.groupby("cell")["ms"].sum()
+    }
     for phase in filter(None, PHASES):
         of_phase = inside["phase"] == phase
         total_ms = inside[of_phase].groupby("cell")["ms"].sum()
@@ -45,8 +47,13 @@ def softmax_and_matmul(kernels: pd.DataFrame) -> pd.DataFrame:
     products = kernels[kernels["kernel_class"] == GEMM]
     columns = {}
     for phase in ("forward", "backward"):
-        for name, among, parts in (("softmax", kernels, ("softmax",)), ("matmul", products, ATTENTION_MATMULS)):
-            columns[f"{phase}_{name}_ms"] = ms_of_parts(among[among["phase"] == phase], parts, "cell")
+        for name, among, parts in (
+            ("softmax", kernels, ("softmax",)),
+            ("matmul", products, ATTENTION_MATMULS),
+        ):
+            columns[f"{phase}_{name}_ms"] = ms_of_parts(
+                among[among["phase"] == phase], parts, "cell"
+            )
     return pd.DataFrame(columns).rename_axis("cell").reset_index()
 
 
@@ -151,7 +158,10 @@ KERNEL_TABLES: tuple[Table, ...] = (
                     ("in FLOPs", ratio("softmax_flops", "attention_matmul_flops", ".3f")),
                     ("backward softmax ms", ms("backward_softmax_ms")),
                     ("backward matmul ms", ms("backward_matmul_ms")),
-                    ("backward softmax / matmul", ratio("backward_softmax_ms", "backward_matmul_ms")),
+                    (
+                        "backward softmax / matmul",
+                        ratio("backward_softmax_ms", "backward_matmul_ms"),
+                    ),
                 )
             ),
         ),

@@ -56,7 +56,9 @@ class Layout(Protocol):
 
 def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
-    shown = [axis for axis in ALWAYS_SHOWN if axis in results.axes and results.cells[axis].notna().any()]
+    shown = [
+        axis for axis in ALWAYS_SHOWN if axis in results.axes and results.cells[axis].notna().any()
+    ]
     return [axis for axis in dict.fromkeys([*shown, *varying_axes(results)]) if axis not in without]
 
 
@@ -64,10 +66,16 @@ def varying_axes(results: Results) -> list[str]:
     """Those in which cells of the same task differ."""
     cells = results.cells
     tasks = cells["task"] if "task" in cells and cells["task"].nunique() > 1 else None
-    return [axis for axis in results.axes if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)]
+    return [
+        axis
+        for axis in results.axes
+        if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)
+    ]
 
 
-def _varies_within_a_task(values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None) -> bool:
+def _varies_within_a_task(
+    values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None
+) -> bool:
     """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells.
 
     tasks: of each value, where there are several.
@@ -158,9 +166,16 @@ class Listing:
     always: tuple[str, ...] = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes = list(dict.fromkeys([*key_axes(results), *(axis for axis in self.always if axis in results.axes)]))
+        axes = list(
+            dict.fromkeys(
+                [*key_axes(results), *(axis for axis in self.always if axis in results.axes)]
+            )
+        )
         cells = sort_cells(results.cells, axes)
-        rows = [[*axis_texts(row, axes), *(value(row) for _, value in self.columns)] for row in each(cells)]
+        rows = [
+            [*axis_texts(row, axes), *(value(row) for _, value in self.columns)]
+            for row in each(cells)
+        ]
         return [*axes, *(title for title, _ in self.columns)], rows
 
 
@@ -179,12 +194,18 @@ class ByPhase:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
-        known_by = {phase: [column.format(phase) for column in self.known_by] for phase, _ in self.phases}
+        known_by = {
+            phase: [column.format(phase) for column in self.known_by] for phase, _ in self.phases
+        }
         values = {phase: [value(phase) for _, value in self.columns] for phase in known_by}
         rows: Rows = []
         for row in each(sort_cells(results.cells, axes)):
             texts = axis_texts(row, axes)
-            phases = [phase for phase in self.phases if any(known(row, column) for column in known_by[phase[0]])]
+            phases = [
+                phase
+                for phase in self.phases
+                if any(known(row, column) for column in known_by[phase[0]])
+            ]
             for phase, name in phases:
                 rows.append([*texts, name, *(value(row) for value in values[phase])])
             if not phases:
@@ -219,7 +240,11 @@ class Across:
             if len(by_value) < 2:
                 continue
             baseline = by_value.get(values[0])
-            texts = [text for value in values for text in self._texts(by_value.get(value), baseline, value == values[0])]
+            texts = [
+                text
+                for value in values
+                for text in self._texts(by_value.get(value), baseline, value == values[0])
+            ]
             rows.append([*axis_texts(next(iter(by_value.values())), axes), *texts])
         return header, rows
 
@@ -227,7 +252,9 @@ class Across:
         return " ".join(str(row[axis]) for axis in self.axes)
 
     def _values(self, cells: pd.DataFrame) -> list[str]:
-        return list(dict.fromkeys(self._value(row) for row in each(sort_cells(cells, list(self.axes)))))
+        return list(
+            dict.fromkeys(self._value(row) for row in each(sort_cells(cells, list(self.axes))))
+        )
 
     def _titles(self, value: str, baseline: str) -> Iterator[str]:
         compared = () if value == baseline else (*self.against, *self.extra)
@@ -267,8 +294,16 @@ class Ladder:
                 continue
             baseline = next((row for row in members if row[self.axes[0]] == self.baseline), None)
             for row in members:
-                compared = [compare(row, baseline) if baseline else NOTHING for _, compare in self.against]
-                rows.append([*axis_texts(row, [*others, *rungs]), *(show(row) for _, show in self.columns), *compared])
+                compared = [
+                    compare(row, baseline) if baseline else NOTHING for _, compare in self.against
+                ]
+                rows.append(
+                    [
+                        *axis_texts(row, [*others, *rungs]),
+                        *(show(row) for _, show in self.columns),
+                        *compared,
+                    ]
+                )
         titles = [title for title, _ in (*self.columns, *self.against)]
         return [*others, *rungs, *titles], rows
 
@@ -286,7 +321,9 @@ class Matrix:
         rows: Rows = []
         for group in groups(sort_cells(results.cells, axes), axes):
             by_value = {row[self.across]: row for row in group}
-            texts = [self.value(by_value[value]) if value in by_value else NOTHING for value in values]
+            texts = [
+                self.value(by_value[value]) if value in by_value else NOTHING for value in values
+            ]
             rows.append([*axis_texts(next(iter(by_value.values())), axes), *texts])
         return [*axes, *(str(value) for value in values)], rows
 
@@ -307,7 +344,11 @@ class Growth:
             if len(group) < 2:
                 continue
             for row in group:
-                texts = [t for _, column, show in self.columns for t in (show(row), self._exponent(row, previous, column))]
+                texts = [
+                    t
+                    for _, column, show in self.columns
+                    for t in (show(row), self._exponent(row, previous, column))
+                ]
                 texts += [show(row) for _, show in self.extra]
                 rows.append([*axis_texts(row, axes), str(row[self.along]), *texts])
                 previous = row

@@ -56,12 +56,28 @@ MEMORY_TABLES: tuple[Table, ...] = (
                 ("optimizer", "optimizer"),
             ),
             (
-                ("predicted GiB", lambda phase: gib_predicted(f"predicted_{phase}_peak_allocated_bytes")),
+                (
+                    "predicted GiB",
+                    lambda phase: gib_predicted(f"predicted_{phase}_peak_allocated_bytes"),
+                ),
                 ("measured GiB", lambda phase: gib(f"{phase}_peak_allocated_bytes")),
-                ("ratio", lambda phase: over(f"predicted_{phase}_peak_allocated_bytes", f"{phase}_peak_allocated_bytes")),
-                ("predicted reserved", lambda phase: gib_predicted(f"predicted_{phase}_peak_reserved_bytes")),
+                (
+                    "ratio",
+                    lambda phase: over(
+                        f"predicted_{phase}_peak_allocated_bytes", f"{phase}_peak_allocated_bytes"
+                    ),
+                ),
+                (
+                    "predicted reserved",
+                    lambda phase: gib_predicted(f"predicted_{phase}_peak_reserved_bytes"),
+                ),
                 ("measured reserved", lambda phase: gib(f"{phase}_peak_reserved_bytes")),
-                ("reserved ratio", lambda phase: over(f"predicted_{phase}_peak_reserved_bytes", f"{phase}_peak_reserved_bytes")),
+                (
+                    "reserved ratio",
+                    lambda phase: over(
+                        f"predicted_{phase}_peak_reserved_bytes", f"{phase}_peak_reserved_bytes"
+                    ),
+                ),
                 ("how", lambda phase: predicted("predicted_how", str)),
             ),
             ("predicted_{}_peak_allocated_bytes",),
@@ -100,7 +116,14 @@ MEMORY_TABLES: tuple[Table, ...] = (
             (
                 *(
                     (role.replace("_", " "), gib_predicted(f"closed_form_of_{role}_bytes"))
-                    for role in ("parameters", "gradients", "optimizer_state", "attention_squares", "activations", "temporary")
+                    for role in (
+                        "parameters",
+                        "gradients",
+                        "optimizer_state",
+                        "attention_squares",
+                        "activations",
+                        "temporary",
+                    )
                 ),
                 ("at least", gib_predicted("at_least_bytes")),
                 ("closed form", gib_predicted("closed_form_bytes")),

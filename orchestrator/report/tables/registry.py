@@ -96,7 +96,10 @@ TABLES: tuple[Table, ...] = (
         "The whole step measured after so many warm-up steps: what is not warm shows in the spread.",
         Across(
             ("warmup_steps",),
-            (("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))), ("std/mean", relative_sd("step_synced_ms"))),
+            (
+                ("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))),
+                ("std/mean", relative_sd("step_synced_ms")),
+            ),
         ),
         varying("train_step", "warmup_steps"),
     ),
@@ -150,7 +153,9 @@ TABLES: tuple[Table, ...] = (
         "compile",
         "Eager against compiled",
         "Median of the whole step in milliseconds, peak memory in GiB, the speed-up over eager, the seconds that the first "
-        "step took with its compilation, and after how many steps that has paid, if the cache was cold." + _OF_KERNELS + _NOISE,
+        "step took with its compilation, and after how many steps that has paid, if the cache was cold."
+        + _OF_KERNELS
+        + _NOISE,
         Across(
             ("compile",),
             (("ms", step_ms), ("GiB", gib("peak_allocated_bytes"))),
@@ -159,7 +164,10 @@ TABLES: tuple[Table, ...] = (
                 ("speed-up of kernels", kernels_speed_up),
                 ("breaks even after", break_even),
             ),
-            (("first step s", number("compile_step_ms", ".1f", 1e-3)), ("cache", plain("compile_cache_seen"))),
+            (
+                ("first step s", number("compile_step_ms", ".1f", 1e-3)),
+                ("cache", plain("compile_cache_seen")),
+            ),
         ),
         with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
     ),
@@ -187,7 +195,8 @@ TABLES: tuple[Table, ...] = (
     Table(
         "jit",
         "Eager against JIT, with memory",
-        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager." + _NOISE,
+        "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager."
+        + _NOISE,
         Ladder(
             ("compile", "compile_mode", "compile_cache"),
             "eager",
@@ -442,7 +451,14 @@ TABLES: tuple[Table, ...] = (
         "failures",
         "What did not end well",
         "`sweep show` prints all the evidence of a cell.",
-        Listing((("cell", plain("cell")), ("status", plain("status")), ("where", where_it_ended), ("why", why_it_ended))),
+        Listing(
+            (
+                ("cell", plain("cell")),
+                ("status", plain("status")),
+                ("where", where_it_ended),
+                ("why", why_it_ended),
+            )
+        ),
         lambda cells: cells[cells["status"] != "ok"],
     ),
 )

@@ -16,7 +16,9 @@ Where: TypeAlias = Path | str  # of a run: a folder, or the address of one elsew
 def named(folder: Any, what: str) -> Any:
     """Raises ConfigError where it is empty."""
     if not str(folder).strip():
-        raise ConfigError(f"{what} {str(folder)!r}: names no folder", "Is a variable of the shell not set?")
+        raise ConfigError(
+            f"{what} {str(folder)!r}: names no folder", "Is a variable of the shell not set?"
+        )
     return folder
 
 
@@ -37,7 +39,9 @@ class Folder(click.Path):
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(named(value, "--out" if isinstance(param, click.Option) else "RUN"), param, ctx)
+        return super().convert(
+            named(value, "--out" if isinstance(param, click.Option) else "RUN"), param, ctx
+        )
 
 
 class RunPlace(Folder):

@@ -31,7 +31,9 @@ LAPSE_S = 60.0
 _FOLDER = "drivers"
 _LAPSED = ".lapsed"
 _FORGOTTEN_S = 86400.0
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # which also goes on while a laptop sleeps
+_CLOCK = getattr(
+    time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC
+)  # which also goes on while a laptop sleeps
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _OTHER = "Wait for it, stop it, or name another folder with --out"
 
@@ -40,7 +42,9 @@ class Claim:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._name = f"{_FOLDER}/{secrets.token_hex(8)}.json"
-        self._content = json.dumps({**_who(), "since": datetime.now(UTC).isoformat(timespec="seconds")}).encode()
+        self._content = json.dumps(
+            {**_who(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+        ).encode()
         self._ended = threading.Event()
         self._lost = False
         self._heard_s = 0.0
@@ -66,7 +70,10 @@ class Claim:
                 silent_s = _silent_s(entry, now)
                 if silent_s < LAPSE_S and not _is_dead(who):
                     self._place.remove(self._name)
-                    raise RunLocked(f"{self._place}: another driver is at work in it: {_said(who)}", _remedy(silent_s))
+                    raise RunLocked(
+                        f"{self._place}: another driver is at work in it: {_said(who)}",
+                        _remedy(silent_s),
+                    )
                 self._place.put(name + _LAPSED, b"")
                 self._place.remove(name)
         self._heard_s = _clock()
@@ -153,7 +160,11 @@ def _read(content: bytes) -> dict[str, Any]:
 
 
 def _is_dead(who: dict[str, Any]) -> bool:
-    if not _boot() or (who.get("host"), who.get("boot"), who.get("processes")) != (socket.gethostname(), _boot(), _processes()):
+    if not _boot() or (who.get("host"), who.get("boot"), who.get("processes")) != (
+        socket.gethostname(),
+        _boot(),
+        _processes(),
+    ):
         return False
     with suppress(psutil.Error, KeyError, TypeError, ValueError):
         return bool(abs(psutil.Process(who["pid"]).create_time() - who["began"]) > 1)
@@ -165,7 +176,11 @@ def _silent_s(entry: Entry, now: datetime | None) -> float:
 
 
 def _said(who: dict[str, Any]) -> str:
-    return f"process {who['pid']} on {who.get('host')} since {who.get('since')}" if "pid" in who else "unknown"
+    return (
+        f"process {who['pid']} on {who.get('host')} since {who.get('since')}"
+        if "pid" in who
+        else "unknown"
+    )
 
 
 def _remedy(silent_s: float) -> str:

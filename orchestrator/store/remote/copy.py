@@ -63,19 +63,37 @@ class Copy:
             there = self.place.entries(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True)
             wanted = [name for name in there if name.endswith((f"/{ATTEMPT_FILE}", f"/{LOG_FILE}"))]
             with writing(self.folder):
-                self._each(self._fetch, [name for name in wanted if not (self.folder / name).exists()])
+                self._each(
+                    self._fetch, [name for name in wanted if not (self.folder / name).exists()]
+                )
 
     def leftovers(self) -> list[list[str]]:
         """What earlier drivers did not carry, in the order in which it may go: what attempts measured before their rows."""
         self._settle_artifacts()
-        first = [*self._artifacts_here(), *(name for name in self.parts() if not name.startswith(f"{ATTEMPTS}/"))]
-        stages = [first, [name for name in self.parts() if name.startswith(f"{ATTEMPTS}/")], [CELLS]]
-        return [[name for name in stage if (self.folder / name).exists() and not self.ledger.has(name)] for stage in stages]
+        first = [
+            *self._artifacts_here(),
+            *(name for name in self.parts() if not name.startswith(f"{ATTEMPTS}/")),
+        ]
+        stages = [
+            first,
+            [name for name in self.parts() if name.startswith(f"{ATTEMPTS}/")],
+            [CELLS],
+        ]
+        return [
+            [name for name in stage if (self.folder / name).exists() and not self.ledger.has(name)]
+            for stage in stages
+        ]
 
     def artifacts(self, folder: Path) -> list[str]:
         """Of one attempt, whatever it left."""
-        found = [path.relative_to(self.folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-        return [path.as_posix() for path in found if not path.name.startswith(".") and _NOT_CARRIED not in path.parts]
+        found = [
+            path.relative_to(self.folder) for path in sorted(folder.rglob("*")) if path.is_file()
+        ]
+        return [
+            path.as_posix()
+            for path in found
+            if not path.name.startswith(".") and _NOT_CARRIED not in path.parts
+        ]
 
     def carry(self, name: str) -> None:
         """There, unless it is there as it is here. What is here no more was merged into another. Raises OSError."""
@@ -90,7 +108,11 @@ class Copy:
                 self.ledger.add(name, mark)
 
     def parts(self) -> list[str]:
-        return [f"{table}/{path.name}" for table in tables() for path in sorted((self.folder / table).glob("*.parquet"))]
+        return [
+            f"{table}/{path.name}"
+            for table in tables()
+            for path in sorted((self.folder / table).glob("*.parquet"))
+        ]
 
     def _refresh(self) -> None:
         manifest = self.place.read(MANIFEST)
@@ -103,16 +125,26 @@ class Copy:
                 if name not in there and (self.ledger.has(name) or is_merged(Path(name))):
                     (self.folder / name).unlink()
             try:
-                self._each(self._fetch, [name for name in there if not (self.folder / name).exists()])
-                self._each(self._settle, [name for name in there if self._differs(name, there[name])])
+                self._each(
+                    self._fetch, [name for name in there if not (self.folder / name).exists()]
+                )
+                self._each(
+                    self._settle, [name for name in there if self._differs(name, there[name])]
+                )
                 break
             except FileNotFoundError:  # merged into another meanwhile
                 continue
         else:
             raise RunUnreachable(f"{self.place}: changes faster than it can be read", "Try again")
-        found = {Path(name).name for name in there if name.startswith(f"{ATTEMPTS}/")} | replaced_parts(self.folder / ATTEMPTS)
+        found = {
+            Path(name).name for name in there if name.startswith(f"{ATTEMPTS}/")
+        } | replaced_parts(self.folder / ATTEMPTS)
         self._rows = {name.removesuffix(".parquet") for name in found}
-        others = [name for name in self.parts() if Path(name).stem in self._rows and not self.ledger.has(name)]
+        others = [
+            name
+            for name in self.parts()
+            if Path(name).stem in self._rows and not self.ledger.has(name)
+        ]
         self._set_aside(others)
         if manifest is not None:
             self._replace(MANIFEST, manifest)
@@ -120,8 +152,14 @@ class Copy:
     def _parts_there(self) -> dict[str, Entry]:
         """Rows of attempts are listed first: what they measured was there before."""
         names = (ATTEMPTS, *(table for table in tables() if table != ATTEMPTS))
-        found = {name: entry for table in names for name, entry in self.place.entries(table).items()}
-        return {name: entry for name, entry in found.items() if name.endswith(".parquet") and "/." not in name}
+        found = {
+            name: entry for table in names for name, entry in self.place.entries(table).items()
+        }
+        return {
+            name: entry
+            for name, entry in found.items()
+            if name.endswith(".parquet") and "/." not in name
+        }
 
     def _differs(self, name: str, entry: Entry) -> bool:
         mark = self.ledger.mark(name)
@@ -131,7 +169,9 @@ class Copy:
         """What was carried from here, or came from there, is there no more: it was removed, to begin anew."""
         if not self.ledger.has(MANIFEST) or not (self.folder / MANIFEST).exists():
             return False
-        return manifest is None or _created(manifest) != _created((self.folder / MANIFEST).read_bytes())
+        return manifest is None or _created(manifest) != _created(
+            (self.folder / MANIFEST).read_bytes()
+        )
 
     def _begin_anew(self) -> None:
         self._set_aside(name for name in _OF_A_RUN if (self.folder / name).exists())
@@ -160,7 +200,11 @@ class Copy:
                     self._set_aside([folder.relative_to(self.folder).as_posix()])
 
     def _artifacts_here(self) -> list[str]:
-        return [name for folder in sorted((self.folder / ARTIFACTS).glob("*/*")) for name in self.artifacts(folder)]
+        return [
+            name
+            for folder in sorted((self.folder / ARTIFACTS).glob("*/*"))
+            for name in self.artifacts(folder)
+        ]
 
     def _fetch(self, name: str) -> None:
         aside = self._aside_of(name)

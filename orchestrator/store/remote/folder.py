@@ -23,7 +23,11 @@ import pyarrow.fs as pafs
 
 from orchestrator.common.errors import ConfigError, RunUnreachable
 
-_WHOLE_WHEN_CLOSED = ("s3", "gcs", "abfs")  # an object is there with its last byte; elsewhere it is written aside and renamed
+_WHOLE_WHEN_CLOSED = (
+    "s3",
+    "gcs",
+    "abfs",
+)  # an object is there with its last byte; elsewhere it is written aside and renamed
 _PIECE_BYTES = 1024**2
 _NETWORK = "Check the network and the address; AWS_ENDPOINT_URL names a server that is not Amazon's. Then run again"
 _REMEDIES = {
@@ -51,7 +55,8 @@ class Place:
         parts = urlsplit(address)
         if parts.username or parts.password:
             raise ConfigError(
-                f"{parts.scheme}://…@{parts.hostname}: credentials are no part of an address", "Set AWS_ACCESS_KEY_ID and so on"
+                f"{parts.scheme}://…@{parts.hostname}: credentials are no part of an address",
+                "Set AWS_ACCESS_KEY_ID and so on",
             )
         self.address = address
         self._scheme, self._query = parts.scheme, parts.query
@@ -66,8 +71,14 @@ class Place:
     def path(self) -> Path:
         """A relative one, of its own among all places."""
         where = f"{self._query} {_endpoint()}".strip() if self._scheme == "s3" else self._query
-        server = f"{self._scheme}-{re.sub(r'[^A-Za-z0-9.]+', '-', where).strip('-')}" if where else self._scheme
-        return Path(server, *(part for part in self._base.split("/") if part not in ("", ".", "..")))
+        server = (
+            f"{self._scheme}-{re.sub(r'[^A-Za-z0-9.]+', '-', where).strip('-')}"
+            if where
+            else self._scheme
+        )
+        return Path(
+            server, *(part for part in self._base.split("/") if part not in ("", ".", ".."))
+        )
 
     def within(self, name: str) -> Place:
         address, query = self.address.partition("?")[::2]
@@ -76,7 +87,9 @@ class Place:
     def entries(self, folder: str, recursive: bool = False) -> dict[str, Entry]:
         """By name, the files of a folder within it; none where there is no such folder."""
         chosen = pafs.FileSelector(self._named(folder), allow_not_found=True, recursive=recursive)
-        found = [info for info in self._files.get_file_info(chosen) if info.type == pafs.FileType.File]
+        found = [
+            info for info in self._files.get_file_info(chosen) if info.type == pafs.FileType.File
+        ]
         return {info.path[len(self._base) + 1 :]: Entry(info.size, info.mtime) for info in found}
 
     def read(self, name: str) -> bytes | None:
@@ -131,14 +144,24 @@ def reaching(place: Place | str) -> Iterator[None]:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise  # of a disk of ours
         reason = " ".join(str(error).split())
-        remedy = next((remedy for words, remedy in _REMEDIES.items() if re.search(words, reason)), "")
+        remedy = next(
+            (remedy for words, remedy in _REMEDIES.items() if re.search(words, reason)), ""
+        )
         raise RunUnreachable(f"{place}: cannot be reached: {_shortened(reason)}", remedy) from error
 
 
 def _shortened(reason: str) -> str:
     """What a server or the network said, without what of ours was told it."""
-    found = re.search(r"AWS Error (\w+) during \w+ operation: (.*?)(?: \(Request ID.*|; Details.*)?$", reason)
-    return f"{found[1].lower().replace('_', ' ')}: {found[2]}".removesuffix("No response body.").rstrip(": ") if found else reason
+    found = re.search(
+        r"AWS Error (\w+) during \w+ operation: (.*?)(?: \(Request ID.*|; Details.*)?$", reason
+    )
+    return (
+        f"{found[1].lower().replace('_', ' ')}: {found[2]}".removesuffix(
+            "No response body."
+        ).rstrip(": ")
+        if found
+        else reason
+    )
 
 
 def _file_system(address: str, parts: SplitResult) -> tuple[Any, str]:
@@ -156,18 +179,31 @@ def _s3(parts: SplitResult) -> Any:
     if not parts.netloc:
         raise ConfigError(f"{parts.geturl()}: names no bucket", "Write s3://bucket/folder")
     options: dict[str, Any] = dict(parse_qsl(parts.query))
-    options |= {name: text.lower() == "true" for name, text in options.items() if text.lower() in ("true", "false")}
+    options |= {
+        name: text.lower() == "true"
+        for name, text in options.items()
+        if text.lower() in ("true", "false")
+    }
     if (endpoint := _endpoint()) and "endpoint_override" not in options:
         server = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
         options |= {"endpoint_override": server.netloc, "scheme": server.scheme}
-    region = options.get("region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    region = (
+        options.get("region")
+        or os.environ.get("AWS_REGION")
+        or os.environ.get("AWS_DEFAULT_REGION")
+    )
     if region is None:
-        region = "us-east-1" if "endpoint_override" in options else pafs.resolve_s3_region(parts.netloc)
+        region = (
+            "us-east-1" if "endpoint_override" in options else pafs.resolve_s3_region(parts.netloc)
+        )
     try:
-        return pafs.S3FileSystem(allow_delayed_open=True, background_writes=False, **{**options, "region": region})
+        return pafs.S3FileSystem(
+            allow_delayed_open=True, background_writes=False, **{**options, "region": region}
+        )
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"{parts.geturl()}: {error}", "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http"
+            f"{parts.geturl()}: {error}",
+            "Write s3://bucket/folder?endpoint_override=HOST:PORT&scheme=http",
         ) from error
 
 
@@ -183,5 +219,8 @@ def _by_fsspec(address: str) -> tuple[Any, str]:
         files, path = fsspec.core.url_to_fs(address)
     except (ValueError, ImportError) as error:
         said = " ".join(str(error).split())
-        raise ConfigError(f"{address}: {said}", "Name a folder, s3://bucket/folder, or what fsspec has a package for") from error
+        raise ConfigError(
+            f"{address}: {said}",
+            "Name a folder, s3://bucket/folder, or what fsspec has a package for",
+        ) from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path

@@ -68,7 +68,8 @@ class RemoteRun(Run):
                         copy.carry(path.relative_to(self.folder).as_posix())
         except SweepError as error:
             raise RunUnwritable(
-                f"the report is in {self.folder / 'report'}, and not there: {error.message}", error.remedy
+                f"the report is in {self.folder / 'report'}, and not there: {error.message}",
+                error.remedy,
             ) from error
 
     @contextmanager
@@ -96,7 +97,9 @@ class RemoteRun(Run):
 class CarryingWriter(RunWriter):
     """A store's writer: what it has written goes to the place, each attempt's row after all that the attempt left."""
 
-    def __init__(self, folder: Path, lock: IO[str] | None, copy: Copy, uploads: Uploads, claim: Claim) -> None:
+    def __init__(
+        self, folder: Path, lock: IO[str] | None, copy: Copy, uploads: Uploads, claim: Claim
+    ) -> None:
         super().__init__(folder, lock)
         self._copy, self._uploads, self._claim = copy, uploads, claim
         self._parts = set(copy.parts())
@@ -136,7 +139,11 @@ class CarryingWriter(RunWriter):
         before, self._parts = self._parts, set(self._copy.parts())
         new = sorted(self._parts - before)
         rows = [name for name in new if name.startswith(f"{ATTEMPTS}/")]
-        self._uploads.put([*artifacts, *(name for name in new if name not in rows)], rows, gone=sorted(before - self._parts))
+        self._uploads.put(
+            [*artifacts, *(name for name in new if name not in rows)],
+            rows,
+            gone=sorted(before - self._parts),
+        )
 
 
 def _finish_quietly(uploads: Uploads, wrong: BaseException) -> None:

@@ -75,7 +75,13 @@ class Uploads:
         if self._barred:
             raise self._barred
         if self._failed:
-            left = {name for load in self._failed for stage in load.stages for name in stage if not self._copy.ledger.has(name)}
+            left = {
+                name
+                for load in self._failed
+                for stage in load.stages
+                for name in stage
+                if not self._copy.ledger.has(name)
+            }
             raise RunUnwritable(
                 f"{self._copy.place}: {len(left)} files could not be carried there: {self._said}",
                 f"They are kept in {self._copy.folder}, and the next `sweep run` from here carries them",

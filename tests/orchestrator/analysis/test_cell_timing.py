@@ -10,7 +10,12 @@ from tasks.spec.records import Outcome
 from tests.orchestrator.analysis.test_comparison import paced, write
 
 
-def test_the_speed_of_the_host_is_that_of_all_repetitions(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> None:
-    run = write(tmp_path / "a", *(paced(make_outcome(number=number), 100.0 * number, 110.0) for number in (1, 2, 3)))
+def test_the_speed_of_the_host_is_that_of_all_repetitions(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
+    run = write(
+        tmp_path / "a",
+        *(paced(make_outcome(number=number), 100.0 * number, 110.0) for number in (1, 2, 3)),
+    )
     (side,) = sides_of(*load_counted(run)).values()
     assert side.paces == (100.0, 300.0)

@@ -32,7 +32,9 @@ def torch(tmp_path: Path) -> Path:
 def run(torch: Path, cache: Path, **variables: str) -> None:
     path = f"{torch.parent}:{ROOT}"
     subprocess.run(
-        [sys.executable, "-c", IMPORTS], check=True, env=environment(PYTHONPATH=path, XDG_CACHE_HOME=str(cache), **variables)
+        [sys.executable, "-c", IMPORTS],
+        check=True,
+        env=environment(PYTHONPATH=path, XDG_CACHE_HOME=str(cache), **variables),
     )
 
 
@@ -45,13 +47,20 @@ def kept(folder: Path) -> list[str]:
     return sorted(path.name.partition(".")[0] for path in folder.rglob("torch/**/*.pyc"))
 
 
-def test_where_nobody_writes_it_beside_the_sources_it_is_in_our_cache(torch: Path, tmp_path: Path) -> None:
+def test_where_nobody_writes_it_beside_the_sources_it_is_in_our_cache(
+    torch: Path, tmp_path: Path
+) -> None:
     run(torch, tmp_path / "cache", PYTHONDONTWRITEBYTECODE="1")
-    assert (kept(tmp_path / "cache" / "transformer-sweep" / "bytecode"), kept(torch)) == (["__init__"], [])
+    assert (kept(tmp_path / "cache" / "transformer-sweep" / "bytecode"), kept(torch)) == (
+        ["__init__"],
+        [],
+    )
 
 
 @pytest.mark.parametrize("variables", [{}, {"PYTHONPYCACHEPREFIX": "elsewhere"}])
-def test_python_keeps_it_as_it_was_told(variables: dict[str, str], torch: Path, tmp_path: Path) -> None:
+def test_python_keeps_it_as_it_was_told(
+    variables: dict[str, str], torch: Path, tmp_path: Path
+) -> None:
     told = {name: str(tmp_path / folder) for name, folder in variables.items()}
     run(torch, tmp_path / "cache", **told)
     assert not (tmp_path / "cache").exists()
@@ -59,7 +68,11 @@ def test_python_keeps_it_as_it_was_told(variables: dict[str, str], torch: Path, 
 
 
 def test_what_is_there_is_read(torch: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", "import torch"], check=True, env=environment(PYTHONPATH=str(torch.parent)))
+    subprocess.run(
+        [sys.executable, "-c", "import torch"],
+        check=True,
+        env=environment(PYTHONPATH=str(torch.parent)),
+    )
     run(torch, tmp_path / "cache", PYTHONDONTWRITEBYTECODE="1")
     assert not (tmp_path / "cache").exists()
 
@@ -73,6 +86,10 @@ def test_without_a_cache_that_may_be_written_all_is_as_ever(torch: Path, tmp_pat
 def test_ctrl_c_while_it_is_imported_is_no_traceback(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     done = subprocess.run(
-        sweep_command("--help"), env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"), cwd=tmp_path, capture_output=True, text=True
+        sweep_command("--help"),
+        env=environment(PYTHONPATH=f"{tmp_path}:{ROOT}"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

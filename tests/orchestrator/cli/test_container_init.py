@@ -17,11 +17,15 @@ import pytest
 from tests.conftest import ROOT
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-BEGIN = "import os, sys, time; from orchestrator.cli.container_init import become_init; become_init(); "
+BEGIN = (
+    "import os, sys, time; from orchestrator.cli.container_init import become_init; become_init(); "
+)
 
 
 def begun(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", BEGIN + code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", BEGIN + code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_it_ends_as_its_child_does() -> None:
@@ -43,7 +47,9 @@ def test_what_it_is_sent_its_child_is_sent(number: int) -> None:
         assert driver.wait(20) == 7
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs a namespace of processes of its own")
+@pytest.mark.skipif(
+    shutil.which("unshare") is None, reason="needs a namespace of processes of its own"
+)
 def test_the_first_process_of_a_container_leaves_no_zombie(tmp_path: Path) -> None:
     new = ["unshare", "--pid", "--fork", "--mount-proc"]
     if subprocess.run([*new, "true"], capture_output=True, check=False).returncode:
@@ -52,7 +58,9 @@ def test_the_first_process_of_a_container_leaves_no_zombie(tmp_path: Path) -> No
         "import os, subprocess, sys, time; from orchestrator.cli.container_init import go_on_behind_an_init; go_on_behind_an_init();"
         "[subprocess.run(['sh', '-c', 'sleep 0.1 &']) for _ in range(20)]; print(os.getpid(), flush=True); time.sleep(30)"
     )
-    with subprocess.Popen([*new, sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as driver:
+    with subprocess.Popen(
+        [*new, sys.executable, "-c", code], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+    ) as driver:
         assert driver.stdout is not None
         assert int(driver.stdout.readline()) > 1
         deadline = time.monotonic() + 10

@@ -25,7 +25,11 @@ GIB, MIB = 1024**3, 1024**2
 def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> Run:
     """A cell that was timed until its interval was narrow, and one that ran out of memory."""
     run = Run(tmp_path / "run")
-    adaptive = {"timing_warmup_steps": 3, "timing_stopped_by": "half-width", "timing_half_width": 0.0087}
+    adaptive = {
+        "timing_warmup_steps": 3,
+        "timing_stopped_by": "half-width",
+        "timing_half_width": 0.0087,
+    }
     with run.opened_for_writing() as writer:
         writer.write_manifest({"name": "run"})
         timed = make_outcome(context_length=16)
@@ -41,7 +45,11 @@ def shown(run: Run, status: str) -> list[str]:
 
 def test_how_the_number_of_steps_came_about(run: Run) -> None:
     lines = shown(run, "ok")
-    assert {"  timing_warmup_steps: 3", "  timing_stopped_by: half-width", "  timing_half_width: 0.0087"} <= set(lines)
+    assert {
+        "  timing_warmup_steps: 3",
+        "  timing_stopped_by: half-width",
+        "  timing_half_width: 0.0087",
+    } <= set(lines)
     assert not any("gpu" in line for line in lines)  # of all other facts the report tells
 
 
@@ -57,13 +65,22 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
     run, red = Run(tmp_path / "run"), "\x1b[31m red\rand back"
-    own = {"size": None, "model": "package:Model", "model_args": {"name": red}, "context_length": 16}
-    outcome = replace(make_outcome(Status.FAILED, **own), evidence={"message": f"{red}\nsecond\tline\x07"})
+    own = {
+        "size": None,
+        "model": "package:Model",
+        "model_args": {"name": red},
+        "context_length": 16,
+    }
+    outcome = replace(
+        make_outcome(Status.FAILED, **own), evidence={"message": f"{red}\nsecond\tline\x07"}
+    )
     with run.opened_for_writing() as writer:
         writer.write_manifest({"name": "run"})
         writer.append(outcome, None)
         (run.attempt_folder(outcome.attempt.cell.id, 1)).mkdir(parents=True)
-        (run.attempt_folder(outcome.attempt.cell.id, 1) / LOG_FILE).write_text(f"{red} in its log\n")
+        (run.attempt_folder(outcome.attempt.cell.id, 1) / LOG_FILE).write_text(
+            f"{red} in its log\n"
+        )
     lines = shown(run, "failed")
     assert all(letter.isprintable() or letter == "\n" for line in lines for letter in line)
     (message,) = (line for line in lines if line.startswith("  message: "))
@@ -87,7 +104,9 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
         ({}, "x" * 159 + "…"),
     ],
 )  # fmt: skip
-def test_why_memory_ran_out_is_told_by_its_numbers_and_else_by_what_was_said(more: dict[str, int | None], said: str) -> None:
+def test_why_memory_ran_out_is_told_by_its_numbers_and_else_by_what_was_said(
+    more: dict[str, int | None], said: str
+) -> None:
     assert why_it_ended({"message": "x" * 200, **more}) == said
     assert why_it_ended({"message": "x" * 160}) == "x" * 160
 
@@ -103,7 +122,9 @@ def test_what_came_of_it_stands_before_what_was_read(run: Run) -> None:
     assert result < lines.index("  timing synced forward duration [ms]: 10, 11, 12")
     (step,) = (line for line in lines if line.startswith("  step, ms: "))
     row = load_results(run).cells.set_index("status").loc["ok"]
-    assert step.startswith(f"  step, ms: {format_ms(row['step_ms_median'])} [{format_ms(row['step_ms_ci_low'])}, ")
+    assert step.startswith(
+        f"  step, ms: {format_ms(row['step_ms_median'])} [{format_ms(row['step_ms_ci_low'])}, "
+    )
     assert not any(line.startswith("result") for line in shown(run, "oom"))
 
 
@@ -114,7 +135,10 @@ def test_a_cell_of_what_was_published_is_named_as_in_its_tables(
     cell = run.read("attempts")["cell"][0]
     alone = sweep_here("show", tmp_path / "published" / "run", cell)
     assert f"cell {cell} of task" in alone.stdout
-    assert alone.stdout.splitlines()[-1] == "logs and artifacts are not published, nor how to measure this cell by hand"
+    assert (
+        alone.stdout.splitlines()[-1]
+        == "logs and artifacts are not published, nor how to measure this cell by hand"
+    )
     assert sweep_here("show", tmp_path / "published", f"run:{cell}").stdout == alone.stdout
     missing = sweep_here("show", tmp_path / "published", f"other:{cell}")
     assert missing.exit_code == 2

@@ -39,16 +39,27 @@ def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        *((("publish", "run", "--out", "new", "--limit-mb", size), "--limit-mb") for size in ("nan", "inf", "1e400", "-1", "x")),
-        *((("compare", "a", "b", "--threshold", share), "--threshold") for share in ("nan%", "inf", "3", HUGE + "%")),
-        *((("plan", "c.yaml", "--sample", share), "--sample") for share in ("nan%", "inf%", "-1%", "0%", "0.0%", HUGE + "%")),
+        *(
+            (("publish", "run", "--out", "new", "--limit-mb", size), "--limit-mb")
+            for size in ("nan", "inf", "1e400", "-1", "x")
+        ),
+        *(
+            (("compare", "a", "b", "--threshold", share), "--threshold")
+            for share in ("nan%", "inf", "3", HUGE + "%")
+        ),
+        *(
+            (("plan", "c.yaml", "--sample", share), "--sample")
+            for share in ("nan%", "inf%", "-1%", "0%", "0.0%", HUGE + "%")
+        ),
         *(
             (("run", "c.yaml", "--time-limit", limit), "--time-limit")
             for limit in ("nan", "inf", "-1", "1e3", HUGE + "h", "9" * 11)
         ),
     ],
 )
-def test_a_number_that_cannot_be(words: tuple[str, ...], said: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_number_that_cannot_be(
+    words: tuple[str, ...], said: str, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     ended = sweep_here(*words)
     assert (ended.exit_code, ended.stdout) == (2, "")
@@ -57,25 +68,42 @@ def test_a_number_that_cannot_be(words: tuple[str, ...], said: str, sweep_here: 
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-def test_what_a_config_excludes_in_vain_is_one_line(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("name: a\ngrids:\n- task: matmul\n  fixed: {device: cpu}\n  exclude: [{device: mps}]\n")
+def test_what_a_config_excludes_in_vain_is_one_line(
+    sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(
+        "name: a\ngrids:\n- task: matmul\n  fixed: {device: cpu}\n  exclude: [{device: mps}]\n"
+    )
     for command in ("plan", "run"):
         ended = sweep_here(command, "c.yaml")
         assert (ended.exit_code, ended.stdout) == (2, "")
-        assert ended.stderr == "sweep: c.yaml:5: grids[0].exclude[0]: matches no cell of the grid. Correct it, or leave it out\n"
+        assert (
+            ended.stderr
+            == "sweep: c.yaml:5: grids[0].exclude[0]: matches no cell of the grid. Correct it, or leave it out\n"
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        (["kernel_tim"], "--instrument: unknown instrument 'kernel_tim'. Did you mean 'kernel_time'?"),
-        (["kernels", "nsys"], "--instrument: instruments: nsys cannot go with timing or kernels or backend"),
+        (
+            ["kernel_tim"],
+            "--instrument: unknown instrument 'kernel_tim'. Did you mean 'kernel_time'?",
+        ),
+        (
+            ["kernels", "nsys"],
+            "--instrument: instruments: nsys cannot go with timing or kernels or backend",
+        ),
     ],
 )
-def test_an_instrument_that_cannot_be(names: list[str], said: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_an_instrument_that_cannot_be(
+    names: list[str], said: str, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
-    ended = sweep_here("run", "c.yaml", *(word for name in names for word in ("--instrument", name)))
+    ended = sweep_here(
+        "run", "c.yaml", *(word for name in names for word in ("--instrument", name))
+    )
     assert (ended.exit_code, ended.stdout) == (2, "")
     assert ended.stderr.startswith(f"sweep: {said}")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
@@ -84,13 +112,22 @@ def test_an_instrument_that_cannot_be(names: list[str], said: str, sweep_here: C
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--retry", "failed", "--only", "ok"), "--retry failed: --only leaves out all such cells. Add --only failed, or leave"),
-        (("--retry", "wide", "--only", "oom"), "--retry wide: --only leaves out all such cells. Add --only ok, or leave"),
+        (
+            ("--retry", "failed", "--only", "ok"),
+            "--retry failed: --only leaves out all such cells. Add --only failed, or leave",
+        ),
+        (
+            ("--retry", "wide", "--only", "oom"),
+            "--retry wide: --only leaves out all such cells. Add --only ok, or leave",
+        ),
         (
             ("--scheduler", "serial", "--address", "auto"),
             "--address: is of Ray, and --scheduler serial measures here, one by one.",
         ),
-        (("--scheduler", "serial", "--cpu-cells", "2"), "--cpu-cells: is of Ray, and --scheduler serial measures here,"),
+        (
+            ("--scheduler", "serial", "--cpu-cells", "2"),
+            "--cpu-cells: is of Ray, and --scheduler serial measures here,",
+        ),
     ],
 )
 def test_options_that_contradict_each_other(
@@ -104,15 +141,24 @@ def test_options_that_contradict_each_other(
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
-@pytest.mark.parametrize("words", [("--retry", "wide", "--only", "ok"), ("--retry", "oom", "--only", "oom", "--only", "ok")])
-def test_options_that_go_together(words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [("--retry", "wide", "--only", "ok"), ("--retry", "oom", "--only", "oom", "--only", "ok")],
+)
+def test_options_that_go_together(
+    words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     assert sweep_here("plan", "c.yaml", *words).exit_code == 0
 
 
 @pytest.mark.parametrize("option", ["--granularity", "--up-to"])
-def test_no_size_is_sought_that_no_parameter_can_have(option: str, sweep_here: Callable[..., Result]) -> None:
-    ended = sweep_here("max-context", "c.yaml", "--gpu", "H200", "--up-to", 2**63 - 1, option, 2**63)
+def test_no_size_is_sought_that_no_parameter_can_have(
+    option: str, sweep_here: Callable[..., Result]
+) -> None:
+    ended = sweep_here(
+        "max-context", "c.yaml", "--gpu", "H200", "--up-to", 2**63 - 1, option, 2**63
+    )
     assert ended.exit_code == 2
     assert f"Invalid value for '{option}'" in ended.stderr
 
@@ -135,7 +181,9 @@ def test_no_size_is_sought_that_no_parameter_can_have(option: str, sweep_here: C
         ("compare", "run:3f2a", ":3f2a"),
     ],
 )
-def test_a_folder_without_a_name(words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_folder_without_a_name(
+    words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     """As of `--out "$UNSET"`: not the one that the user is in."""
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "run").mkdir()
@@ -147,21 +195,34 @@ def test_a_folder_without_a_name(words: tuple[str, ...], sweep_here: Callable[..
 
 
 @pytest.mark.parametrize("name", ["demo", "results/demo", "results/demo:3f2a"])
-def test_a_run_to_compare_that_is_not_there_is_called_as_it_was_typed(name: str, sweep_here: Callable[..., Result]) -> None:
+def test_a_run_to_compare_that_is_not_there_is_called_as_it_was_typed(
+    name: str, sweep_here: Callable[..., Result]
+) -> None:
     ended = sweep_here("compare", name, name)
     assert ended.exit_code == 2
     assert ended.stderr.startswith(f"sweep: {name.split(':')[0]}: holds no run")
 
 
-def test_a_run_to_compare_may_be_named_without_results(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_run_to_compare_may_be_named_without_results(
+    sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "results" / "demo").mkdir(parents=True)
-    assert sweep_here("compare", "demo", "demo").stderr.startswith("sweep: results/demo: holds no run")
+    assert sweep_here("compare", "demo", "demo").stderr.startswith(
+        "sweep: results/demo: holds no run"
+    )
 
 
-def test_a_run_to_compare_may_have_a_colon_in_its_name(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_a_run_to_compare_may_have_a_colon_in_its_name(
+    sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     for folder in ("s3:x", "results/a:b"):
         (tmp_path / folder).mkdir(parents=True)
-    for name, folder in (("s3:x", "s3:x"), ("s3:x:3f2a", "s3:x"), ("a:b", "results/a:b"), ("a:b:3f2a", "results/a:b")):
+    for name, folder in (
+        ("s3:x", "s3:x"),
+        ("s3:x:3f2a", "s3:x"),
+        ("a:b", "results/a:b"),
+        ("a:b:3f2a", "results/a:b"),
+    ):
         assert sweep_here("compare", name, name).stderr.startswith(f"sweep: {folder}: holds no run")
 
 
@@ -177,32 +238,51 @@ def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True], ids=["its errors are read", "nor are its errors"])
-def test_a_sweep_whose_output_is_not_read_any_more_goes_on(deaf: bool, write_config: Callable[..., Path]) -> None:
+def test_a_sweep_whose_output_is_not_read_any_more_goes_on(
+    deaf: bool, write_config: Callable[..., Path]
+) -> None:
     """As after `| head -1`, or where a `tee` was killed at night."""
     config = write_config(FEW)
     command = sweep_command("run", config.name, "--out", "run", "--scheduler", "serial")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     errors = subprocess.STDOUT if deaf else subprocess.PIPE
-    with subprocess.Popen(command, cwd=config.parent, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as sweep:
+    with subprocess.Popen(
+        command,
+        cwd=config.parent,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        text=True,
+        env=environment,
+    ) as sweep:
         assert sweep.stdout
         assert sweep.stdout.readline()
         sweep.stdout.close()
         said = sweep.stderr.read() if sweep.stderr else ""
     assert sweep.returncode == 0
     assert said.count("is not read any more: it goes on without") == (not deaf)
-    assert [status for (status,) in Run(config.parent / "run").rows("attempts", ["status"])] == 3 * ["ok"]
+    assert [
+        status for (status,) in Run(config.parent / "run").rows("attempts", ["status"])
+    ] == 3 * ["ok"]
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["run"], "sweep run: Missing argument 'CONFIG'. See `sweep run --help`"),
-        (["plan", "c.yaml", "--nonsense"], "sweep plan: No such option '--nonsense'. See `sweep plan --help`"),
+        (
+            ["plan", "c.yaml", "--nonsense"],
+            "sweep plan: No such option '--nonsense'. See `sweep plan --help`",
+        ),
         (["runn"], "sweep: No such command 'runn'. Did you mean 'run'? See `sweep --help`"),
-        (["report", "x", "--format", "doc"], "sweep report: Invalid value for '--format': 'doc' is not one of "),
+        (
+            ["report", "x", "--format", "doc"],
+            "sweep report: Invalid value for '--format': 'doc' is not one of ",
+        ),
     ],
 )
-def test_a_command_that_cannot_be_is_one_line(words: list[str], said: str, sweep_here: Callable[..., Result]) -> None:
+def test_a_command_that_cannot_be_is_one_line(
+    words: list[str], said: str, sweep_here: Callable[..., Result]
+) -> None:
     done = sweep_here(*words)
     assert done.exit_code == 2
     assert done.stderr.startswith(said)

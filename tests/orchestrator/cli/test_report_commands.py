@@ -20,7 +20,9 @@ MORE = 3
 
 
 @pytest.fixture
-def run(tmp_path: Path, make_outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(
+    tmp_path: Path, make_outcome: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> Run:
     """One with more cells than a terminal is shown, whose charts nobody waits for."""
     monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
     with Run(tmp_path / "a run").opened_for_writing() as writer:
@@ -44,7 +46,9 @@ def test_the_terminal_has_the_first_rows_and_what_prints_the_others(run: Run) ->
     done = report(run.folder)
     assert done.exit_code == 0
     assert len(rows(done.stdout)) == MOST_ROWS
-    (command,) = re.findall(rf"^… and {MORE} rows more: (sweep report .* --table timings)$", done.stdout, re.MULTILINE)
+    (command,) = re.findall(
+        rf"^… and {MORE} rows more: (sweep report .* --table timings)$", done.stdout, re.MULTILINE
+    )
     whole = CliRunner().invoke(main, shlex.split(command)[1:])
     assert len(rows(whole.stdout)) == MOST_ROWS + MORE
     assert "rows more" not in whole.stdout
@@ -61,7 +65,10 @@ def test_in_the_files_are_all_sentences(run: Run, make_outcome: Callable[..., Ou
         for size in range(30):
             writer.append(make_outcome(Status.OOM, batch_size=100 + size, context_length=64), None)
     printed, written = report(run.folder).stdout, run.folder / "report" / "answers.md"
-    told = [len(re.findall(r"^- .+ runs out of memory", text, re.MULTILINE)) for text in (printed, written.read_text())]
+    told = [
+        len(re.findall(r"^- .+ runs out of memory", text, re.MULTILINE))
+        for text in (printed, written.read_text())
+    ]
     assert told == [24, 30]
     assert f"\n- … and 6 more: {written}\n" in printed
     assert "more:" not in written.read_text()
@@ -74,21 +81,30 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
     for gone in parts[:2]:
         gone.unlink()
     done = report(run.folder, "--table", "timings")
-    assert "of 2 cells that ended well no sample is here: copy the run again, or measure them" in done.stderr
+    assert (
+        "of 2 cells that ended well no sample is here: copy the run again, or measure them"
+        in done.stderr
+    )
     assert done.exit_code == 0
 
 
-@pytest.mark.parametrize(("asked", "missing"), [(None, 0), (10, 0), (MOST_ROWS + MORE, 0), (MOST_ROWS + MORE + 7, 7)])
+@pytest.mark.parametrize(
+    ("asked", "missing"), [(None, 0), (10, 0), (MOST_ROWS + MORE, 0), (MOST_ROWS + MORE + 7, 7)]
+)
 def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
     """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
     with run.opened_for_writing() as writer:
-        writer.write_manifest({"name": "many"} if asked is None else {"name": "many", "asked": asked})
+        writer.write_manifest(
+            {"name": "many"} if asked is None else {"name": "many", "asked": asked}
+        )
     done = report(run.folder)
     assert done.exit_code == 0
     assert ("still to be measured" in done.stderr) == bool(missing)
     page = (run.folder / "report" / "index.html").read_text()
     assert re.findall(r"<b>(\d+)</b> pending", page) == ([str(missing)] if missing else [])
-    assert "still to be" not in report(run.folder, "--cells", run.read("attempts")["cell"][0]).stderr
+    assert (
+        "still to be" not in report(run.folder, "--cells", run.read("attempts")["cell"][0]).stderr
+    )
 
 
 def test_what_was_chosen_stands_in_the_command_for_the_others(run: Run) -> None:
@@ -101,14 +117,32 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
     done = report(run.folder, "--where", "context_length=16|18|1000", "--table", "timings")
     assert [row.split("|")[2].strip() for row in rows(done.stdout)] == ["16", "18"]
     assert not (run.folder / "report").exists()  # of all that was measured
-    assert len(rows(report(run.folder, "--where", "status=ok,task=train_step", "--where", "context_length=16").stdout)) == 1
-    assert "--where size=tiny --table timings\n" in report(run.folder, "--where", "size=tiny").stdout
+    assert (
+        len(
+            rows(
+                report(
+                    run.folder,
+                    "--where",
+                    "status=ok,task=train_step",
+                    "--where",
+                    "context_length=16",
+                ).stdout
+            )
+        )
+        == 1
+    )
+    assert (
+        "--where size=tiny --table timings\n" in report(run.folder, "--where", "size=tiny").stdout
+    )
 
 
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("context_lenght=16", "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?"),
+        (
+            "context_lenght=16",
+            "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?",
+        ),
         ("context_length=7", "no cell of these matches --where. "),
         ("context_length", "--where context_length: is not an assignment. "),
         ("size=", "--where size=: is not an assignment. "),
@@ -122,7 +156,9 @@ def test_where_there_is_no_such_cell(run: Run, where: str, said: str) -> None:
 
 def test_a_comma_too_many_chooses_no_other_cells(run: Run) -> None:
     one = run.read("attempts")["cell"][0]
-    assert report(run.folder, "--cells", f"{one},", "--table", "timings").stdout.count("\n| ") == 2  # the header and its row
+    assert (
+        report(run.folder, "--cells", f"{one},", "--table", "timings").stdout.count("\n| ") == 2
+    )  # the header and its row
     refused = report(run.folder, "--cells", " ,")
     assert (refused.exit_code, "names no cell" in refused.stderr) == (2, True)
 

@@ -33,7 +33,9 @@ grids:
 """
 
 
-def expanded(text: str = TEXT, sets: list[str] | None = None, wheres: list[str] | None = None) -> Expansion:
+def expanded(
+    text: str = TEXT, sets: list[str] | None = None, wheres: list[str] | None = None
+) -> Expansion:
     config, source = parse_config(text, "test.yaml")
     return expand(config, source, parse_selection(sets or [], wheres or []))
 
@@ -43,7 +45,9 @@ def column(expansion: Expansion, *names: str) -> list[tuple[Any, ...]]:
 
 
 def test_axes_fixed_exclude_override_include() -> None:
-    assert column(expanded(), "size", "context_length", "compile", "measured_steps", "batch_size") == [
+    assert column(
+        expanded(), "size", "context_length", "compile", "measured_steps", "batch_size"
+    ) == [
         ("tiny", 16, "eager", 3, 2),
         ("tiny", 16, "blocks", 3, 2),
         ("tiny", 32, "eager", 3, 2),
@@ -62,7 +66,10 @@ def test_set_narrows_replaces_and_reaches_what_is_included() -> None:
 
 
 def test_a_mapping_may_be_set() -> None:
-    cells = expanded("name: a\ngrids: [{task: train_step, fixed: {model: 'a:B'}}]", sets=["model_args={n: 1, m: 2},{n: 3}"])
+    cells = expanded(
+        "name: a\ngrids: [{task: train_step, fixed: {model: 'a:B'}}]",
+        sets=["model_args={n: 1, m: 2},{n: 3}"],
+    )
     assert column(cells, "model_args") == [({"n": 1, "m": 2},), ({"n": 3},)]
 
 
@@ -73,8 +80,13 @@ def test_an_override_sees_the_defaults() -> None:
 
 def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
     cells = expanded(sets=["measured_steps=20,30"])
-    assert set(column(cells, "size", "measured_steps")) == {(size, n) for size in ("tiny", "mini", "small") for n in (20, 30)}
-    chain = TEXT.replace("set: {measured_steps: 7}}]", "set: {measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}]")
+    assert set(column(cells, "size", "measured_steps")) == {
+        (size, n) for size in ("tiny", "mini", "small") for n in (20, 30)
+    }
+    chain = TEXT.replace(
+        "set: {measured_steps: 7}}]",
+        "set: {measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}]",
+    )
     assert set(column(expanded(chain), "size", "seed")) == {("tiny", 0), ("mini", 1), ("small", 0)}
     assert set(column(expanded(chain, sets=["measured_steps=4"]), "seed")) == {(0,)}
 
@@ -87,15 +99,27 @@ def test_what_is_set_on_the_command_line_wins_over_an_override() -> None:
             "size: minni, context",
             "test.yaml:8: grids[0].exclude[0].size: 'minni' is not allowed. Did you mean",
         ),
-        ("[32, 64]", '[32, "64"]', "test.yaml:8: grids[0].exclude[0].context_length[1]: Input should be a valid integer"),
+        (
+            "[32, 64]",
+            '[32, "64"]',
+            "test.yaml:8: grids[0].exclude[0].context_length[1]: Input should be a valid integer",
+        ),
         ("[32, 64]", "0", "greater than or equal to 1"),
         ("[32, 64]", "null", "valid integer"),
-        ("[32, 64]", "[]", "test.yaml:8: grids[0].exclude[0].context_length: an empty list matches nothing"),
+        (
+            "[32, 64]",
+            "[]",
+            "test.yaml:8: grids[0].exclude[0].context_length: an empty list matches nothing",
+        ),
         ("[32, 64]", "32, pass: forwrad", "Did you mean 'forward'"),
         ("[32, 64]", "32, half_width: 3.0", "less than 1"),
         ("[32, 64]", "32, compile_mode: defualt", "Did you mean 'default'"),
         ("[32, 64]", "32, model_args: [{a: 1}, 1]", "valid dictionary"),
-        ("when: {size: mini}", "when: {size: tinyy}", "test.yaml:9: grids[0].override[0].when.size: 'tinyy' is not allowed. Did"),
+        (
+            "when: {size: mini}",
+            "when: {size: tinyy}",
+            "test.yaml:9: grids[0].override[0].when.size: 'tinyy' is not allowed. Did",
+        ),
         (
             "when: {size: mini}",
             'when: {seed: "0"}',
@@ -121,7 +145,9 @@ def test_a_clause_that_can_match_nothing(old: str, new: str, said: str) -> None:
     ],
 )
 def test_a_clause_may_ask_for_any_value_of_its_axis(clause: str, left: int) -> None:
-    text = TEXT.replace("exclude: [{size: mini, context_length: [32, 64]}]", f"exclude: [{{{clause}}}]")
+    text = TEXT.replace(
+        "exclude: [{size: mini, context_length: [32, 64]}]", f"exclude: [{{{clause}}}]"
+    )
     if left == 0:
         with pytest.raises(ConfigError, match="Every combination is excluded"):
             expanded(text)
@@ -133,24 +159,41 @@ def test_a_clause_may_ask_for_any_value_of_its_axis(clause: str, left: int) -> N
     ("old", "new", "place"),
     [
         ("[32, 64]", "64", "test.yaml:8: grids[0].exclude[0]"),
-        ("[32, 64]}", "32}, {size: mini, context_length: 32, compile_mode: reduce-overhead}", "test.yaml:8: grids[0].exclude[1]"),
+        (
+            "[32, 64]}",
+            "32}, {size: mini, context_length: 32, compile_mode: reduce-overhead}",
+            "test.yaml:8: grids[0].exclude[1]",
+        ),
         ("when: {size: mini}", "when: {size: xl}", "test.yaml:9: grids[0].override[0].when"),
-        ("when: {size: mini}", "when: {measured_steps: 4}", "test.yaml:9: grids[0].override[0].when"),
+        (
+            "when: {size: mini}",
+            "when: {measured_steps: 4}",
+            "test.yaml:9: grids[0].override[0].when",
+        ),
     ],
 )
 def test_a_clause_that_matches_no_cell_is_refused(old: str, new: str, place: str) -> None:
     """Its values are such as the axis may have, and no combination here has them."""
     with pytest.raises(ConfigError) as refused:
         require_matches(*parse_config(TEXT.replace(old, new), "test.yaml"))
-    assert str(refused.value) == f"{place}: matches no cell of the grid. Correct it, or leave it out"
+    assert (
+        str(refused.value) == f"{place}: matches no cell of the grid. Correct it, or leave it out"
+    )
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        TEXT.replace("[32, 64]}", "[32, 64]}, {size: mini, context_length: 32}"),  # the same once more
-        TEXT.replace("{size: mini, context_length: [32, 64]}", "{size: small}"),  # is what is included
-        TEXT.replace("measured_steps: 7}}", "measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}"),  # is overridden
+        TEXT.replace(
+            "[32, 64]}", "[32, 64]}, {size: mini, context_length: 32}"
+        ),  # the same once more
+        TEXT.replace(
+            "{size: mini, context_length: [32, 64]}", "{size: small}"
+        ),  # is what is included
+        TEXT.replace(
+            "measured_steps: 7}}",
+            "measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}",
+        ),  # is overridden
         TEXT.replace("[16, 32]", str([*range(100, 26_000)])),  # too many cells, but for --set
         "name: a\ngrids: [{task: train_step, fixed: {seed: 1}, exclude: [{seed: 2}]}]",  # no size, but for --set
     ],
@@ -160,7 +203,10 @@ def test_one_that_matches_what_the_grid_has_or_may_have_is_not(text: str) -> Non
 
 
 def test_where_picks() -> None:
-    assert column(expanded(wheres=["size=mini|small,compile=eager"]), "size") == [("mini",), ("small",)]
+    assert column(expanded(wheres=["size=mini|small,compile=eager"]), "size") == [
+        ("mini",),
+        ("small",),
+    ]
     assert len(expanded(wheres=["task=train_step"]).cells) == 7
     with pytest.raises(ConfigError, match="Nothing matches --where"):
         expanded(wheres=["size=xl"])
@@ -191,7 +237,9 @@ def test_a_selection_that_cannot_be(sets: list[str], wheres: list[str], said: st
 
 def test_a_cell_named_twice_is_one_cell_and_counted() -> None:
     cells = expanded(
-        TEXT.replace("[16, 32]", "[16, 16]").replace("[{size: small, context_length: 8}]", "[{size: tiny, context_length: 16}]")
+        TEXT.replace("[16, 32]", "[16, 16]").replace(
+            "[{size: small, context_length: 8}]", "[{size: tiny, context_length: 16}]"
+        )
     )
     assert cells.duplicates == 5
     assert len({cell.id for cell in cells.cells}) == len(cells.cells) == 4
@@ -206,14 +254,18 @@ def test_labels_tell_cells_apart() -> None:
 
 def test_identity_is_of_what_differs_from_the_defaults() -> None:
     plain = expanded("name: a\ngrids: [{task: train_step, fixed: {size: tiny}}]").cells[0]
-    spelled = expanded("name: a\ngrids: [{task: train_step, fixed: {size: tiny, precision: fp32, seed: 0}}]").cells[0]
+    spelled = expanded(
+        "name: a\ngrids: [{task: train_step, fixed: {size: tiny, precision: fp32, seed: 0}}]"
+    ).cells[0]
     other = expanded("name: a\ngrids: [{task: train_step, fixed: {size: tiny, seed: 1}}]").cells[0]
     assert plain.id == spelled.id != other.id
 
 
 def test_identity_is_stable() -> None:
     """These ids are in people's results folders: a change here orphans them, and needs a new task version."""
-    cell = expanded("name: a\ngrids: [{task: train_step, fixed: {size: small, context_length: 128, precision: bf16}}]")
+    cell = expanded(
+        "name: a\ngrids: [{task: train_step, fixed: {size: small, context_length: 128, precision: bf16}}]"
+    )
     assert cell.cells[0].id == "75f4eb9110a0"
 
 
@@ -228,7 +280,9 @@ def test_matching_is_containment(values: dict[str, int], condition: dict[str, in
 def test_a_kind_of_gpu_makes_a_cell_of_its_own_but_not_on_the_cpu() -> None:
     kinds = [cell_of(gpu_kind=kind) for kind in ("H100", "A100", None)]
     assert len({cell.id for cell in kinds}) == 3
-    assert kinds[2].id == cell_of().id  # what was measured before there was the axis keeps its identity
+    assert (
+        kinds[2].id == cell_of().id
+    )  # what was measured before there was the axis keeps its identity
     assert cell_of(gpu_kind="H100", device="cpu").id == cell_of(device="cpu").id
 
 
@@ -238,7 +292,9 @@ def cell_of(**params: Any) -> Cell:
 
 def test_a_sample_is_drawn_alike_each_time_and_hardly_changes_with_the_grid() -> None:
     cells = [make_cell("train_step", {"size": "tiny", "seed": seed}) for seed in range(200)]
-    assert [len(choose_sample(cells[:count], 0.05, fewest=3)) for count in (0, 2, 3, 60, 61, 200)] == [0, 2, 3, 3, 4, 10]
+    assert [
+        len(choose_sample(cells[:count], 0.05, fewest=3)) for count in (0, 2, 3, 60, 61, 200)
+    ] == [0, 2, 3, 3, 4, 10]
     drawn = choose_sample(cells, 0.1)
     assert drawn == choose_sample(reversed(cells), 0.1)[::-1]
     assert drawn != choose_sample(cells, 0.1, seed=1)
@@ -248,7 +304,10 @@ def test_a_sample_is_drawn_alike_each_time_and_hardly_changes_with_the_grid() ->
 
 def test_a_selection_can_ask_for_a_sample_of_what_it_picks() -> None:
     config, source = parse_config(TEXT, "test.yaml")
-    everything, half = (expand(config, source, parse_selection([], ["size=tiny"], share)).cells for share in (None, 0.5))
+    everything, half = (
+        expand(config, source, parse_selection([], ["size=tiny"], share)).cells
+        for share in (None, 0.5)
+    )
     assert len(half) == len(everything) / 2
     assert set(half) < set(everything)
 

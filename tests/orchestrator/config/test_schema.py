@@ -42,7 +42,9 @@ def complaint(text: str) -> str:
 
 def test_good() -> None:
     config, source = parse_config(GOOD, "my.yaml")
-    assert [cell.params.values()["precision"] for cell in expand(config, source, NOTHING).cells] == ["fp32", "bf16"]
+    assert [
+        cell.params.values()["precision"] for cell in expand(config, source, NOTHING).cells
+    ] == ["fp32", "bf16"]
 
 
 @pytest.mark.parametrize(
@@ -60,7 +62,9 @@ def test_good() -> None:
         ("name: test", "name: ../up", 2, "pattern"),
     ],
 )
-def test_each_error_names_its_line_and_the_nearest_word(old: str, new: str, line: int, said: str) -> None:
+def test_each_error_names_its_line_and_the_nearest_word(
+    old: str, new: str, line: int, said: str
+) -> None:
     message = complaint(GOOD.replace(old, new))
     assert message.startswith(f"my.yaml:{line}") or line == 2
     assert said in message
@@ -89,12 +93,24 @@ def test_each_error_names_its_line_and_the_nearest_word(old: str, new: str, line
             "    fixed: {memory_limit_gib: 1e300}",
             "my.yaml:8: grids[0].fixed.memory_limit_gib: Input should be less than or equal to",
         ),
-        ("    fixed: {seed: 99999999999999999999}", "my.yaml:8: grids[0].fixed.seed: integers must fit in 63 bits"),
-        ("    exclude: [{seed: 99999999999999999999}]", "my.yaml:8: grids[0].exclude[0].seed: integers must fit in 63 bits"),
+        (
+            "    fixed: {seed: 99999999999999999999}",
+            "my.yaml:8: grids[0].fixed.seed: integers must fit in 63 bits",
+        ),
+        (
+            "    exclude: [{seed: 99999999999999999999}]",
+            "my.yaml:8: grids[0].exclude[0].seed: integers must fit in 63 bits",
+        ),
         ("env: {A: 1}", "valid string"),
         ("env: {A: x, '': x}", "'' cannot name an environment variable"),
-        ("env:\n  A: x\n  A=B: x", "my.yaml:10: env.A=B: 'A=B' cannot name an environment variable"),
-        ('env: {"A\\0": x}', r"my.yaml:8: env.'A\x00': 'A\x00' cannot name an environment variable"),
+        (
+            "env:\n  A: x\n  A=B: x",
+            "my.yaml:10: env.A=B: 'A=B' cannot name an environment variable",
+        ),
+        (
+            'env: {"A\\0": x}',
+            r"my.yaml:8: env.'A\x00': 'A\x00' cannot name an environment variable",
+        ),
         ('env: {A: "x\\0y"}', "my.yaml:8: env.A: cannot be the value of an environment variable"),
         ('env: {A: "\\ud800"}', "env.A: cannot be the value of an environment variable"),
         *((f'results: "{name}"', "my.yaml:8: results: ") for name in ("", " ", "a\\0b", "\\ud800")),
@@ -119,7 +135,10 @@ def test_size_of_another_year() -> None:
     [
         ("name: a\ngrids:\n\t- task: x", "my.yaml:3: not valid YAML"),
         ("name: a\nname: b\n", "duplicate key"),
-        ("name: a\ngrids: [{task: train_step, fixed: {model_args: {a: !foo bar}}}]", "without a tag"),
+        (
+            "name: a\ngrids: [{task: train_step, fixed: {model_args: {a: !foo bar}}}]",
+            "without a tag",
+        ),
         ("- a\n- b\n", "not a mapping"),
         ("", "not a mapping"),
         ("name: !!python/object/apply:os.system ['true']\ngrids: []", ""),
@@ -154,7 +173,10 @@ def test_ten_thousand_mutants_are_refused_in_one_line_or_are_sweeps(seed: int) -
 
 
 def test_a_grid_of_a_thousand_million_cells_is_refused_before_it_is_multiplied_out() -> None:
-    axes = "".join(f"      {axis}: {list(range(1, 1001))}\n" for axis in ("seed", "batch_size", "context_length"))
+    axes = "".join(
+        f"      {axis}: {list(range(1, 1001))}\n"
+        for axis in ("seed", "batch_size", "context_length")
+    )
     assert "more than 100,000 combinations" in complaint(GOOD + axes)
     config, source = parse_config(GOOD + axes, "my.yaml")
     few = parse_selection(["seed=1", "batch_size=1", "context_length=1,2"], [])
@@ -163,11 +185,15 @@ def test_a_grid_of_a_thousand_million_cells_is_refused_before_it_is_multiplied_o
 
 def test_what_contains_itself_is_refused() -> None:
     assert "my.yaml" in complaint("name: a\ngrids: &g [*g]")
-    assert "my.yaml" in complaint("name: a\ngrids: &g [{task: train_step, fixed: {model_args: *g}}]")
+    assert "my.yaml" in complaint(
+        "name: a\ngrids: &g [{task: train_step, fixed: {model_args: *g}}]"
+    )
 
 
 def test_an_honest_alias_is_welcome() -> None:
-    config, source = parse_config(GOOD.replace("[tiny]", "&s [tiny]") + "  - {task: train_step, axes: {size: *s}}", "x")
+    config, source = parse_config(
+        GOOD.replace("[tiny]", "&s [tiny]") + "  - {task: train_step, axes: {size: *s}}", "x"
+    )
     assert expand(config, source, NOTHING).duplicates == 1
 
 
@@ -182,7 +208,8 @@ def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> N
         load_config(tmp_path / "demmo.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\xff")
     with pytest.raises(
-        ConfigError, match=r"latin.yaml: cannot be read: byte 6 is not of UTF-8. A config is text: save it as UTF-8$"
+        ConfigError,
+        match=r"latin.yaml: cannot be read: byte 6 is not of UTF-8. A config is text: save it as UTF-8$",
     ):
         load_config(tmp_path / "latin.yaml")
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
@@ -191,7 +218,9 @@ def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> N
         load_config(tmp_path / ("x" * 300))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name
+)
 def test_schema_accepts_every_config_that_is_shipped(path: Path) -> None:
     document = json.loads(json.dumps(YAML(typ="safe", pure=True).load(path)))
     jsonschema.validate(document, json_schema())
@@ -200,7 +229,11 @@ def test_schema_accepts_every_config_that_is_shipped(path: Path) -> None:
 
 
 def test_schema_refuses_what_the_loader_refuses() -> None:
-    for wrong in (GOOD.replace("precision", "precison"), GOOD.replace("[tiny]", "[tinny]"), GOOD + "limit: {}"):
+    for wrong in (
+        GOOD.replace("precision", "precison"),
+        GOOD.replace("[tiny]", "[tinny]"),
+        GOOD + "limit: {}",
+    ):
         document = YAML(typ="safe", pure=True).load(wrong)
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(document, json_schema())

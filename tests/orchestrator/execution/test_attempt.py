@@ -52,23 +52,36 @@ def misbehave(make_attempt: MakeAttempt) -> Callable[..., Outcome]:
 def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt())
     assert (outcome.status, outcome.stage, outcome.phase) == (Status.OK, "", "")
-    taken = {(sample.mode, sample.phase) for sample in outcome.samples if sample.instrument == "timing"}
-    assert taken == {(m, p) for m in ("warmup", "synced") for p in ("forward", "backward", "optimizer", "step")}
+    taken = {
+        (sample.mode, sample.phase) for sample in outcome.samples if sample.instrument == "timing"
+    }
+    assert taken == {
+        (m, p) for m in ("warmup", "synced") for p in ("forward", "backward", "optimizer", "step")
+    }
     assert {s.mode for s in outcome.samples if s.metric == "peak_rss_bytes"} == {"first", "steady"}
-    assert all(sample.value > 0 for sample in outcome.samples if sample.value is not None and sample.metric != "waited_for_core")
+    assert all(
+        sample.value > 0
+        for sample in outcome.samples
+        if sample.value is not None and sample.metric != "waited_for_core"
+    )
     assert outcome.facts["parameters"] == outcome.facts["parameters_expected"]
     assert outcome.facts["float32_matmul_precision"] == "highest"
     assert outcome.facts["fingerprint"]["torch"]
     seconds = outcome.facts["stage_s"]
     assert sum(seconds.values()) == pytest.approx(outcome.wall_s)
     assert list(seconds)[:2] == ["start", "build"]
-    steps_s = sum(s.value or 0.0 for s in outcome.samples if (s.mode, s.phase) == ("synced", "step")) / 1e3
+    steps_s = (
+        sum(s.value or 0.0 for s in outcome.samples if (s.mode, s.phase) == ("synced", "step"))
+        / 1e3
+    )
     assert steps_s <= seconds["timing synced"] < outcome.wall_s
     assert seconds["process"] > 0
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(misbehave: Callable[..., Outcome], where: str) -> None:
+def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(
+    misbehave: Callable[..., Outcome], where: str
+) -> None:
     outcome = misbehave("cuda_oom", model_args={"where": where, "step": 1})
     assert outcome.status is Status.OOM
     assert (outcome.stage, outcome.phase) == ("timing synced", where)
@@ -76,7 +89,9 @@ def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(misbehave: Callable[..
     assert len([s for s in outcome.samples if (s.phase, s.mode) == ("step", "warmup")]) == 1
 
 
-def test_a_clock_that_jumps_changes_no_duration(misbehave: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps_changes_no_duration(
+    misbehave: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Back by a year in the child, and on by one for its supervisor at each look."""
     now, looks = time.time, itertools.count()
     monkeypatch.setattr(time, "time", lambda: now() + 365 * 86400 * next(looks))
@@ -86,7 +101,11 @@ def test_a_clock_that_jumps_changes_no_duration(misbehave: Callable[..., Outcome
     assert recovered is not None
     for wall in (outcome.wall_s, recovered.wall_s):
         assert 0 < wall < 50
-    assert all(0 < s.value < 50_000 for s in outcome.samples if s.metric == "duration" and s.value is not None)
+    assert all(
+        0 < s.value < 50_000
+        for s in outcome.samples
+        if s.metric == "duration" and s.value is not None
+    )
 
 
 def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Outcome]) -> None:
@@ -110,17 +129,26 @@ def slow_start(tmp_path: Path, make_attempt: MakeAttempt) -> Callable[[str], Att
     (tmp_path / "slow" / "sitecustomize.py").write_text("import time\ntime.sleep(6)")
     env = {"PYTHONPATH": f"{tmp_path / 'slow'}:{ROOT}"}
     return lambda method: make_attempt(
-        1, "accumulation", {"timeout_s": 5.0, "env": env, "start_method": method, "instruments": ()}, count=1
+        1,
+        "accumulation",
+        {"timeout_s": 5.0, "env": env, "start_method": method, "instruments": ()},
+        count=1,
     )
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(slow_start: Callable[[str], Attempt], method: str) -> None:
+def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
+    slow_start: Callable[[str], Attempt], method: str
+) -> None:
     outcome = execute(slow_start(method))
-    assert (outcome.status, outcome.facts.get("start_method")) == (Status.OK, method), outcome.evidence
+    assert (outcome.status, outcome.facts.get("start_method")) == (Status.OK, method), (
+        outcome.evidence
+    )
 
 
-def test_one_that_does_not_come_to_its_task_ends_too(slow_start: Callable[[str], Attempt], monkeypatch: Any) -> None:
+def test_one_that_does_not_come_to_its_task_ends_too(
+    slow_start: Callable[[str], Attempt], monkeypatch: Any
+) -> None:
     monkeypatch.setattr(attempt_module, "PREPARATION_S", 2.0)
     outcome = execute(slow_start("spawn"))
     assert (outcome.status, outcome.stage) == (Status.TIMEOUT, "")
@@ -129,7 +157,9 @@ def test_one_that_does_not_come_to_its_task_ends_too(slow_start: Callable[[str],
 
 
 @pytest.mark.parametrize("how", ["with_grandchild", "with_daemon"])
-def test_grandchildren_end_with_it(how: str, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any) -> None:
+def test_grandchildren_end_with_it(
+    how: str, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert misbehave(how, settings={"timeout_s": 4.0}).status is Status.TIMEOUT
     _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
@@ -137,9 +167,16 @@ def test_grandchildren_end_with_it(how: str, misbehave: Callable[..., Outcome], 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody adopts")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-@pytest.mark.parametrize(("how", "status"), [("leave_a_daemon", Status.OK), ("leave_a_daemon_and_crash", Status.CRASHED)])
+@pytest.mark.parametrize(
+    ("how", "status"), [("leave_a_daemon", Status.OK), ("leave_a_daemon_and_crash", Status.CRASHED)]
+)
 def test_what_it_leaves_in_a_session_of_its_own_ends_with_it(
-    start_method: str, how: str, status: Status, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any
+    start_method: str,
+    how: str,
+    status: Status,
+    misbehave: Callable[..., Outcome],
+    tmp_path: Path,
+    monkeypatch: Any,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = misbehave(how, settings={"start_method": start_method})
@@ -148,7 +185,9 @@ def test_what_it_leaves_in_a_session_of_its_own_ends_with_it(
     _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
 
 
-def test_memory_of_a_capped_process_that_fills_up_is_an_oom(misbehave: Callable[..., Outcome]) -> None:
+def test_memory_of_a_capped_process_that_fills_up_is_an_oom(
+    misbehave: Callable[..., Outcome],
+) -> None:
     outcome = misbehave("fill", memory_limit_gib=1.0)
     assert outcome.status is Status.OOM
     assert outcome.evidence["asked_bytes"] == 1024**3 // 4
@@ -168,7 +207,9 @@ def test_a_thread_that_openmp_cannot_begin_is_an_oom_under_a_cap(
 ) -> None:
     attempt = make_attempt(memory_limit_gib=limit_gib)
     attempt.path.mkdir(parents=True)
-    (attempt.path / LOG_FILE).write_text("\nlibgomp: Thread creation failed: Resource temporarily unavailable\n")
+    (attempt.path / LOG_FILE).write_text(
+        "\nlibgomp: Thread creation failed: Resource temporarily unavailable\n"
+    )
     outcome = conclude(attempt, Exit(1, 0.1), 0.0)
     assert (outcome.status, outcome.evidence["exit_code"]) == (status, 1)
     assert ("Thread creation failed" in outcome.evidence["message"]) == (status is Status.OOM)
@@ -192,13 +233,19 @@ for file in sys.argv[2:]:
 @pytest.fixture
 def small_memory() -> Iterator[Path]:
     """A control group of 1 GB, where one may make such a thing."""
-    root = next((path for path in map(Path, CGROUPS) if os.access(path / "cgroup.procs", os.W_OK)), None)
+    root = next(
+        (path for path in map(Path, CGROUPS) if os.access(path / "cgroup.procs", os.W_OK)), None
+    )
     if root is None:
         pytest.skip("no control group can be made here")
     group = root / f"sweep-test-{os.getpid()}"
     try:
         group.mkdir()
-        limit = next(path for name in ("memory.max", "memory.limit_in_bytes") if (path := group / name).exists())
+        limit = next(
+            path
+            for name in ("memory.max", "memory.limit_in_bytes")
+            if (path := group / name).exists()
+        )
         limit.write_text(str(10**9))
         for name in ("memory.swap.max", "memory.memsw.limit_in_bytes"):
             with suppress(OSError):
@@ -220,17 +267,31 @@ def test_the_kernels_killer_takes_the_cell_and_its_row_says_so(
 ) -> None:
     """Its supervisor, though it holds more, lives on and measures the next."""
     own = {"size": None, "model": "misbehaving:Model", "settings": {"import_paths": (TESTS,)}}
-    attempts = [make_attempt(number, model_args={"how": how}, **own) for number, how in enumerate(("grow", "well"), start=1)]
+    attempts = [
+        make_attempt(number, model_args={"how": how}, **own)
+        for number, how in enumerate(("grow", "well"), start=1)
+    ]
     files = [tmp_path / f"{attempt.number}.json" for attempt in attempts]
     for file, attempt in zip(files, attempts, strict=True):
         file.write_text(attempt.to_json())
-    done = subprocess.run([sys.executable, "-c", SUPERVISE, small_memory, *files], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SUPERVISE, small_memory, *files],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
     killed, well = map(json.loads, done.stdout.splitlines())
-    assert (killed["status"], killed["stage"], killed["phase"]) == ("host_oom", "warm-up", "forward")
+    assert (killed["status"], killed["stage"], killed["phase"]) == (
+        "host_oom",
+        "warm-up",
+        "forward",
+    )
     assert killed["message"] == "killed by the kernel for want of host memory"
     assert (killed["signal"], killed["oom_kills"]) == ("SIGKILL", 1)
-    assert not os.access("/dev/kmsg", os.R_OK) or any("Killed process" in line for line in killed["kernel_log"])
+    assert not os.access("/dev/kmsg", os.R_OK) or any(
+        "Killed process" in line for line in killed["kernel_log"]
+    )
     assert well["status"] == "ok"
 
 
@@ -248,18 +309,36 @@ def test_what_cannot_be_measured_here_is_skipped(make_attempt: MakeAttempt) -> N
 
 
 @pytest.mark.parametrize("where", ["build", "forward"])
-@pytest.mark.parametrize("how", ["multiply_in_tf32", "multiply_in_tf32_by_the_new_interface", "convolve_in_tf32"])
-def test_an_fp32_that_became_tf32_is_no_result(how: str, where: str, misbehave: Callable[..., Outcome]) -> None:
+@pytest.mark.parametrize(
+    "how", ["multiply_in_tf32", "multiply_in_tf32_by_the_new_interface", "convolve_in_tf32"]
+)
+def test_an_fp32_that_became_tf32_is_no_result(
+    how: str, where: str, misbehave: Callable[..., Outcome]
+) -> None:
     """As training scripts have it at their top: the row would say fp32."""
     outcome = misbehave(how, model_args={"where": where})
-    assert (outcome.status, outcome.stage) == (Status.FAILED, "build" if where == "build" else "warm-up")
-    setting = "cudnn_allow_tf32 False" if how.startswith("convolve") else "float32_matmul_precision highest"
-    assert f"precision fp32 is {setting}, and while the cell ran it was set to " in outcome.evidence["message"]
+    assert (outcome.status, outcome.stage) == (
+        Status.FAILED,
+        "build" if where == "build" else "warm-up",
+    )
+    setting = (
+        "cudnn_allow_tf32 False"
+        if how.startswith("convolve")
+        else "float32_matmul_precision highest"
+    )
+    assert (
+        f"precision fp32 is {setting}, and while the cell ran it was set to "
+        in outcome.evidence["message"]
+    )
     assert outcome.evidence["message"].endswith(": take that out of misbehaving:Model")
 
 
-@pytest.mark.parametrize(("pass_", "trains"), [("forward", False), ("forward_grad", True), ("train_step", True)])
-def test_a_model_of_ones_own_knows_whether_it_trains(pass_: str, trains: bool, misbehave: Callable[..., Outcome]) -> None:
+@pytest.mark.parametrize(
+    ("pass_", "trains"), [("forward", False), ("forward_grad", True), ("train_step", True)]
+)
+def test_a_model_of_ones_own_knows_whether_it_trains(
+    pass_: str, trains: bool, misbehave: Callable[..., Outcome]
+) -> None:
     outcome = misbehave("tell_whether_it_trains", **{"pass": pass_})
     assert outcome.status is Status.OK
     assert set((outcome.attempt.path / LOG_FILE).read_text().split()) == {str(trains)}
@@ -322,15 +401,24 @@ def test_nothing_outlives_what_started_it(
 ) -> None:
     mark = tmp_path / "mark"
     settings = {"import_paths": (TESTS,), "start_method": start_method}
-    attempt = make_attempt(size=None, model="misbehaving:Model", model_args={"how": how, "mark": str(mark)}, settings=settings)
+    attempt = make_attempt(
+        size=None,
+        model="misbehaving:Model",
+        model_args={"how": how, "mark": str(mark)},
+        settings=settings,
+    )
     (tmp_path / ATTEMPT_FILE).write_text(attempt.to_json())
-    with subprocess.Popen([sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)], cwd=tmp_path) as supervisor:
+    with subprocess.Popen(
+        [sys.executable, "-c", EXECUTE, str(tmp_path / ATTEMPT_FILE)], cwd=tmp_path
+    ) as supervisor:
         try:
             started = {_wait_for_pid(mark)}
             if how in ("with_grandchild", "with_daemon"):
                 started.add(_wait_for_pid(tmp_path / "grandchild.pid", end=""))
             time.sleep(1)
-            descendants = {process.pid for process in psutil.Process(supervisor.pid).children(recursive=True)}
+            descendants = {
+                process.pid for process in psutil.Process(supervisor.pid).children(recursive=True)
+            }
             assert started <= descendants
         finally:
             os.kill(supervisor.pid, number)
@@ -338,7 +426,9 @@ def test_nothing_outlives_what_started_it(
     _wait_until_dead(*descendants)
 
 
-def test_a_folder_with_modules_named_like_ours(make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_folder_with_modules_named_like_ours(
+    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: Any
+) -> None:
     for name in ("model", "tasks", "torch"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
@@ -349,7 +439,9 @@ def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt()
     execute(attempt)
     before = (attempt.path / JOURNAL_FILE).read_bytes()
-    done = subprocess.run(by_hand(attempt), shell=True, capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        by_hand(attempt), shell=True, capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "ok"
     assert (attempt.path / JOURNAL_FILE).read_bytes() == before
 

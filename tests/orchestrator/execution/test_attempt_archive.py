@@ -28,7 +28,9 @@ MakeAttempt = Callable[..., Attempt]
 
 
 @pytest.fixture
-def supervise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Attempt, str | None], list[Event]]:
+def supervise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Attempt, str | None], list[Event]]:
     """What a supervisor sends, of a cell that leaves a log, a file in a folder and a cache of its own."""
 
     def execute(attempt: Attempt, variables: object) -> Outcome:
@@ -60,7 +62,9 @@ def test_a_folder_that_somebody_else_made_is_not_used(
 
 
 def test_where_the_folder_is_shared_nothing_is_sent(
-    supervise: Callable[[Attempt, str | None], list[Event]], make_attempt: MakeAttempt, tmp_path: Path
+    supervise: Callable[[Attempt, str | None], list[Event]],
+    make_attempt: MakeAttempt,
+    tmp_path: Path,
 ) -> None:
     attempt = make_attempt()
     started, outcome = supervise(attempt, leave_mark(attempt))
@@ -71,7 +75,9 @@ def test_where_the_folder_is_shared_nothing_is_sent(
 
 
 def test_what_is_left_on_another_host_comes_to_the_driver(
-    supervise: Callable[[Attempt, str | None], list[Event]], make_attempt: MakeAttempt, tmp_path: Path
+    supervise: Callable[[Attempt, str | None], list[Event]],
+    make_attempt: MakeAttempt,
+    tmp_path: Path,
 ) -> None:
     attempt = make_attempt()
     leave_mark(attempt)
@@ -83,12 +89,16 @@ def test_what_is_left_on_another_host_comes_to_the_driver(
     schedulers._take_in(parcel)
     assert (attempt.path / LOG_FILE).read_text() == f"{LOG_FILE} of {attempt.cell.id}"
     assert (attempt.path / "deep" / "trace.json").exists()
-    assert Attempt.from_json((attempt.path / ATTEMPT_FILE).read_text()).folder == attempt.folder  # it says where it is now
+    assert (
+        Attempt.from_json((attempt.path / ATTEMPT_FILE).read_text()).folder == attempt.folder
+    )  # it says where it is now
     assert not (attempt.path / "cache").exists()
     assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
 
 
-def test_the_cells_of_a_run_share_what_they_compile_there(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+def test_the_cells_of_a_run_share_what_they_compile_there(
+    make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
     first, second = (elsewhere(make_attempt(seed=seed)) for seed in (0, 1))
     assert first.path.parents[2] == second.path.parents[2] != make_attempt().path.parents[2]
     assert first.path != second.path
@@ -96,8 +106,13 @@ def test_the_cells_of_a_run_share_what_they_compile_there(make_attempt: MakeAtte
 
 def test_variables_that_lead_to_the_drivers_folders_are_left_out(make_attempt: MakeAttempt) -> None:
     run = make_attempt().path.parents[2]
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(run.parent / "cache"), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert elsewhere(make_attempt(settings={"env": env})).settings.env == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    env = {
+        "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "cache"),
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+    assert elsewhere(make_attempt(settings={"env": env})).settings.env == {
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8"
+    }
 
 
 def test_a_mark_is_of_one_driver_and_one_attempt(make_attempt: MakeAttempt) -> None:

@@ -34,7 +34,9 @@ def test_the_disk_has_its_space_back(tmp_path: Path, giving: None) -> None:
     assert path.stat().st_blocks * 512 <= 2 * KEPT_BYTES + 64 * 1024
 
 
-def test_what_is_printed_while_it_is_thinned_stays_in_its_place(tmp_path: Path, giving: None) -> None:
+def test_what_is_printed_while_it_is_thinned_stays_in_its_place(
+    tmp_path: Path, giving: None
+) -> None:
     path = tmp_path / "log.txt"
     path.touch()
 
@@ -58,7 +60,9 @@ def test_what_is_printed_while_it_is_thinned_stays_in_its_place(tmp_path: Path, 
     assert path.stat().st_size < 2 * KEPT_BYTES + 100
 
 
-def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*asked: object) -> None:
         raise OSError(95, os.strerror(95))
 

@@ -52,7 +52,9 @@ def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: M
     assert len({first.facts["pid"], second.facts["pid"], parent.pid}) == 3
 
 
-def test_the_compiler_is_there_before_a_cell_that_compiles_begins_and_not_sooner(make_attempt: MakeAttempt) -> None:
+def test_the_compiler_is_there_before_a_cell_that_compiles_begins_and_not_sooner(
+    make_attempt: MakeAttempt,
+) -> None:
     STARTER.close()
     said, parents = [], set()
     for number, how in enumerate(("eager", "blocks"), start=1):
@@ -82,20 +84,26 @@ def test_which_cells_compile(task: str, values: dict[str, Any], compiled: bool) 
 def test_the_parent_has_one_thread_and_no_device(make_attempt: MakeAttempt) -> None:
     """A thread or a device context would be missing, or broken, in every child."""
     execute(make_attempt())
-    assert _parent().num_threads() <= 2  # numpy's linear algebra keeps one, and restarts it after a fork
+    assert (
+        _parent().num_threads() <= 2
+    )  # numpy's linear algebra keeps one, and restarts it after a fork
 
 
 def test_another_environment_has_another_parent(make_attempt: MakeAttempt) -> None:
     """And it is set before torch is there: the config's own wins over what the place gives."""
     execute(make_attempt(1))
     before = _parent()
-    outcome = execute(make_attempt(2, settings={"env": {"OMP_NUM_THREADS": "1"}}), {"OMP_NUM_THREADS": "2"})
+    outcome = execute(
+        make_attempt(2, settings={"env": {"OMP_NUM_THREADS": "1"}}), {"OMP_NUM_THREADS": "2"}
+    )
     assert outcome.facts["threads"] == 1
     assert _parent() != before
     assert not before.is_running()
 
 
-def test_what_is_read_late_may_differ_between_children_of_one_parent(make_attempt: MakeAttempt, tmp_path: Path) -> None:
+def test_what_is_read_late_may_differ_between_children_of_one_parent(
+    make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
     own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "tell_its_cache"}}
     parents = set()
     for number, folder in enumerate((tmp_path / "one", tmp_path / "two"), start=1):
@@ -124,7 +132,10 @@ def test_where_forking_does_not_work_the_process_is_a_fresh_one(
     outcome = execute(attempt)
     assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
     log = (attempt.path / LOG_FILE).read_text()
-    assert "a fresh process, since the prepared parent cannot fork: a forked child ended with code 1" in log
+    assert (
+        "a fresh process, since the prepared parent cannot fork: a forked child ended with code 1"
+        in log
+    )
 
 
 def test_a_parent_that_died_between_two_cells_is_replaced(make_attempt: MakeAttempt) -> None:
@@ -134,7 +145,9 @@ def test_a_parent_that_died_between_two_cells_is_replaced(make_attempt: MakeAtte
     assert execute(make_attempt(2)).facts["start_method"] == "fork"
 
 
-def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(make_attempt: MakeAttempt) -> None:
+def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(
+    make_attempt: MakeAttempt,
+) -> None:
     own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "sleep"}}
     outcomes: list[Outcome] = []
     attempt = make_attempt(settings={"import_paths": (TESTS,)}, **own)
@@ -154,9 +167,18 @@ def has_a_line(mark: Path) -> bool:
     return mark.exists() and mark.read_text().endswith("\n")
 
 
-def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(make_attempt: MakeAttempt, tmp_path: Path) -> None:
-    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": "sleep", "mark": str(tmp_path / "mark")}}
-    attempt, outcomes = make_attempt(settings={"import_paths": (TESTS,), "start_method": "spawn"}, **own), list[Outcome]()
+def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(
+    make_attempt: MakeAttempt, tmp_path: Path
+) -> None:
+    own = {
+        "size": None,
+        "model": "misbehaving:Model",
+        "model_args": {"how": "sleep", "mark": str(tmp_path / "mark")},
+    }
+    attempt, outcomes = (
+        make_attempt(settings={"import_paths": (TESTS,), "start_method": "spawn"}, **own),
+        list[Outcome](),
+    )
     supervisor = threading.Thread(target=lambda: outcomes.append(execute(attempt)))
     supervisor.start()
     deadline = time.monotonic() + 100
@@ -175,7 +197,9 @@ def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(make_attempt
 
 def _stopped(code: str) -> subprocess.Popen[bytes]:
     """A process that stands for an adopter."""
-    return subprocess.Popen([sys.executable, "-c", f"import os, signal; {code}"], start_new_session=True)
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import os, signal; {code}"], start_new_session=True
+    )
 
 
 def test_an_adopter_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +207,9 @@ def test_an_adopter_that_is_stopped_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(child, "_GRACE_S", 0.1)
     heard, told = os.pipe()
     os.write(told, b"123\n")
-    fresh = child.FreshChild(_stopped("os.kill(os.getpid(), signal.SIGSTOP)"), os.fdopen(heard, "rb"))
+    fresh = child.FreshChild(
+        _stopped("os.kill(os.getpid(), signal.SIGSTOP)"), os.fdopen(heard, "rb")
+    )
     os.close(told)
     assert fresh.pid == 123
     assert not fresh.ended(0.1)
@@ -201,7 +227,9 @@ def test_one_that_says_nothing_stands_for_the_child(monkeypatch: pytest.MonkeyPa
     assert fresh.exit_code() == -signal.SIGKILL
 
 
-def test_a_parent_that_no_longer_answers_is_replaced(make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parent_that_no_longer_answers_is_replaced(
+    make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("orchestrator.execution.child_process.ANSWER_S", 2.0)
     execute(make_attempt(1))
     stopped = _parent()
@@ -213,7 +241,9 @@ def test_a_parent_that_no_longer_answers_is_replaced(make_attempt: MakeAttempt, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_attempt: MakeAttempt, number: int) -> None:
+def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
+    make_attempt: MakeAttempt, number: int
+) -> None:
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
@@ -221,7 +251,9 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(make_at
         "parent = start_parent('cpu', dict(os.environ), 2);"
         "threading.Thread(target=parent.prepare, args=(Preparation(compiled=True),)).start()"
     )
-    supervisor = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)})
+    supervisor = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)}
+    )
     deadline = time.monotonic() + 10
     while not (begun := psutil.Process(supervisor.pid).children(recursive=True)):
         assert time.monotonic() < deadline
@@ -237,7 +269,9 @@ def _wait_for_child_of_parent() -> psutil.Process:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         if STARTER._parent is not None and not STARTER._parent.broken:
-            children = [child for child in _parent().children() if child.pid == os.getpgid(child.pid)]
+            children = [
+                child for child in _parent().children() if child.pid == os.getpgid(child.pid)
+            ]
             if children:
                 time.sleep(1)
                 return children[0]
@@ -255,7 +289,9 @@ predict_memory([make_cell("train_step", own)], None, (sys.argv[2],))
 
 
 @pytest.mark.parametrize(
-    "script", ["from orchestrator.execution.host_probe import probe_here; probe_here()", PREDICT], ids=["probe", "prediction"]
+    "script",
+    ["from orchestrator.execution.host_probe import probe_here; probe_here()", PREDICT],
+    ids=["probe", "prediction"],
 )
 def test_what_asks_and_predicts_dies_with_who_asked(script: str, tmp_path: Path) -> None:
     """A prediction is of somebody's model, which may not come back."""

@@ -54,17 +54,39 @@ HANG = {"message": "not done after 4 s", "timeout_s": 4.0}
 FAULTS: dict[str, Sequence[Fault]] = {
     "out of memory": [
         Fault("cuda_oom", "oom", ASKED, {"where": "build"}, ("build", "")),
-        *(Fault("cuda_oom", "oom", ASKED, {"where": at}, ("warm-up", at)) for at in ("forward", "backward", "optimizer")),
-        Fault("cuda_oom", "oom", ASKED, {"where": "backward", "step": 1}, ("timing synced", "backward")),
+        *(
+            Fault("cuda_oom", "oom", ASKED, {"where": at}, ("warm-up", at))
+            for at in ("forward", "backward", "optimizer")
+        ),
+        Fault(
+            "cuda_oom",
+            "oom",
+            ASKED,
+            {"where": "backward", "step": 1},
+            ("timing synced", "backward"),
+        ),
     ],
     "host memory": [
         Fault("grow", "host_oom", {"message": "its resident set passed host_memory_gib: 1.0"}),
-        Fault("python_refuses", "host_oom", {"exception": "MemoryError"}, {"where": "optimizer"}, ("warm-up", "optimizer")),
+        Fault(
+            "python_refuses",
+            "host_oom",
+            {"exception": "MemoryError"},
+            {"where": "optimizer"},
+            ("warm-up", "optimizer"),
+        ),
     ],
     "a sudden end": [
         Fault("sigkill", "crashed", {"signal": "SIGKILL", "message": "killed by SIGKILL"}),
         Fault("segfault", "crashed", {"signal": "SIGSEGV"}, log="Segmentation fault"),
-        Fault("abort", "crashed", {"signal": "SIGABRT"}, {"where": "backward"}, ("warm-up", "backward"), "Fatal Python error"),
+        Fault(
+            "abort",
+            "crashed",
+            {"signal": "SIGABRT"},
+            {"where": "backward"},
+            ("warm-up", "backward"),
+            "Fatal Python error",
+        ),
         Fault("sigrt", "crashed", {"signal": "SIGRTMIN+6", "message": "killed by SIGRTMIN+6"}),
         Fault("leave", "crashed", {"exit_code": 7}),
         Fault("leave_well", "crashed", {"exit_code": 0}),
@@ -72,13 +94,29 @@ FAULTS: dict[str, Sequence[Fault]] = {
     "an exception": [
         Fault("sys_exit", "failed", {"exception": "SystemExit", "message": "3"}),
         Fault("sys_exit_well", "failed", {"exception": "SystemExit", "message": "0"}),
-        Fault("fail", "failed", {"exception": "ValueError", "message": "wrong on purpose"}, log="a last line on stdout"),
+        Fault(
+            "fail",
+            "failed",
+            {"exception": "ValueError", "message": "wrong on purpose"},
+            log="a last line on stdout",
+        ),
         Fault("unspeakable", "failed", {"exception": "Unspeakable"}),
-        Fault("speechless", "failed", {"exception": "Speechless", "message": "its message cannot be read: ValueError"}),
+        Fault(
+            "speechless",
+            "failed",
+            {"exception": "Speechless", "message": "its message cannot be read: ValueError"},
+        ),
     ],
     "a hang": [
         Fault("sleep", "timeout", HANG, log="in sleep"),
-        Fault("spin_in_c", "timeout", HANG, {"where": "backward"}, ("warm-up", "backward"), "in spin_in_c"),
+        Fault(
+            "spin_in_c",
+            "timeout",
+            HANG,
+            {"where": "backward"},
+            ("warm-up", "backward"),
+            "in spin_in_c",
+        ),
         Fault("stop_itself", "timeout", HANG),  # a stopped process cannot say where it stands
     ],
     "a flood of output": [Fault("flood", "ok", ended=("", ""))],
@@ -89,12 +127,16 @@ FAULTS: dict[str, Sequence[Fault]] = {
 
 
 @pytest.mark.parametrize("row", FAULTS)
-def test_a_fault(row: str, write_config: Callable[..., Path], sweep_here: Sweep, tmp_path: Path) -> None:
+def test_a_fault(
+    row: str, write_config: Callable[..., Path], sweep_here: Sweep, tmp_path: Path
+) -> None:
     (tmp_path / "misbehaving.py").symlink_to(
         ROOT / "tests" / "support" / "misbehaving.py"
     )  # so that the parent of all sweeps here will do
     faults, run = FAULTS[row], Run(tmp_path / "results" / "faults")
-    config = write_config(CONFIG % (4 if row == "a hang" else 60, json.dumps(list(cells_of(faults, tmp_path)))))
+    config = write_config(
+        CONFIG % (4 if row == "a hang" else 60, json.dumps(list(cells_of(faults, tmp_path))))
+    )
     bad = any(fault.status in RETRIED for fault in faults)
 
     done = sweep_here("run", config, "--scheduler", "serial")
@@ -120,14 +162,24 @@ def cells_of(faults: Sequence[Fault], folder: Path) -> Any:
     """The arguments of each fault between good cells."""
     for place, fault in enumerate(faults):
         yield {"how": "well", "step": 100 + place, "vocab_size": 100}
-        yield {"how": fault.how, "mark": str(folder / f"fault {place}"), "once": True, "vocab_size": 100, **fault.args}
+        yield {
+            "how": fault.how,
+            "mark": str(folder / f"fault {place}"),
+            "once": True,
+            "vocab_size": 100,
+            **fault.args,
+        }
     yield {"how": "well", "step": 100 + len(faults), "vocab_size": 100}
 
 
 def attempts_of(run: Run, place: int) -> list[dict[str, Any]]:
     """Of one fault, the first first."""
     rows = run.read("attempts").sort_values("attempt").to_dict("records")
-    return [row for row in rows if json.loads(row["params"])["model_args"].get("mark", "").endswith(f"fault {place}")]
+    return [
+        row
+        for row in rows
+        if json.loads(row["params"])["model_args"].get("mark", "").endswith(f"fault {place}")
+    ]
 
 
 def check(attempt: dict[str, Any], fault: Fault, folder: Path) -> None:
@@ -161,5 +213,7 @@ def files_of_good_cells(run: Run) -> dict[str, bytes]:
     rows = run.read("attempts").to_dict("records")
     good = {row["cell"] for row in rows if json.loads(row["params"])["model_args"]["how"] == "well"}
     assert {row["status"] for row in rows if row["cell"] in good} == {"ok"}
-    parts = [path for table in ("attempts", "samples") for path in (run.folder / table).glob("*.parquet")]
+    parts = [
+        path for table in ("attempts", "samples") for path in (run.folder / table).glob("*.parquet")
+    ]
     return {str(path): path.read_bytes() for path in parts if path.name.split("-")[0] in good}

@@ -27,7 +27,9 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 
 
 @pytest.fixture
-def grandparent(make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Grandparent]:
+def grandparent(
+    make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Grandparent]:
     STARTER.close()
     found = begin_grandparent(tmp_path, make_attempt(), ON, {"TMPDIR": str(tmp_path)})
     monkeypatch.setenv(GRANDPARENT, found.variables[GRANDPARENT])
@@ -58,13 +60,17 @@ def test_cells_are_its_grandchildren(grandparent: Grandparent, make_attempt: Mak
     assert [_grandparent_of(attempt) for attempt in attempts] == [grandparent.pid] * 2
 
 
-def test_cells_of_another_environment_are_not(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+def test_cells_of_another_environment_are_not(
+    grandparent: Grandparent, make_attempt: MakeAttempt
+) -> None:
     attempt = telling(make_attempt, 1, env={"OMP_NUM_THREADS": "2"})
     assert execute(attempt, ON).facts["threads"] == 2
     assert _grandparent_of(attempt) != grandparent.pid
 
 
-def test_where_it_is_gone_a_place_helps_itself(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+def test_where_it_is_gone_a_place_helps_itself(
+    grandparent: Grandparent, make_attempt: MakeAttempt
+) -> None:
     """What it had forked before lives on."""
     assert execute(telling(make_attempt, 1), ON).status is Status.OK
     psutil.Process(grandparent.pid).kill()
@@ -78,7 +84,9 @@ def test_where_it_is_gone_a_place_helps_itself(grandparent: Grandparent, make_at
     assert _grandparent_of(last) == os.getpid()
 
 
-def test_a_parent_of_its_that_dies_is_replaced_by_another(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+def test_a_parent_of_its_that_dies_is_replaced_by_another(
+    grandparent: Grandparent, make_attempt: MakeAttempt
+) -> None:
     execute(telling(make_attempt, 1), ON)
     assert STARTER._parent is not None
     first = psutil.Process(STARTER._parent.pid)
@@ -90,7 +98,9 @@ def test_a_parent_of_its_that_dies_is_replaced_by_another(grandparent: Grandpare
     assert _grandparent_of(attempt) == grandparent.pid
 
 
-def test_it_outlives_one_that_comes_and_goes_without_a_word(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+def test_it_outlives_one_that_comes_and_goes_without_a_word(
+    grandparent: Grandparent, make_attempt: MakeAttempt
+) -> None:
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
             caller.connect(grandparent.address)
@@ -107,7 +117,9 @@ def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Pat
         "parent = find_parent('cpu', {}, 2); print(found.pid, parent.pid, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, **child_environment(make_attempt())}
-    driver = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True
+    )
     assert driver.stdout is not None
     with driver, driver.stdout:
         kin = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]

@@ -21,12 +21,20 @@ TOLD = "from orchestrator.execution.measuring_process import git_commit, program
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     for package in PACKAGES:
-        shutil.copytree(HERE / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            HERE / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     return tmp_path
 
 
 def told_by(copy: Path) -> str:
-    done = subprocess.run([sys.executable, "-c", TOLD], cwd=copy, env={"PYTHONPATH": str(copy)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", TOLD],
+        cwd=copy,
+        env={"PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+    )
     return done.stdout.split()[0] if done.returncode == 0 else done.stderr
 
 
@@ -43,7 +51,9 @@ def test_it_is_the_same_wherever_it_lies(copy: Path) -> None:
         ("orchestrator/report/tables/registry.py", False),
     ],
 )
-def test_it_is_another_where_what_measures_was_changed(copy: Path, file: str, is_another: bool) -> None:
+def test_it_is_another_where_what_measures_was_changed(
+    copy: Path, file: str, is_another: bool
+) -> None:
     (copy / file).write_text((copy / file).read_text() + "\n# changed\n")
     assert (told_by(copy) != program_source()) == is_another
 
@@ -70,25 +80,39 @@ def strangers(tmp_path: Path) -> Path:
     """A folder with packages of somebody else that are called like ours."""
     for package in ("model", "tasks"):
         (tmp_path / "others" / package).mkdir(parents=True)
-        (tmp_path / "others" / package / "__init__.py").write_text("raise SystemExit(f'{__name__} is of a stranger')")
+        (tmp_path / "others" / package / "__init__.py").write_text(
+            "raise SystemExit(f'{__name__} is of a stranger')"
+        )
     return tmp_path / "others"
 
 
 @pytest.mark.parametrize(
-    "words", [("-m", "orchestrator", "plan", str(HERE / "configs/demo.yaml")), ("-c", "import orchestrator.execution.supervisor")]
+    "words",
+    [
+        ("-m", "orchestrator", "plan", str(HERE / "configs/demo.yaml")),
+        ("-c", "import orchestrator.execution.supervisor"),
+    ],
 )
 @pytest.mark.parametrize("in_it", [True, False])
-def test_packages_of_the_same_name_are_not_taken_for_ours(strangers: Path, words: tuple[str, ...], in_it: bool) -> None:
+def test_packages_of_the_same_name_are_not_taken_for_ours(
+    strangers: Path, words: tuple[str, ...], in_it: bool
+) -> None:
     """Where a driver begins, or a worker of Ray's, which looks first where its driver was started."""
     folder, paths = (strangers, [HERE]) if in_it else (strangers.parent, [strangers, HERE])
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    done = subprocess.run([sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=env, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_config_leads_no_process_to_another_program(make_attempt: Callable[..., Attempt], strangers: Path) -> None:
+def test_a_config_leads_no_process_to_another_program(
+    make_attempt: Callable[..., Attempt], strangers: Path
+) -> None:
     attempt = make_attempt(settings={"env": {"PYTHONPATH": str(strangers)}})
     environment = {**os.environ, **child_environment(attempt)}
     assert environment["PYTHONPATH"].split(os.pathsep) == [str(HERE), str(strangers)]
-    done = subprocess.run([*PROGRAM, "--help"], cwd=strangers, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*PROGRAM, "--help"], cwd=strangers, env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -73,7 +73,12 @@ def test_its_report_stays_and_becomes_rows(make_attempt: MakeAttempt, nsys: Path
     assert "--capture-range-end=stop" in log  # or it would end the child with the range
     assert report_of(outcome).read_text() == "a report"
     (row,) = outcome.kernels
-    assert (row.phase, row.module, row.kernel_class, row.total_ns) == ("forward", "q projection", "GEMM", 10_000)
+    assert (row.phase, row.module, row.kernel_class, row.total_ns) == (
+        "forward",
+        "q projection",
+        "GEMM",
+        10_000,
+    )
     numbers = {(s.metric, s.phase): s.value for s in outcome.samples if s.instrument == "kernels"}
     assert numbers["attributed_to_module", ""] == 1.0
     assert any(sample.instrument == "memory" for sample in outcome.samples)
@@ -83,8 +88,14 @@ def test_its_report_stays_and_becomes_rows(make_attempt: MakeAttempt, nsys: Path
 
 
 def misbehaving(make_attempt: MakeAttempt, how: str, **settings: object) -> Attempt:
-    own = {"size": None, "model": "misbehaving:Model", "model_args": {"how": how, "vocab_size": 200}}
-    return make_attempt(settings={**NSYS, "import_paths": (str(ROOT / "tests"),), **settings}, **own)
+    own = {
+        "size": None,
+        "model": "misbehaving:Model",
+        "model_args": {"how": how, "vocab_size": 200},
+    }
+    return make_attempt(
+        settings={**NSYS, "import_paths": (str(ROOT / "tests"),), **settings}, **own
+    )
 
 
 def test_a_report_that_cannot_be_read_hides_nothing(make_attempt: MakeAttempt, nsys: Path) -> None:
@@ -104,7 +115,9 @@ def test_the_time_limit_ends_both(make_attempt: MakeAttempt, nsys: Path) -> None
         time.sleep(0.1)
 
 
-def test_where_it_is_missing_the_cell_is_measured_without_it(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_where_it_is_missing_the_cell_is_measured_without_it(
+    sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(
         "name: c\ninstruments: [memory, nsys]\ndefaults: {device: cpu, size: tiny, vocab_size: 100, context_length: 16}\n"
         "grids: [{task: train_step, axes: {precision: [fp32]}}]\n"
@@ -114,7 +127,9 @@ def test_where_it_is_missing_the_cell_is_measured_without_it(sweep_here: Callabl
     assert done.output.count("nsys is not on the PATH") == 1
 
 
-def test_two_that_watch_the_same_are_refused(sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_two_that_watch_the_same_are_refused(
+    sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(
         "name: c\ninstruments: [timing, kernels, nsys]\ngrids: [{task: train_step, axes: {size: [tiny]}}]\n"
     )

@@ -23,7 +23,9 @@ def test_its_words_of_gpus_and_of_memory_from_then_on(log: Path) -> None:
         assert watch.said() == ()
         with log.open("a") as file:
             file.write(XID)
-        assert watch.said() == ("NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.",)
+        assert watch.said() == (
+            "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.",
+        )
         with log.open("a") as file:
             file.write("6,2,3,-;usb 1-1: new device\n")
         assert watch.said() == ()
@@ -41,18 +43,35 @@ HOST = "pgfault 7\noom_kill 5\n"
 @pytest.mark.parametrize(
     ("files", "kills"),
     [
-        ({"/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/b/memory.events": "oom 9\noom_kill 3\n"}, 3),
+        (
+            {
+                "/proc/self/cgroup": "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/memory.events": "oom 9\noom_kill 3\n",
+            },
+            3,
+        ),
         ({"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/memory.events": "oom_kill 2\n"}, 2),
-        ({"/proc/self/cgroup": "4:memory:/a\n0::/\n", "/sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill 1\n"}, 1),
+        (
+            {
+                "/proc/self/cgroup": "4:memory:/a\n0::/\n",
+                "/sys/fs/cgroup/memory/a/memory.oom_control": "oom_kill 1\n",
+            },
+            1,
+        ),
         ({"/proc/self/cgroup": "0::/\n"}, 5),  # the group of a whole host has no counter
         ({}, 5),
     ],
 )
-def test_who_was_killed_for_want_of_memory(files: dict[str, str], kills: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_was_killed_for_want_of_memory(
+    files: dict[str, str], kills: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In our own control group, where it says so, and else on the host."""
     said: dict[str, str] = {}
     monkeypatch.setattr(kernel, "_text", lambda path: said.get(str(path), ""))
-    before = {path: text.replace(f"oom_kill {kills}", "oom_kill 0") for path, text in {**files, "/proc/vmstat": HOST}.items()}
+    before = {
+        path: text.replace(f"oom_kill {kills}", "oom_kill 0")
+        for path, text in {**files, "/proc/vmstat": HOST}.items()
+    }
     said |= before
     with kernel.Watch() as watch:
         assert watch.oom_kills() == 0

@@ -30,12 +30,20 @@ def single(count: int) -> list[frozenset[int]]:
 def test_each_gpu_has_an_equal_share_of_its_node() -> None:
     nodes = {"0": span(0, 8), "1": span(0, 8), "2": span(8, 16), "3": span(8, 16)}
     shares = divide(span(0, 16), nodes, single(16))
-    assert shares == {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7), "2": (8, 9, 10, 11), "3": (12, 13, 14, 15)}
+    assert shares == {
+        "0": (0, 1, 2, 3),
+        "1": (4, 5, 6, 7),
+        "2": (8, 9, 10, 11),
+        "3": (12, 13, 14, 15),
+    }
 
 
 def test_threads_of_one_core_stay_together() -> None:
     pairs = [frozenset({core, core + 4}) for core in range(4)]
-    assert divide(span(0, 8), {"0": None, "1": None}, [*pairs, *pairs]) == {"0": (0, 1, 4, 5), "1": (2, 3, 6, 7)}
+    assert divide(span(0, 8), {"0": None, "1": None}, [*pairs, *pairs]) == {
+        "0": (0, 1, 4, 5),
+        "1": (2, 3, 6, 7),
+    }
 
 
 @pytest.mark.parametrize(
@@ -73,7 +81,10 @@ def test_only_of_gpus_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cores_for("MIG-7", {"0": "a", "1": "b"}) is None
 
 
-@pytest.mark.parametrize(("named", "names"), [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])])
+@pytest.mark.parametrize(
+    ("named", "names"),
+    [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
+)
 def test_gpus_by_the_names_that_they_have_for_cuda(named: str | None, names: list[str]) -> None:
     environment = {"visible_devices": named, "gpus": [{"uuid": "a"}, {"uuid": "b"}]}
     assert visible_gpus(environment) == dict(zip(names, ["a", "b"], strict=True))
@@ -84,7 +95,9 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
     make_attempt: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[Attempt, dict[str, str]]] = []
-    monkeypatch.setattr(supervisor, "execute", lambda attempt, variables: done.append((attempt, variables)))
+    monkeypatch.setattr(
+        supervisor, "execute", lambda attempt, variables: done.append((attempt, variables))
+    )
     execute_or_lose(make_attempt(), 16)
     execute_or_lose(make_attempt(), 16, (4, 5, 6))
     assert [attempt.settings.cores for attempt, _ in done] == [None, (4, 5, 6)]

@@ -34,7 +34,14 @@ def cell(**params: Any) -> Cell:
 class Simulation:
     """Takes cells from a queue as a scheduler with `gpus` GPUs does. began, ended: when each cell did, in seconds."""
 
-    def __init__(self, folder: Path, cells: Sequence[Cell], gpus: int, choice: Choice = Choice(), **queue: Any) -> None:  # noqa: B008
+    def __init__(
+        self,
+        folder: Path,
+        cells: Sequence[Cell],
+        gpus: int,
+        choice: Choice = Choice(),
+        **queue: Any,
+    ) -> None:  # noqa: B008
         self.now = 0.0
         self.gpus = gpus
         self.began: list[tuple[float, Cell]] = []
@@ -118,7 +125,10 @@ def test_the_order_follows_what_is_learnt(tmp_path: Path) -> None:
     """By FLOPs bf16 over 1024 tokens takes longer than fp32 over 256; here it does not, and once one has ended that is known."""
     kinds = (("fp32", 1024), ("bf16", 1024), ("fp32", 256))
     long, quick, medium = (
-        [cell(size="xl", precision=precision, context_length=length, seed=seed) for seed in range(4)]
+        [
+            cell(size="xl", precision=precision, context_length=length, seed=seed)
+            for seed in range(4)
+        ]
         for precision, length in kinds
     )
     took = {**dict.fromkeys(long, 10.0), **dict.fromkeys(quick, 1.0), **dict.fromkeys(medium, 5.0)}
@@ -134,7 +144,14 @@ def compiled(**params: Any) -> Cell:
 def test_what_shares_a_graph() -> None:
     one = compiled(size="xl")
     same = [
-        compiled(size="xl", seed=3, measured_steps=50, warmup_steps=9, optimizer="fused", memory_limit_gib=32.0),
+        compiled(
+            size="xl",
+            seed=3,
+            measured_steps=50,
+            warmup_steps=9,
+            optimizer="fused",
+            memory_limit_gib=32.0,
+        ),
         compiled(size="xl", **{"pass": "forward_backward"}),
         compiled(size="xl", **{"pass": "forward_grad"}),
         compiled(size=None, d_model=1600, d_ff=6400, num_layers=12, num_heads=25, vocab_size=500),
@@ -187,7 +204,9 @@ def test_where_memory_is_inferred_small_cells_stay_first(tmp_path: Path) -> None
     assert Witnesses([cells[1]]).of(cells[4])
 
 
-def test_the_time_to_go_is_that_of_all_places_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_to_go_is_that_of_all_places_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 0.0
     monkeypatch.setattr(queue_module.time, "monotonic", lambda: now)
     cells = [cell(size="xl", seed=seed) for seed in range(6)]
@@ -202,7 +221,12 @@ def test_the_time_to_go_is_that_of_all_places_and_learns(tmp_path: Path, monkeyp
     later = simulation.queue.remaining_s()
     assert later is not None
     assert later > 3.5 * guess
-    assert Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None).remaining_s() is None
+    assert (
+        Queue(
+            Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None
+        ).remaining_s()
+        is None
+    )
 
 
 def test_the_display_shows_it(tmp_path: Path) -> None:
@@ -216,7 +240,9 @@ def test_the_display_shows_it(tmp_path: Path) -> None:
         display.close()
 
 
-def test_what_would_not_end_in_time_makes_room_for_what_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_not_end_in_time_makes_room_for_what_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(queue_module.time, "monotonic", lambda: 0.0)
     long, short = cell(size="2.7B", context_length=1024), cell()
     history = {one.id: Past((Status.OK,), (wall,), 1) for one, wall in ((long, 60.0), (short, 5.0))}

@@ -42,16 +42,30 @@ def guess(one: Cell, conditions: Conditions = H200) -> float:
         ({"size": "xl", "optimizer": "fused"}, 20.0),  # 25 steps of 782 ms
         ({"size": "xl", "context_length": 1024}, 40.7),
         ({"size": "2.7B", "precision": "bf16"}, 8.5),
-        ({"task": "attention", "context_length": 16384, "precision": "bf16_pure", "causal": True}, 17.7),
+        (
+            {
+                "task": "attention",
+                "context_length": 16384,
+                "precision": "bf16_pure",
+                "causal": True,
+            },
+            17.7,
+        ),
     ],
 )
-def test_the_guess_is_within_a_factor_of_two_of_what_a_gpu_took(params: dict[str, Any], wall_s: float) -> None:
+def test_the_guess_is_within_a_factor_of_two_of_what_a_gpu_took(
+    params: dict[str, Any], wall_s: float
+) -> None:
     assert wall_s / 2 < guess(cell(**params)) < wall_s * 2
 
 
 def test_what_is_not_timed_and_what_is_not_forked() -> None:
-    assert guess(cell(size="xl"), Conditions("NVIDIA H200", timed=False)) < guess(cell(size="xl")) / 4
-    assert guess(cell(), Conditions("NVIDIA H200", forked=False)) == pytest.approx(guess(cell()) + 4.6)
+    assert (
+        guess(cell(size="xl"), Conditions("NVIDIA H200", timed=False)) < guess(cell(size="xl")) / 4
+    )
+    assert guess(cell(), Conditions("NVIDIA H200", forked=False)) == pytest.approx(
+        guess(cell()) + 4.6
+    )
 
 
 def test_a_slower_gpu_takes_longer_and_an_unknown_one_is_no_ground_to_go_by() -> None:
@@ -80,7 +94,9 @@ def test_what_was_measured_takes_as_long_again() -> None:
 
 
 def test_others_of_its_kind_set_the_pace() -> None:
-    short, long, longer = (cell(size="tiny", device="cpu", context_length=length) for length in (128, 512, 1024))
+    short, long, longer = (
+        cell(size="tiny", device="cpu", context_length=length) for length in (128, 512, 1024)
+    )
     estimator = Estimator([short], {short.id: Past((S.OK,), (5.0,))})
     steps = {one: guess(one) - 0.7 for one in (short, long)}
     assert estimator.seconds(long) == pytest.approx(0.7 + (5 - 0.7) * steps[long] / steps[short])
@@ -92,7 +108,11 @@ def test_others_of_its_kind_set_the_pace() -> None:
 def test_repetitions_of_one_length_do_not_hide_the_pace() -> None:
     """All of one length say nothing of what is fixed: their shortest must not be taken for it."""
     alike, longer = [cell(seed=seed) for seed in range(3)], cell(size="xl")
-    estimator = Estimator(alike, {one.id: Past((S.OK,), (wall,)) for one, wall in zip(alike, (2.0, 2.1, 2.2), strict=True)}, H200)
+    estimator = Estimator(
+        alike,
+        {one.id: Past((S.OK,), (wall,)) for one, wall in zip(alike, (2.0, 2.1, 2.2), strict=True)},
+        H200,
+    )
     assert estimator.seconds(longer) > 2.1 * 5
 
 
@@ -119,7 +139,10 @@ def test_what_is_unlike_all_others_is_guessed_and_corrected_by_them() -> None:
 
 def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
     """1 + 6 + 6 steps where the fixed one takes 5 + 10 + 10, and what surrounds them."""
-    fixed, adaptive = (guess(cell(size="xl", context_length=1024, timing=timing)) for timing in ("fixed", "adaptive"))
+    fixed, adaptive = (
+        guess(cell(size="xl", context_length=1024, timing=timing))
+        for timing in ("fixed", "adaptive")
+    )
     assert 0.5 * fixed < adaptive < 0.7 * fixed
 
 
@@ -156,14 +179,18 @@ def said(sweep_here: Here, tmp_path: Path) -> Callable[..., str]:
     return say
 
 
-def test_a_plan_says_how_long_it_will_take(said: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_how_long_it_will_take(
+    said: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     how = "GPU-hours (from FLOPs; after the first cells, from what they took)"
     assert said("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, 0.01 {how}"
     monkeypatch.setattr(inspection, "gpu_names", lambda: ("NVIDIA H200",) * 2)
     assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
     monkeypatch.setattr(inspection, "gpu_names", lambda: ())
     assert said("cuda") == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
-    assert said("cuda", "--gpu", "T4") == "expected time: unknown, no source gives a peak speed of T4"
+    assert (
+        said("cuda", "--gpu", "T4") == "expected time: unknown, no source gives a peak speed of T4"
+    )
     assert said("cpu") == ""
 
 
@@ -176,7 +203,9 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     real = inspection.describe_cost
 
     def with_history(request: Any, plan: Any, card: Any) -> str:
-        return real(request, dataclasses.replace(plan, history={small.id: Past((S.OK,), (100.0,))}), card)
+        return real(
+            request, dataclasses.replace(plan, history={small.id: Past((S.OK,), (100.0,))}), card
+        )
 
     monkeypatch.setattr(inspection, "describe_cost", with_history)
     assert "GPU-hours (from what 1 finished cell took)" in said("cuda")
@@ -184,8 +213,16 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     assert "from FLOPs" in said("cuda", "--gpu", "H100")
 
 
-@pytest.mark.parametrize(("gpu", "remedy"), [("H2000", "Did you mean 'H200'?"), ("A100", "Say which: A100 40GB, A100 80GB")])
-def test_an_unknown_gpu_is_one_line(gpu: str, remedy: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "remedy"),
+    [("H2000", "Did you mean 'H200'?"), ("A100", "Say which: A100 40GB, A100 80GB")],
+)
+def test_an_unknown_gpu_is_one_line(
+    gpu: str, remedy: str, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG % "cuda")
     done = sweep_here("plan", "c.yaml", "--memory", "--gpu", gpu)
-    assert (done.exit_code, done.stderr) == (2, f"sweep: --gpu {gpu}: no such GPU is known. {remedy}\n")
+    assert (done.exit_code, done.stderr) == (
+        2,
+        f"sweep: --gpu {gpu}: no such GPU is known. {remedy}\n",
+    )

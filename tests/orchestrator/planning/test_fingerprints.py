@@ -28,19 +28,27 @@ def begun(request_of: Callable[..., Request]) -> Request:
 
 
 def test_that_it_is_lost_is_said_with_the_remedy(begun: Request) -> None:
-    with pytest.raises(RunError, match=r"its run\.json is gone\. Restore it: `sweep run` with the same config writes it again"):
+    with pytest.raises(
+        RunError,
+        match=r"its run\.json is gone\. Restore it: `sweep run` with the same config writes it again",
+    ):
         begun.run.require()
 
 
 def test_the_same_config_goes_on_and_writes_it_again(begun: Request) -> None:
     scheduler = FakeScheduler(told)
     go(begun, scheduler)
-    assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [64, 128]
+    assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [
+        64,
+        128,
+    ]
     assert begun.run.read_manifest()["fingerprints"] == {"cpu": [CPU]}
     assert len(resolve_again(begun.run).expansion.cells) == 4
 
 
-def test_it_is_written_again_where_nothing_is_left_to_measure(request_of: Callable[..., Request], begun: Request) -> None:
+def test_it_is_written_again_where_nothing_is_left_to_measure(
+    request_of: Callable[..., Request], begun: Request
+) -> None:
     scheduler = FakeScheduler(told)
     go(request_of(wheres=["context_length=16|32"]), scheduler)
     assert not scheduler.begun
@@ -53,4 +61,7 @@ def test_the_rows_tell_what_others_may_not_join(begun: Request) -> None:
         go(begun, other)
     assert not begun.run.exists
     go(begun, other, mixed=True)
-    assert [mark["torch"] for mark in begun.run.read_manifest()["fingerprints"]["cpu"]] == ["2.13.0", "2.11.0"]
+    assert [mark["torch"] for mark in begun.run.read_manifest()["fingerprints"]["cpu"]] == [
+        "2.13.0",
+        "2.11.0",
+    ]

@@ -18,7 +18,9 @@ from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, ou
 
 @pytest.fixture
 def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
-    def make(text: str = CONFIG, sets: Sequence[str] = (), wheres: Sequence[str] = (), **more: Any) -> Request:
+    def make(
+        text: str = CONFIG, sets: Sequence[str] = (), wheres: Sequence[str] = (), **more: Any
+    ) -> Request:
         return resolve(write_config(text), sets, wheres, tmp_path / "out", **more)
 
     return make
@@ -27,7 +29,18 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
 def test_the_status_names_the_command_without_what_it_asked_for_once(
     request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["run", "c.yaml", "--retry", "ok", "--only=oom", "--fresh", "--set", "seed=1", "--out", "a b"]
+    words = [
+        "run",
+        "c.yaml",
+        "--retry",
+        "ok",
+        "--only=oom",
+        "--fresh",
+        "--set",
+        "seed=1",
+        "--out",
+        "a b",
+    ]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
@@ -41,13 +54,22 @@ def test_the_status_names_the_command_without_what_it_asked_for_once(
 
 
 @pytest.mark.parametrize(
-    "words", [["--repeat", "3"], ["--repeat=5", "--infer-oom", "--verify-inferred=2", "--repeat=3"]], ids=" ".join
+    "words",
+    [["--repeat", "3"], ["--repeat=5", "--infer-oom", "--verify-inferred=2", "--repeat=3"]],
+    ids=" ".join,
 )
-def test_what_an_older_program_was_asked_for_is_told_by_its_words(words: list[str], request_of: Callable[..., Request]) -> None:
+def test_what_an_older_program_was_asked_for_is_told_by_its_words(
+    words: list[str], request_of: Callable[..., Request]
+) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
     with run.opened_for_writing() as writer:
-        writer.write_manifest({**run.read_manifest(), "invocations": [{"time": "then", "command": ["run", "c.yaml", *words]}]})
+        writer.write_manifest(
+            {
+                **run.read_manifest(),
+                "invocations": [{"time": "then", "command": ["run", "c.yaml", *words]}],
+            }
+        )
     more = {"infer_oom": True, "verify": 2} if len(words) > 2 else {}
     assert last_choice(run) == Choice(repeat=3, **more)
 
@@ -58,7 +80,10 @@ def test_a_run_that_no_command_line_began_has_one_all_the_same(
     monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
     run = request_of().run
-    assert last_command(run) == f"sweep run {request_of().config_path} --where context_length=16 --out {run}"
+    assert (
+        last_command(run)
+        == f"sweep run {request_of().config_path} --where context_length=16 --out {run}"
+    )
 
 
 def test_instruments_beside_those_of_the_config_are_of_the_run(
@@ -68,17 +93,35 @@ def test_instruments_beside_those_of_the_config_are_of_the_run(
     request = request_of(instruments=["kernel_time", "timing"])
     assert request.config.instruments == ["timing", "memory", "telemetry", "backend", "kernel_time"]
     go(request, FakeScheduler(outcome_of))
-    assert last_command(request.run).endswith(f"--instrument kernel_time --instrument timing --out {request.run}")
+    assert last_command(request.run).endswith(
+        f"--instrument kernel_time --instrument timing --out {request.run}"
+    )
     again = resolve_again(request.run)
     assert again.config.instruments == request.config.instruments
-    assert new_invocation(again, Choice(), None)["asks_for"] == new_invocation(request, Choice(), None)["asks_for"]
+    assert (
+        new_invocation(again, Choice(), None)["asks_for"]
+        == new_invocation(request, Choice(), None)["asks_for"]
+    )
     other_order = request_of(instruments=["timing", "kernel_time", "kernel_time"])
-    assert new_invocation(other_order, Choice(), None)["asks_for"] == new_invocation(request, Choice(), None)["asks_for"]
-    assert new_invocation(request_of(), Choice(), None)["asks_for"] != new_invocation(request, Choice(), None)["asks_for"]
+    assert (
+        new_invocation(other_order, Choice(), None)["asks_for"]
+        == new_invocation(request, Choice(), None)["asks_for"]
+    )
+    assert (
+        new_invocation(request_of(), Choice(), None)["asks_for"]
+        != new_invocation(request, Choice(), None)["asks_for"]
+    )
 
 
 def test_a_choice_is_written_down_and_read_again() -> None:
-    choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), only=frozenset({"ok"}), fresh=True)
+    choice = Choice(
+        infer_oom=True,
+        verify=2,
+        repeat=3,
+        retry=frozenset({"oom", "ok"}),
+        only=frozenset({"ok"}),
+        fresh=True,
+    )
     assert Choice.from_json(choice.to_json()) == choice
 
 
@@ -90,4 +133,7 @@ def test_what_a_notebook_asked_for_and_did_not_come_to_the_end_of_is_typed_out(
     choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), fresh=True)
     go(request_of(), FakeScheduler(outcome_of), choice)
     options = "--infer-oom --fresh --verify-inferred 2 --repeat 3 --retry ok --retry oom"
-    assert last_command(request_of().run) == f"sweep run {request_of().config_path} {options} --out {request_of().run}"
+    assert (
+        last_command(request_of().run)
+        == f"sweep run {request_of().config_path} {options} --out {request_of().run}"
+    )

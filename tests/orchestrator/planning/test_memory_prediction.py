@@ -35,13 +35,19 @@ def cell_of(**values: Any) -> Cell:
     return make_cell("train_step", {"size": "tiny", "context_length": 16, **values})
 
 
-def a_prediction(gib: float, verdicts: Mapping[int, Verdict] | None = None, how: str = "tracked") -> Prediction:
+def a_prediction(
+    gib: float, verdicts: Mapping[int, Verdict] | None = None, how: str = "tracked"
+) -> Prediction:
     samples = tuple(
-        Sample("prediction", f"peak_{kind}_bytes", "bytes", gib * GIB * more, mode, "forward", note=how)
+        Sample(
+            "prediction", f"peak_{kind}_bytes", "bytes", gib * GIB * more, mode, "forward", note=how
+        )
         for mode in ("first", "steady")
         for kind, more in (("requested", 1.0), ("allocated", 1.0), ("reserved", 1.1))
     )
-    parameters = Sample("prediction", "at_peak_bytes", "bytes", GIB, "steady", "forward", note="parameters")
+    parameters = Sample(
+        "prediction", "at_peak_bytes", "bytes", GIB, "steady", "forward", note="parameters"
+    )
     return Prediction(how, "", (*samples, parameters), verdicts or {})
 
 
@@ -85,7 +91,10 @@ def test_each_need_is_asked_for_once(asked: list[Request]) -> None:
     assert len(asked) == 1
     plain = [cell_of(memory_limit_gib=limit) for limit in (1.9, 3.0)]
     found = predict_memory(plain, None, ())
-    assert [verdict_of(cell, found[cell.id], None) for cell in plain] == ["oom", "fits"]  # the sizes are known, and say so
+    assert [verdict_of(cell, found[cell.id], None) for cell in plain] == [
+        "oom",
+        "fits",
+    ]  # the sizes are known, and say so
     assert len(asked) == 1
     predict_memory([cell_of(memory_limit_gib=2.25)], None, ())  # there the allocator must be tried
     assert len(asked) == 2
@@ -101,7 +110,11 @@ def test_a_model_of_ones_own_is_not_remembered(asked: list[Request]) -> None:
 def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [unknown("not now"), a_prediction(1.0)]
     monkeypatch.setattr(prediction._Child, "ask", lambda child, request: answers.pop(0))
-    assert [predict_memory([cell_of()], None, ())[cell_of().id].how for _ in range(3)] == ["", "tracked", "tracked"]
+    assert [predict_memory([cell_of()], None, ())[cell_of().id].how for _ in range(3)] == [
+        "",
+        "tracked",
+        "tracked",
+    ]
 
 
 def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,14 +130,18 @@ def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.Monkey
 
 
 def test_a_predictor_that_dies_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", "import sys; sys.exit('no torch here')"))
+    monkeypatch.setattr(
+        prediction, "_COMMAND", (sys.executable, "-c", "import sys; sys.exit('no torch here')")
+    )
     found = predict_memory([cell_of(), cell_of(context_length=32)], None, ())
     assert {one.how for one in found.values()} == {""}
     assert all("the predictor died: " in one.reason for one in found.values())
 
 
 def test_one_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prediction, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(
+        prediction, "_COMMAND", (sys.executable, "-c", "import time; time.sleep(60)")
+    )
     monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.5)
     assert "died" in predict_memory([cell_of()], None, ())[cell_of().id].reason
 
@@ -144,7 +161,9 @@ def test_gpus_by_name(name: str) -> None:
 def test_an_unknown_gpu_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"RTX 5091.*Did you mean 'RTX 5090'"):
         find_card("RTX 5091")
-    assert seen_card("NVIDIA H200", 140 * GIB) == Card("NVIDIA H200", 140 * GIB - 600 * 1024**2, 9.0)
+    assert seen_card("NVIDIA H200", 140 * GIB) == Card(
+        "NVIDIA H200", 140 * GIB - 600 * 1024**2, 9.0
+    )
     assert seen_card("Something new", GIB).compute_capability is None
 
 
@@ -160,7 +179,9 @@ def test_a_gpu_is_known_by_what_its_driver_calls_it(device: str, capability: flo
 
 
 def test_no_card_has_more_memory_than_its_driver_shows() -> None:
-    assert find_card("T4").usable_bytes <= (15360 - 600) * 1024**2  # 16 GB, less what error correction takes
+    assert (
+        find_card("T4").usable_bytes <= (15360 - 600) * 1024**2
+    )  # 16 GB, less what error correction takes
 
 
 @pytest.mark.parametrize(
@@ -184,7 +205,12 @@ class Measuring:
     """A scheduler that measures nothing: a cell on an H200 that took 2.5 GiB."""
 
     def environments(self) -> list[Mapping[str, Any]]:
-        return [{"fingerprints": {"cuda": [{"gpu": "H"}]}, "gpus": [{"name": "NVIDIA H200", "memory_bytes": 140 * GIB}]}]
+        return [
+            {
+                "fingerprints": {"cuda": [{"gpu": "H"}]},
+                "gpus": [{"name": "NVIDIA H200", "memory_bytes": 140 * GIB}],
+            }
+        ]
 
     def places(self, device: str, kind: str | None = None) -> int:
         return 1
@@ -196,7 +222,9 @@ class Measuring:
             yield self._outcome(attempt)
 
     def _outcome(self, attempt: Attempt) -> Outcome:
-        samples = (Sample("memory", "peak_allocated_bytes", "bytes", 2.5 * GIB, "steady", "forward"),)
+        samples = (
+            Sample("memory", "peak_allocated_bytes", "bytes", 2.5 * GIB, "steady", "forward"),
+        )
         return Outcome(attempt, Status.OK, "", "", {}, {}, samples, 1.7e9, 1.0)
 
     def close(self) -> None:
@@ -225,7 +253,12 @@ grids:
 
 def a_run(write_config: Callable[..., Path], tmp_path: Path, said: list[str], **means: Any) -> Any:
     request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
-    how = Means(open_scheduler=lambda example: Measuring(), open_display=lambda total, left: Silent(), say=said.append, **means)
+    how = Means(
+        open_scheduler=lambda example: Measuring(),
+        open_display=lambda total, left: Silent(),
+        say=said.append,
+        **means,
+    )
     return request, run_sweep(request, Choice(), how)
 
 
@@ -251,7 +284,9 @@ def test_a_run_keeps_predictions_beside_measurements(
     assert any("; predicted 2.2 GiB, oom" in text for row in pages["oom-map"].rows for text in row)
 
 
-def test_cells_are_left_out_only_when_asked(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+def test_cells_are_left_out_only_when_asked(
+    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
     said: list[str] = []
     _, summary = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
     assert (summary.statuses[Status.OK], summary.foreseen, summary.left) == (1, 3, 0)
@@ -267,10 +302,14 @@ def test_a_prediction_never_stops_a_run(
     monkeypatch.setattr(prediction, "_COMMAND", ("/nowhere/to/be/found",))
     _, summary = a_run(write_config, tmp_path, [])
     assert summary.statuses[Status.OK] == 4
-    assert pd.read_parquet(tmp_path / "run" / "cells.parquet")["predicted_reason"].notna().sum() == 3
+    assert (
+        pd.read_parquet(tmp_path / "run" / "cells.parquet")["predicted_reason"].notna().sum() == 3
+    )
 
 
-def test_the_plan_shows_a_table(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_plan_shows_a_table(
+    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
     request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
     text = "\n".join(describe_memory(request, find_card("H200")))
     assert "on H200" in text
@@ -286,22 +325,36 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
 
     def answer(child: object, request: Request) -> Prediction:
         length = request.cell.params.values()["context_length"]
-        return a_prediction(2.0, dict.fromkeys(request.caps_bytes, verdicts[length]), "modelled" if length == 64 else "tracked")
+        return a_prediction(
+            2.0,
+            dict.fromkeys(request.caps_bytes, verdicts[length]),
+            "modelled" if length == 64 else "tracked",
+        )
 
     monkeypatch.setattr(prediction._Child, "ask", answer)
     sets = ["context_length=8,16,32,64", "compile=eager,blocks"]
-    request = resolve(write_config(CONFIG.partition("  - task: matmul")[0]), sets, ["memory_limit_gib=null"], tmp_path / "run")
+    request = resolve(
+        write_config(CONFIG.partition("  - task: matmul")[0]),
+        sets,
+        ["memory_limit_gib=null"],
+        tmp_path / "run",
+    )
     assert list(describe_memory(request, TINY_GPU))[-2:] == [
         "how: `tracked`: every tensor followed; `modelled`: every tensor followed but those within fused attention, which are "
         "modelled; `as eager`: compiled, but predicted as if eager, an upper guess",
         "2 fit, 2 borderline (within 3 %), 2 unlikely (compiled: predicted more than 2.11 times what there is), 2 do not fit",
     ]
-    assert list(describe_memory(request, None))[-1] == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
+    assert (
+        list(describe_memory(request, None))[-1]
+        == "8 without a verdict: add --gpu H200 or --set memory_limit_gib=32"
+    )
     one = replace(request, expansion=replace(request.expansion, cells=request.expansion.cells[:1]))
     assert list(describe_memory(one, TINY_GPU))[-1] == "1 fits"
 
 
-def test_why_no_memory_is_predicted_is_said_once(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+def test_why_no_memory_is_predicted_is_said_once(
+    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
     on_cpu = resolve(write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run")
     assert list(describe_memory(on_cpu, None)) == [
         "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
@@ -312,14 +365,23 @@ def test_why_no_memory_is_predicted_is_said_once(asked: list[Request], write_con
     assert not asked or all(request.cell.params.device == "cuda" for request in asked)
 
 
-def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..., Path], tmp_path: Path) -> None:
+def test_few_cells_are_explained(
+    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+) -> None:
     """By the formula and as predicted; where there are many, a table says enough."""
-    request = resolve(write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run")
+    request = resolve(
+        write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run"
+    )
     text = "\n".join(describe_memory(request, None))
     assert "what is there at the peak" in text
     assert "4·N, N = 1,411,392" in text
     assert "12·N + A + 2·4·BSV = " in text
-    assert [line.split()[i] for line in text.splitlines() if line.startswith("parameters") for i in (0, -1)] == [
+    assert [
+        line.split()[i]
+        for line in text.splitlines()
+        if line.startswith("parameters")
+        for i in (0, -1)
+    ] == [
         "parameters",
         "1.000",
     ]
@@ -330,10 +392,16 @@ def test_few_cells_are_explained(asked: list[Request], write_config: Callable[..
 def test_what_is_known_by_formula_alone_is_labelled_so(
     monkeypatch: pytest.MonkeyPatch, write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    samples = (Sample("prediction", "closed_form_bytes", "bytes", 3 * GIB, "steady", note="parameters"),)
-    known = Prediction("closed form", "it looks at its data", (*unknown("it looks at its data").samples, *samples))
+    samples = (
+        Sample("prediction", "closed_form_bytes", "bytes", 3 * GIB, "steady", note="parameters"),
+    )
+    known = Prediction(
+        "closed form", "it looks at its data", (*unknown("it looks at its data").samples, *samples)
+    )
     monkeypatch.setattr(prediction._Child, "ask", lambda child, request: known)
-    config = write_config("name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]")
+    config = write_config(
+        "name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]"
+    )
     text = "\n".join(describe_memory(resolve(config, [], [], tmp_path / "run"), find_card("H200")))
     assert "≥ 3.00" in text
     assert "closed form, activations unknown: it looks at its data" in text

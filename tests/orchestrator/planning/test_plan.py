@@ -19,9 +19,13 @@ def cell(**params: Any) -> Cell:
     return make_cell("train_step", {"size": "tiny", "device": "cpu", **params})
 
 
-def decide(past: tuple[Status, ...], choice: Choice = DEFAULT, attempts: int = 3) -> tuple[bool, str]:
+def decide(
+    past: tuple[Status, ...], choice: Choice = DEFAULT, attempts: int = 3
+) -> tuple[bool, str]:
     one = cell()
-    decision = make_plan([one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts).decisions[0]
+    decision = make_plan(
+        [one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts
+    ).decisions[0]
     return decision.times > 0, decision.reason
 
 
@@ -38,7 +42,10 @@ def test_what_is_done_is_kept(status: Status) -> None:
 
 def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
     one, other = cell(), cell(batch_size=2)
-    history = {one.id: Past((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})), other.id: Past((S.OK,), (1.0,), 1)}
+    history = {
+        one.id: Past((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})),
+        other.id: Past((S.OK,), (1.0,), 1),
+    }
     assert make_plan([one, other], history, DEFAULT, 3).to_run == []
     plan = make_plan([one, other], history, Choice(retry=frozenset({"disturbed"})), 3)
     assert plan.to_run == [one]
@@ -50,15 +57,25 @@ def test_a_success_that_was_replaced_is_no_repetition() -> None:
     one = cell()
     history = {one.id: Past((S.OK, S.OK, S.CRASHED), (1.0,) * 3, 3, replaced=1)}
     decision = make_plan([one], history, Choice(repeat=3), 3).decisions[0]
-    assert (decision.times, decision.replaces, decision.reason) == (2, False, "repeat: measured 1 of 3 times")
+    assert (decision.times, decision.replaces, decision.reason) == (
+        2,
+        False,
+        "repeat: measured 1 of 3 times",
+    )
 
 
-@pytest.mark.parametrize("choice", [Choice(retry=frozenset({"ok"}), repeat=3), Choice(fresh=True, repeat=3)])
+@pytest.mark.parametrize(
+    "choice", [Choice(retry=frozenset({"ok"}), repeat=3), Choice(fresh=True, repeat=3)]
+)
 def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice) -> None:
     one = cell()
     decision = make_plan([one], {one.id: Past((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
     assert (decision.times, decision.replaces) == (3, True)
-    assert not make_plan([one], {one.id: Past((S.FAILED,), (1.0,), 1)}, choice, 3).decisions[0].replaces
+    assert (
+        not make_plan([one], {one.id: Past((S.FAILED,), (1.0,), 1)}, choice, 3)
+        .decisions[0]
+        .replaces
+    )
 
 
 @pytest.mark.parametrize(
@@ -72,7 +89,9 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice)
         (Choice(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),
     ],
 )
-def test_repetitions_are_kept_in_number(choice: Choice, flaws: set[str], times: int, replaces: bool) -> None:
+def test_repetitions_are_kept_in_number(
+    choice: Choice, flaws: set[str], times: int, replaces: bool
+) -> None:
     one = cell()
     history = {one.id: Past((S.OK,) * 3, (1.0,) * 3, 3, flaws=frozenset(flaws))}
     decision = make_plan([one], history, choice, 3).decisions[0]
@@ -117,9 +136,16 @@ def test_choices(choice: Choice, past: tuple[Status, ...], runs: bool) -> None:
 
 
 def test_repetitions_come_in_rounds_and_count_what_is_there() -> None:
-    first, second, oom = cell(context_length=128), cell(context_length=512), cell(context_length=1024)
+    first, second, oom = (
+        cell(context_length=128),
+        cell(context_length=512),
+        cell(context_length=1024),
+    )
     history = {first.id: Past((S.OK,), (1.0,), 1), oom.id: Past((S.OOM,), (1.0,), 1)}
     plan = make_plan([first, second, oom], history, Choice(repeat=3), 3)
     assert plan.to_run == [first, second, first, second, second]
     assert plan.decisions[0].reason == "repeat: measured 1 of 3 times"
-    assert make_plan([first], {first.id: Past((S.OK,) * 3, (1.0,) * 3, 3)}, Choice(repeat=3), 3).to_run == []
+    assert (
+        make_plan([first], {first.id: Past((S.OK,) * 3, (1.0,) * 3, 3)}, Choice(repeat=3), 3).to_run
+        == []
+    )

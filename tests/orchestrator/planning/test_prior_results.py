@@ -32,10 +32,16 @@ def measured(
     """Runs a config into the same folder; gives what is said and the lengths of the cells that were measured."""
 
     def measure(
-        text: str, commit: str = "a", choice: Choice | None = None, mixed: bool = False, source: str | None = None
+        text: str,
+        commit: str = "a",
+        choice: Choice | None = None,
+        mixed: bool = False,
+        source: str | None = None,
     ) -> tuple[SAID, list[int]]:
         monkeypatch.setattr(running, "git_commit", lambda: commit)
-        monkeypatch.setattr(program, "program_source", lambda: source or f"source of {commit.strip('+')}")
+        monkeypatch.setattr(
+            program, "program_source", lambda: source or f"source of {commit.strip('+')}"
+        )
         request: Request = resolve(write_config(text), [], [], tmp_path / "out")
         said: SAID = []
         scheduler = FakeScheduler(outcome_of)
@@ -45,27 +51,39 @@ def measured(
     return measure
 
 
-def test_instruments_that_are_added_are_missed_aloud(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+def test_instruments_that_are_added_are_missed_aloud(
+    measured: Callable[..., tuple[SAID, list[int]]],
+) -> None:
     assert measured(CONFIG + "instruments: [timing]\n")[0] == []
     with_more = LATER + "instruments: [timing, memory, kernels]\n"
     said, lengths = measured(with_more)
-    assert said == ["4 cells are kept as measured, without kernels, memory: `--retry ok` measures them again"]
+    assert said == [
+        "4 cells are kept as measured, without kernels, memory: `--retry ok` measures them again"
+    ]
     assert lengths == [256]
     assert measured(with_more, choice=Choice(retry=frozenset({Status.OK})))[0] == []
     assert measured(with_more) == ([], [])
-    assert measured(CONFIG + "instruments: [timing]\n") == ([], [])  # more than is asked for is no lack
+    assert measured(CONFIG + "instruments: [timing]\n") == (
+        [],
+        [],
+    )  # more than is asked for is no lack
 
 
 def test_another_program_is_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
     measured(CONFIG.replace("[16, 32, 64, 128]", "[16]"))
     said, lengths = measured(CONFIG, "b+")
-    assert said == [f"1 cell is kept as measured by another program, {A_AND_B.replace('commit b', 'commit b+')}"]
+    assert said == [
+        f"1 cell is kept as measured by another program, {A_AND_B.replace('commit b', 'commit b+')}"
+    ]
     assert lengths == [32, 64, 128]
 
 
 @pytest.mark.parametrize(
     ("commit", "source", "told"),
-    [("b", "source of a", []), ("a", "changed", ["source of a of commit a (here changed of commit a)"])],
+    [
+        ("b", "source of a", []),
+        ("a", "changed", ["source of a of commit a (here changed of commit a)"]),
+    ],
     ids=["a commit that changes nothing that measures", "changes in the same commit"],
 )
 def test_a_program_is_what_it_says_whatever_its_commit(
@@ -78,32 +96,47 @@ def test_a_program_is_what_it_says_whatever_its_commit(
 
 def test_of_what_did_not_write_down_its_source_the_commit_tells() -> None:
     old = Kept("a", None, None)
-    assert [old.is_by_another("source", commit) for commit in ("a", "b", None)] == [False, True, False]
+    assert [old.is_by_another("source", commit) for commit in ("a", "b", None)] == [
+        False,
+        True,
+        False,
+    ]
     assert not Kept(None, None, None).is_by_another("source", "b")
 
 
-def test_repetitions_of_another_program_are_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+def test_repetitions_of_another_program_are_said(
+    measured: Callable[..., tuple[SAID, list[int]]],
+) -> None:
     measured(NARROW)
     told = [f"1 cell is kept as measured by another program, {A_AND_B}"]
     assert measured(NARROW, "b", Choice(repeat=3)) == (told, [16, 16])
     assert measured(NARROW, "b", Choice(repeat=3)) == (told, [])
 
 
-def test_another_environment_is_refused_unless_asked_for(measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path) -> None:
+def test_another_environment_is_refused_unless_asked_for(
+    measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path
+) -> None:
     measured(CONFIG)
     other = LATER + "env: {OMP_NUM_THREADS: '1', A: b}\n"
-    with pytest.raises(RunMismatch, match=r"measured with env of no variables \(here A=b OMP_NUM_THREADS=1\).*--mixed"):
+    with pytest.raises(
+        RunMismatch,
+        match=r"measured with env of no variables \(here A=b OMP_NUM_THREADS=1\).*--mixed",
+    ):
         measured(other)
     said, lengths = measured(other, mixed=True)
     assert lengths == [256]
-    assert said[0].startswith("4 cells are kept as measured with env of no variables (here A=b OMP_NUM_THREADS=1)")
+    assert said[0].startswith(
+        "4 cells are kept as measured with env of no variables (here A=b OMP_NUM_THREADS=1)"
+    )
     facts = [row[0] for row in Run(tmp_path / "out").rows("attempts", ["facts"])]
     assert sum('"OMP_NUM_THREADS"' in text for text in facts) == 1  # each row says for itself
     assert measured(other, choice=Choice(retry=frozenset({Status.OK})))[1] == [16, 32, 64, 128, 256]
     assert measured(other) == ([], [])
 
 
-def test_what_was_measured_again_in_another_environment_is_of_that(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+def test_what_was_measured_again_in_another_environment_is_of_that(
+    measured: Callable[..., tuple[SAID, list[int]]],
+) -> None:
     measured(CONFIG)
     measured(CONFIG + ENV, choice=AGAIN)
     assert measured(LATER + ENV) == ([], [256])
@@ -139,7 +172,9 @@ def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
 ) -> None:
     """As where the allocator was told otherwise: it may fit now."""
     plain = outcome_of
-    monkeypatch.setattr(sys.modules[__name__], "outcome_of", lambda attempt: plain(attempt, Status.OOM))
+    monkeypatch.setattr(
+        sys.modules[__name__], "outcome_of", lambda attempt: plain(attempt, Status.OOM)
+    )
     measured(NARROW)
     monkeypatch.setattr(sys.modules[__name__], "outcome_of", plain)
     with pytest.raises(RunMismatch, match="--retry oom, or add --mixed"):
@@ -147,7 +182,9 @@ def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
     assert measured(CONFIG + ENV, choice=Choice(retry=frozenset({"oom"})))[1] == [16, 32, 64, 128]
 
 
-def test_where_a_compiler_keeps_its_cache_is_no_other_environment(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+def test_where_a_compiler_keeps_its_cache_is_no_other_environment(
+    measured: Callable[..., tuple[SAID, list[int]]],
+) -> None:
     measured(NARROW + "env: {TORCHINDUCTOR_CACHE_DIR: /before}\n")
     assert measured(CONFIG + "env: {TORCHINDUCTOR_CACHE_DIR: /moved}\n") == ([], [32, 64, 128])
 
@@ -159,12 +196,19 @@ def test_another_source_of_ones_own_model_is_said(
     source = tmp_path / "own_gpt.py"
     source.write_text("a = 1")
 
-    def of_this_source(attempt: Attempt, plain: Callable[[Attempt], Outcome] = outcome_of) -> Outcome:
-        return replace(plain(attempt), facts={"model_source": source_digest("own_gpt:GPT", [str(tmp_path)])})
+    def of_this_source(
+        attempt: Attempt, plain: Callable[[Attempt], Outcome] = outcome_of
+    ) -> Outcome:
+        return replace(
+            plain(attempt), facts={"model_source": source_digest("own_gpt:GPT", [str(tmp_path)])}
+        )
 
     monkeypatch.setattr(sys.modules[__name__], "outcome_of", of_this_source)
     measured(text)
     assert measured(text) == ([], [])
     source.write_text("a = 2")
     (said,) = measured(text)[0]
-    assert said == "4 cells are kept as measured with another source of own_gpt:GPT: `--retry ok` measures them again"
+    assert (
+        said
+        == "4 cells are kept as measured with another source of own_gpt:GPT: `--retry ok` measures them again"
+    )

@@ -39,11 +39,17 @@ EACH = [16, 32, 64, 128]
 
 @pytest.fixture
 def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
-    return lambda text=CONFIG, sets=(), wheres=(): resolve(write_config(text), sets, wheres, tmp_path / "out")
+    return lambda text=CONFIG, sets=(), wheres=(): resolve(
+        write_config(text), sets, wheres, tmp_path / "out"
+    )
 
 
-@pytest.mark.parametrize("again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str)
-def test_what_is_asked_for_again_goes_on_where_it_was_ended(again: dict[str, Any], request_of: Callable[..., Request]) -> None:
+@pytest.mark.parametrize(
+    "again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str
+)
+def test_what_is_asked_for_again_goes_on_where_it_was_ended(
+    again: dict[str, Any], request_of: Callable[..., Request]
+) -> None:
     """As a queue of a cluster gives the same command again, for as long as its exit code is 75."""
 
     go(request_of(), FakeScheduler(outcome_of))
@@ -71,7 +77,9 @@ def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = outcome_of)
     return FakeScheduler(stop)
 
 
-def test_what_goes_on_measures_each_cell_as_often_as_before(request_of: Callable[..., Request]) -> None:
+def test_what_goes_on_measures_each_cell_as_often_as_before(
+    request_of: Callable[..., Request],
+) -> None:
     narrow = {"wheres": ["context_length=16|32"]}
     go(request_of(**narrow), FakeScheduler(outcome_of), Choice(repeat=3))
     first = stopping_at(32)
@@ -86,7 +94,9 @@ def test_what_goes_on_measures_each_cell_as_often_as_before(request_of: Callable
 
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.LOST])
-def test_what_failed_before_the_command_was_ended_is_not_done(end: Status, request_of: Callable[..., Request]) -> None:
+def test_what_failed_before_the_command_was_ended_is_not_done(
+    end: Status, request_of: Callable[..., Request]
+) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     failing = stopping_at(32, lambda one: outcome_of(one, end))
     assert go(request_of(), failing, ALL_AGAIN).stopped == "SIGTERM"
@@ -108,13 +118,17 @@ def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., Requ
     assert lengths_of(last) == [64, 128]
 
 
-def test_repetitions_of_what_had_failed_before_are_still_owed(request_of: Callable[..., Request]) -> None:
+def test_repetitions_of_what_had_failed_before_are_still_owed(
+    request_of: Callable[..., Request],
+) -> None:
     narrow = {"wheres": ["context_length=16"]}
     for _ in range(request_of().config.limits.attempts):
         go(request_of(**narrow), FakeScheduler(lambda one: outcome_of(one, Status.FAILED)))
     go(request_of(**narrow), FakeScheduler(outcome_of), Choice(retry=frozenset({"failed"})))
     twice = replace(ALL_AGAIN, repeat=2)
-    first = FakeScheduler(lambda one: outcome_of(one) if len(first.begun) == 1 else stopping_at(16).measure(one))
+    first = FakeScheduler(
+        lambda one: outcome_of(one) if len(first.begun) == 1 else stopping_at(16).measure(one)
+    )
     assert go(request_of(**narrow), first, twice).stopped == "SIGTERM"
     last = FakeScheduler(outcome_of)
     go(request_of(**narrow), last, twice)
@@ -123,37 +137,58 @@ def test_repetitions_of_what_had_failed_before_are_still_owed(request_of: Callab
 
 @pytest.mark.parametrize(
     ("changed", "source", "lengths"),
-    [("", "a", [64, 128]), ("env: {A: b}\n", "a", EACH), ("instruments: [timing]\n", "a", EACH), ("", "b", EACH)],
+    [
+        ("", "a", [64, 128]),
+        ("env: {A: b}\n", "a", EACH),
+        ("instruments: [timing]\n", "a", EACH),
+        ("", "b", EACH),
+    ],
 )
 def test_a_command_that_would_measure_otherwise_is_another_one(
-    changed: str, source: str, lengths: list[int], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    changed: str,
+    source: str,
+    lengths: list[int],
+    request_of: Callable[..., Request],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("orchestrator.execution.measuring_process.program_source", lambda: "a")
     assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
     monkeypatch.setattr("orchestrator.execution.measuring_process.program_source", lambda: source)
-    monkeypatch.setattr("orchestrator.sweep.pipeline.git_commit", lambda: "another, which is the same where its source is")
+    monkeypatch.setattr(
+        "orchestrator.sweep.pipeline.git_commit",
+        lambda: "another, which is the same where its source is",
+    )
     scheduler = FakeScheduler(outcome_of)
     go(request_of(CONFIG + changed), scheduler, FRESH)
     assert lengths_of(scheduler) == lengths
 
 
 @pytest.mark.parametrize(
-    ("choice", "lengths"), [(FRESH, [64, 128]), (replace(FRESH, repeat=2), [*EACH, *EACH])], ids=["same", "other"]
+    ("choice", "lengths"),
+    [(FRESH, [64, 128]), (replace(FRESH, repeat=2), [*EACH, *EACH])],
+    ids=["same", "other"],
 )
 def test_a_command_is_what_it_asks_for_and_not_its_words(
-    choice: Choice, lengths: list[int], request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    choice: Choice,
+    lengths: list[int],
+    request_of: Callable[..., Request],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A queue may give it another time limit, and a notebook has the same words for all that it calls."""
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--fresh", "--time-limit", "9m"])
     go(request_of(), stopping_at(64), FRESH)
     if choice == FRESH:
-        monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--time-limit", "2h", "--fresh"])
+        monkeypatch.setattr(
+            sys, "argv", ["sweep", "run", "c.yaml", "--time-limit", "2h", "--fresh"]
+        )
     scheduler = FakeScheduler(outcome_of)
     go(request_of(), scheduler, choice)
     assert lengths_of(scheduler) == lengths
 
 
-def test_going_on_asks_no_clock(request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_going_on_asks_no_clock(
+    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that was set back by a day between the commands, and cells that began before all of them by what it says."""
     go(request_of(), FakeScheduler(outcome_of))
     assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
@@ -170,7 +205,9 @@ def test_going_on_asks_no_clock(request_of: Callable[..., Request], monkeypatch:
         assert lengths_of(scheduler) == lengths
 
 
-def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(request_of: Callable[..., Request]) -> None:
+def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(), FakeScheduler(outcome_of))
 
     def die(attempt: Attempt) -> Outcome:
@@ -185,7 +222,9 @@ def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(req
 
 
 def test_plan_and_status_know_of_it(
-    request_of: Callable[..., Request], write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., Request],
+    write_config: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config, out = str(write_config(CONFIG)), str(request_of().run)
     go(request_of(), FakeScheduler(outcome_of))
@@ -195,13 +234,17 @@ def test_plan_and_status_know_of_it(
     assert f"sweep run {config} --fresh --out {out} would run 2 of 4 cells" in status
     plan = CliRunner().invoke(main, ["plan", config, "--fresh", "--out", out])
     assert plan.exit_code == 0, plan.output
-    assert plan.output.startswith("this command was ended before: it goes on, with 2 cells of it done\n4 cells: 4 ok\n2 to run")
+    assert plan.output.startswith(
+        "this command was ended before: it goes on, with 2 cells of it done\n4 cells: 4 ok\n2 to run"
+    )
     go(request_of(), FakeScheduler(outcome_of), FRESH)
     status = list(describe_status(resolve_again(request_of().run)))
     assert status[-1] == f"sweep run {config} --out {out} would run 0 of 4 cells"
 
 
-def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(request_of: Callable[..., Request]) -> None:
+def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(
+    request_of: Callable[..., Request],
+) -> None:
     failing = stopping_at(32, lambda one: outcome_of(one, Status.FAILED))
     go(request_of(), failing, Choice(only=frozenset({"pending"})))
     last = FakeScheduler(outcome_of)
@@ -213,7 +256,10 @@ def test_two_commands_by_turns_both_come_to_their_end(request_of: Callable[..., 
     go(request_of(), FakeScheduler(outcome_of))
     halves = {"context_length=16|32": 32, "context_length=64|128": 128}
     begun = []
-    for schedulers in ({where: stopping_at(length) for where, length in halves.items()}, dict.fromkeys(halves)):
+    for schedulers in (
+        {where: stopping_at(length) for where, length in halves.items()},
+        dict.fromkeys(halves),
+    ):
         for where, scheduler in schedulers.items():
             scheduler = scheduler or FakeScheduler(outcome_of)
             go(request_of(wheres=[where]), scheduler, ALL_AGAIN)
@@ -242,14 +288,18 @@ def test_to_check_contention_is_another_command(request_of: Callable[..., Reques
         assert lengths_of(scheduler) == lengths
 
 
-def test_the_order_in_which_values_are_named_is_of_no_matter(request_of: Callable[..., Request]) -> None:
+def test_the_order_in_which_values_are_named_is_of_no_matter(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(wheres=["context_length=16|32|64"]), stopping_at(64), FRESH)
     scheduler = FakeScheduler(outcome_of)
     go(request_of(wheres=["context_length=64|32|16"]), scheduler, FRESH)
     assert lengths_of(scheduler) == [64]
 
 
-def test_to_leave_out_what_is_predicted_not_to_fit_is_another_command(request_of: Callable[..., Request]) -> None:
+def test_to_leave_out_what_is_predicted_not_to_fit_is_another_command(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
     scheduler = FakeScheduler(outcome_of)

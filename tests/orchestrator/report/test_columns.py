@@ -33,9 +33,15 @@ from tests.conftest import ROOT
 
 FINDING = "finding"  # which no instrument measures
 RAW = {table.name: table for table in RAW_TABLES}
-SOURCES = "".join(path.read_text() for path in (*ROOT.glob("tasks/**/*.py"), *ROOT.glob("orchestrator/**/*.py")))
+SOURCES = "".join(
+    path.read_text() for path in (*ROOT.glob("tasks/**/*.py"), *ROOT.glob("orchestrator/**/*.py"))
+)
 PUBLISHED = sorted(ROOT.glob("results/published/*/cells.parquet"))
-OF_TASKS: tuple[type[Params], ...] = (*(task.params for task in all_tasks().values()), SeveralGpusParams, ImportedParams)
+OF_TASKS: tuple[type[Params], ...] = (
+    *(task.params for task in all_tasks().values()),
+    SeveralGpusParams,
+    ImportedParams,
+)
 AXES = {name for params in OF_TASKS for name in axis_names(params)}
 RARE = {"at_least_bytes", "mfu"}  # of no run that is published, or of none that ran here
 
@@ -49,9 +55,15 @@ def test_what_binds_a_step_is_said_in_the_words_of_the_field() -> None:
     """Wherever somebody reads it: of every table, of the columns, and in the guide."""
     shown = [text for table in TABLES for text in (table.title, table.read, repr(table.layout))]
     assert not [
-        text for text in (*shown, *page().splitlines()) if re.search(r"wait\w* for (its|their|the) host|host decides", text)
+        text
+        for text in (*shown, *page().splitlines())
+        if re.search(r"wait\w* for (its|their|the) host|host decides", text)
     ]
-    assert [str(one) for one in Decides] == ["GPU-bound", "CPU-bound with a slower CPU", "CPU-bound"]
+    assert [str(one) for one in Decides] == [
+        "GPU-bound",
+        "CPU-bound with a slower CPU",
+        "CPU-bound",
+    ]
 
 
 def test_every_column_is_described(run_of_every_kind: Run) -> None:
@@ -68,8 +80,17 @@ def test_every_parameter_is_described_and_no_other() -> None:
 def test_each_word_that_a_parameter_may_be_is_said() -> None:
     meanings = {column.name: column.meaning for column in PARAMETERS}
     said = {name: set(re.findall(r"[\w.-]+(?<!\.)", meaning)) for name, meaning in meanings.items()}
-    fields = [(field.alias or name, field.annotation) for params in OF_TASKS for name, field in params.model_fields.items()]
-    assert not {(name, word) for name, annotation in fields for word in words(annotation) if word not in said[name]}
+    fields = [
+        (field.alias or name, field.annotation)
+        for params in OF_TASKS
+        for name, field in params.model_fields.items()
+    ]
+    assert not {
+        (name, word)
+        for name, annotation in fields
+        for word in words(annotation)
+        if word not in said[name]
+    }
 
 
 def words(annotation: Any) -> set[str]:
@@ -84,9 +105,20 @@ def test_what_is_described_is_there(run_of_every_kind: Run) -> None:
 
 
 def test_a_unit_in_the_name_is_the_unit() -> None:
-    for name, unit in {"_ms": "ms", "_bytes": "bytes", "_s": "s", "_j": "J", "_ns": "ns", "_tflops": "TFLOP/s"}.items():
+    for name, unit in {
+        "_ms": "ms",
+        "_bytes": "bytes",
+        "_s": "s",
+        "_j": "J",
+        "_ns": "ns",
+        "_tflops": "TFLOP/s",
+    }.items():
         described = [*COLUMNS, *(column for table in RAW_TABLES for column in table.columns)]
-        own = [column for column in described if column.name.endswith(name) and not column.name.endswith("per_s")]
+        own = [
+            column
+            for column in described
+            if column.name.endswith(name) and not column.name.endswith("per_s")
+        ]
         assert {column.unit for column in own} <= {unit}
 
 
@@ -106,7 +138,11 @@ def test_it_shows_how_to_join() -> None:
 
 def test_what_answers_a_question_is_a_column() -> None:
     named = {name for _, answer in QUESTIONS for name in re.findall("`(.*?)`", answer)}
-    assert not {name for name in named if not any(column.describes(name.replace("{phase}", "forward")) for column in COLUMNS)}
+    assert not {
+        name
+        for name in named
+        if not any(column.describes(name.replace("{phase}", "forward")) for column in COLUMNS)
+    }
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
@@ -124,7 +160,12 @@ def test_every_table_of_a_run_is_described() -> None:
     ("table", "column", "values"),
     [
         ("attempts", "status", set(Status)),
-        ("attempts", "stage", {*BEFORE_ITS_TASK, "build", *(stage.name for stage in stages_of(instrument_names()))} - {""}),
+        (
+            "attempts",
+            "stage",
+            {*BEFORE_ITS_TASK, "build", *(stage.name for stage in stages_of(instrument_names()))}
+            - {""},
+        ),
         ("samples", "instrument", {*instrument_names(), FINDING}),
         ("kernels", "kernel_class", set(CLASSES)),
         ("kernels", "attributed_by", set(of_traces.How)),
@@ -138,7 +179,9 @@ def test_the_values_are_those_of_the_program(table: str, column: str, values: se
 
 
 @pytest.mark.parametrize("table", ["samples", "predictions"])
-def test_every_number_that_is_published_is_described_in_its_unit(table: str, run_of_every_kind: Run) -> None:
+def test_every_number_that_is_published_is_described_in_its_unit(
+    table: str, run_of_every_kind: Run
+) -> None:
     rows = everything(table, run_of_every_kind)
     known = {
         (instrument, metric.name): metric
@@ -148,8 +191,14 @@ def test_every_number_that_is_published_is_described_in_its_unit(table: str, run
         for metric in one.values
     }
     unknown, used = set(), set()
-    for instrument, metric, unit in rows[["instrument", "metric", "unit"]].drop_duplicates().itertuples(index=False):
-        found = {key for key, one in known.items() if key[0] == instrument and one.describes(metric) and one.unit == unit}
+    for instrument, metric, unit in (
+        rows[["instrument", "metric", "unit"]].drop_duplicates().itertuples(index=False)
+    ):
+        found = {
+            key
+            for key, one in known.items()
+            if key[0] == instrument and one.describes(metric) and one.unit == unit
+        }
         used |= found
         unknown |= set() if found else {(instrument, metric, unit)}
     assert not unknown
@@ -167,17 +216,23 @@ def test_every_number_that_is_published_is_described_in_its_unit(table: str, run
         ("predictions", ["mode", "phase"]),
     ],
 )
-def test_every_value_that_is_published_is_described(table: str, columns: list[str], run_of_every_kind: Run) -> None:
+def test_every_value_that_is_published_is_described(
+    table: str, columns: list[str], run_of_every_kind: Run
+) -> None:
     rows = everything(table, run_of_every_kind)
     for column in columns:
         values = described(RAW[table], column)
         texts = {text for text in rows[column].unique() if text} if values else set()
-        assert not {text for text in texts if not any(value.describes(text) for value in values)}, column
+        assert not {text for text in texts if not any(value.describes(text) for value in values)}, (
+            column
+        )
 
 
 def test_every_mode_is_of_something_published(run_of_every_kind: Run) -> None:
     for table in ("samples", "predictions"):
-        assert {value.name for value in described(RAW[table], "mode")} == set(everything(table, run_of_every_kind)["mode"])
+        assert {value.name for value in described(RAW[table], "mode")} == set(
+            everything(table, run_of_every_kind)["mode"]
+        )
 
 
 def test_every_note_of_a_prediction_is_described(run_of_every_kind: Run) -> None:
@@ -187,13 +242,21 @@ def test_every_note_of_a_prediction_is_described(run_of_every_kind: Run) -> None
             of_metric = rows["metric"].map(Column(metric, "", "").describes)
             notes = set(rows[of_metric & (rows["value"].notna() | (metric == "verdict"))]["note"])
             assert notes, metric
-            assert not {note for note in notes if not any(value.describes(note) for value in one.values)}, metric
+            assert not {
+                note for note in notes if not any(value.describes(note) for value in one.values)
+            }, metric
 
 
 @pytest.mark.parametrize(("column", "in_cells"), [("facts", _FACTS), ("evidence", _EVIDENCE)])
-def test_what_is_known_of_an_attempt_is_described(column: str, in_cells: tuple[str, ...], run_of_every_kind: Run) -> None:
+def test_what_is_known_of_an_attempt_is_described(
+    column: str, in_cells: tuple[str, ...], run_of_every_kind: Run
+) -> None:
     known = {one.name for one in described(RAW["attempts"], column)} - {"{part}"}
-    found = {name for text in everything("attempts", run_of_every_kind)[column] for name in json.loads(text)}
+    found = {
+        name
+        for text in everything("attempts", run_of_every_kind)[column]
+        for name in json.loads(text)
+    }
     assert not found - known - set(in_cells)
     assert not {name for name in known - found if f'"{name}"' not in SOURCES}
 
@@ -201,7 +264,10 @@ def test_what_is_known_of_an_attempt_is_described(column: str, in_cells: tuple[s
 @cache
 def everything(table: str, run: Run) -> pd.DataFrame:
     """What is published of it, and what a run of every kind has. Predictions are of one instrument, which no row names."""
-    parts = [pd.read_parquet(path) for path in sorted((ROOT / "results" / "published").glob(f"*/*/{table}/*.parquet"))]
+    parts = [
+        pd.read_parquet(path)
+        for path in sorted((ROOT / "results" / "published").glob(f"*/*/{table}/*.parquet"))
+    ]
     rows = pd.concat([*parts, run.read(table)], ignore_index=True)
     return rows if "instrument" in rows else rows.assign(instrument="")
 

@@ -50,18 +50,41 @@ def outcome(
         Sample("timing", "duration", "ms", ms * share, mode, phase, step)
         for mode, series in (("synced", step_ms), ("pipelined", pipelined))
         for step, ms in enumerate(series)
-        for phase, share in (("forward", 0.25), ("backward", 0.5), ("optimizer", 0.25), ("step", 1.0))
+        for phase, share in (
+            ("forward", 0.25),
+            ("backward", 0.5),
+            ("optimizer", 0.25),
+            ("step", 1.0),
+        )
     ]
-    samples += [Sample("timing", "lead", "ms", lead_ms, "pipelined", "backward")] if lead_ms is not None else []
+    samples += (
+        [Sample("timing", "lead", "ms", lead_ms, "pipelined", "backward")]
+        if lead_ms is not None
+        else []
+    )
     for mode, share in (("first", 0.5), ("steady", 1.0)):
         if peak_gib:
             samples += [
-                Sample("memory", f"peak_{kind}_bytes", "bytes", peak_gib * GIB * share * part * more, mode, phase)
+                Sample(
+                    "memory",
+                    f"peak_{kind}_bytes",
+                    "bytes",
+                    peak_gib * GIB * share * part * more,
+                    mode,
+                    phase,
+                )
                 for kind, more in (("allocated", 1.0), ("reserved", 1.1))
                 for phase, part in (("forward", 0.9), ("backward", 1.0))
             ]
-    evidence = {} if status is Status.OK else {"message": f"it was {status}\nmore", "asked_bytes": 2 * GIB}
-    facts = {"gpu": "Test GPU", "torch": "2.13.0", "tokens": 1000, "flops": {"forward": 10**9, "backward": 2 * 10**9}}
+    evidence = (
+        {} if status is Status.OK else {"message": f"it was {status}\nmore", "asked_bytes": 2 * GIB}
+    )
+    facts = {
+        "gpu": "Test GPU",
+        "torch": "2.13.0",
+        "tokens": 1000,
+        "flops": {"forward": 10**9, "backward": 2 * 10**9},
+    }
     kept = tuple(samples) if status is Status.OK else ()
     return Outcome(attempt, status, "", "", evidence, facts, kept, 1.7e9, 2.5)
 
@@ -97,14 +120,23 @@ def test_the_numbers_are_those_of_the_samples(results_of: Callable[..., Results]
     assert row["achieved_tflops"] == pytest.approx(3e9 / (statistics.median(steps) / 1e3) / 1e12)
 
 
-def test_what_is_told_in_additions_is_of_synced_steps_that_count(results_of: Callable[..., Results]) -> None:
+def test_what_is_told_in_additions_is_of_synced_steps_that_count(
+    results_of: Callable[..., Results],
+) -> None:
     counts, well = [2000.0, 1980.0, 2040.0, 2010.0, 1990.0, 2500.0], outcome([10.0] * 6)
-    told = [Sample("timing", "additions", "", count, "synced", "step", step) for step, count in enumerate(counts)]
+    told = [
+        Sample("timing", "additions", "", count, "synced", "step", step)
+        for step, count in enumerate(counts)
+    ]
     forward = Sample("timing", "additions", "", 500.0, "synced", "forward", 0)
     warm_up = Sample("timing", "additions", "", 9000.0, "warmup", "step", 0)
     results = results_of(with_samples(well, *told, forward, warm_up))
     row = results.cells.iloc[0]
-    assert [row[f"step_additions_{name}"] for name in ("median", "ci_low", "ci_high")] == [2005.0, 1980.0, 2500.0]
+    assert [row[f"step_additions_{name}"] for name in ("median", "ci_low", "ci_high")] == [
+        2005.0,
+        1980.0,
+        2500.0,
+    ]
     assert row["forward_additions_median"] == 500.0
     waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
     assert table(waiting, "host")["in additions"].item() == "2005 [1980, 2500]"
@@ -122,11 +154,17 @@ def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Re
         replace(outcome(seed=2), samples=(*outcome([10.0] * 6).samples, UNSEEN)),
     )
     alone, few, never = (row for _, row in results.cells.sort_values("seed").iterrows())
-    assert [alone[f"step_kernel_time_ms_{name}"] for name in ("median", "ci_low", "ci_high")] == [4.15, 3.9, 4.4]
+    assert [alone[f"step_kernel_time_ms_{name}"] for name in ("median", "ci_low", "ci_high")] == [
+        4.15,
+        3.9,
+        4.4,
+    ]
     assert alone["busy_timed"] == pytest.approx(0.415)
     assert few["step_kernel_time_ms_coverage"] == 0.5
     assert pd.isna(never["step_kernel_time_ms_median"])
-    assert [column for column in results.cells if column.endswith("kernel_time_ms_coverage")] == ["step_kernel_time_ms_coverage"]
+    assert [column for column in results.cells if column.endswith("kernel_time_ms_coverage")] == [
+        "step_kernel_time_ms_coverage"
+    ]
     told = table(results, "kernel-time")
     assert told["its kernels"].tolist() == ["4.150 [3.900, 4.400]", "905.0 [900.0, 910.0] (50%)"]
     assert told["busy"].tolist() == ["41.5%", "9050.0%"]
@@ -137,12 +175,17 @@ def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[...,
     nobody knows how many steps."""
     ms = {"forward": 3.0, "backward": 5.0, "outside": 7.0}
     timed, busy = outcome([10.0] * 6), Sample("kernels", "busy", "ratio", 0.9)
-    trace = [Sample("kernels", "kernel_time", "ms", value, phase=phase) for phase, value in ms.items()]
+    trace = [
+        Sample("kernels", "kernel_time", "ms", value, phase=phase) for phase, value in ms.items()
+    ]
     profiled = [*trace, Sample("kernels", "profiled_step", "ms", 12.0)]
     on_gpu = with_samples(timed, *profiled, busy)
     row = results_of(on_gpu).cells.iloc[0]
     assert (row["step_kernel_time_ms_median"], row["busy_timed"]) == (8.0, 0.8)
-    assert (row["forward_kernel_time_ms_median"], row["backward_kernel_time_ms_median"]) == (3.0, 5.0)
+    assert (row["forward_kernel_time_ms_median"], row["backward_kernel_time_ms_median"]) == (
+        3.0,
+        5.0,
+    )
     assert table(results_of(on_gpu), "kernel-time")["its kernels"].item() == "8.000"
     both = results_of(with_samples(on_gpu, *watched([4.0] * 6)))
     assert table(both, "kernel-time")["its kernels"].item() == "4.000 [4.000, 4.000]"
@@ -151,7 +194,9 @@ def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[...,
         assert found.loc[found["seed"] == seed, "step_kernel_time_ms_median"].isna().item()
 
 
-def test_that_a_cell_was_measured_more_than_once_is_said(results_of: Callable[..., Results]) -> None:
+def test_that_a_cell_was_measured_more_than_once_is_said(
+    results_of: Callable[..., Results],
+) -> None:
     """Not of one that was tried again because it had failed."""
     once = results_of(outcome(status=Status.CRASHED), outcome(number=2))
     assert (once.cells["attempts"].item(), once.cells["repetitions"].item()) == (2, 1)
@@ -162,20 +207,34 @@ def test_that_a_cell_was_measured_more_than_once_is_said(results_of: Callable[..
 
 
 def test_an_interval_is_wide_or_not_where_there_is_one(results_of: Callable[..., Results]) -> None:
-    results = results_of(outcome([10.0, 10.4]), outcome([10.0, 10.6], seed=1), outcome([10.0], seed=2), outcome([], seed=3))
+    results = results_of(
+        outcome([10.0, 10.4]),
+        outcome([10.0, 10.6], seed=1),
+        outcome([10.0], seed=2),
+        outcome([], seed=3),
+    )
     assert results.cells.set_index("seed")["wide"].dropna().to_dict() == {0: False, 1: True}
 
 
 def test_a_table_has_no_row_of_what_it_says_nothing_of(results_of: Callable[..., Results]) -> None:
     """A cell whose memory alone was measured is none among times; one that failed is, whatever it was for."""
     results = results_of(
-        outcome(), outcome([], peak_gib=1.0, context_length=64, memory_limit_gib=2.0), outcome(status=Status.OOM, seed=1)
+        outcome(),
+        outcome([], peak_gib=1.0, context_length=64, memory_limit_gib=2.0),
+        outcome(status=Status.OOM, seed=1),
     )
     told = table(results, "timings")
     assert sorted(told["total"]) == ["11.00 ± 1.000", "OOM"]
     assert "memory_limit_gib" not in told
     assert sorted(table(results, "memory")["context_length"]) == ["512", "64"]
-    assert set(table(results, "phases")["phase"]) == {"forward", "backward", "optimizer", "total", "total, waited for", "–"}
+    assert set(table(results, "phases")["phase"]) == {
+        "forward",
+        "backward",
+        "optimizer",
+        "total",
+        "total, waited for",
+        "–",
+    }
 
 
 def test_the_seconds_of_an_attempt_are_told_apart(results_of: Callable[..., Results]) -> None:
@@ -200,8 +259,14 @@ def test_the_seconds_of_an_attempt_are_told_apart(results_of: Callable[..., Resu
     assert cells.loc[1, columns].isna().all()
 
 
-def test_the_whole_step_is_pipelined_where_there_is_such(results_of: Callable[..., Results]) -> None:
-    cells = results_of(outcome([10.0], pipelined=[8.0]), outcome([20.0], seed=1)).cells.set_index("seed").sort_index()
+def test_the_whole_step_is_pipelined_where_there_is_such(
+    results_of: Callable[..., Results],
+) -> None:
+    cells = (
+        results_of(outcome([10.0], pipelined=[8.0]), outcome([20.0], seed=1))
+        .cells.set_index("seed")
+        .sort_index()
+    )
     assert list(cells["step_ms_median"]) == [8.0, 20.0]
     assert list(cells["step_synced_ms_median"]) == [10.0, 20.0]
 
@@ -219,7 +284,11 @@ def test_the_attempt_that_counts(results_of: Callable[..., Results]) -> None:
         outcome(status=Status.OOM, seed=2), outcome(status=Status.LOST, number=2, seed=2),
     ).cells.set_index("seed").sort_index()  # fmt: skip
     assert list(results["status"]) == ["ok", "lost", "oom"]
-    assert (results.loc[0, "attempt"], results.loc[0, "attempts"], results.loc[0, "step_ms_median"]) == (2, 3, 12.0)
+    assert (
+        results.loc[0, "attempt"],
+        results.loc[0, "attempts"],
+        results.loc[0, "step_ms_median"],
+    ) == (2, 3, 12.0)
 
 
 def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
@@ -237,7 +306,13 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"), [("it ran out\nof this", "it ran out"), ("x" * 160, "x" * 160), ("x" * 161, "x" * 159 + "…"), (None, "–")]
+    ("said", "shown"),
+    [
+        ("it ran out\nof this", "it ran out"),
+        ("x" * 160, "x" * 160),
+        ("x" * 161, "x" * 159 + "…"),
+        (None, "–"),
+    ],
 )
 def test_a_reason_that_is_cut_says_so(said: str | None, shown: str) -> None:
     assert why_it_ended({"message": said}) == shown
@@ -262,15 +337,27 @@ def test_a_column_of_ooms_is_a_finding_and_stays(results_of: Callable[..., Resul
     assert list(rows["blocks ms"]) == ["11.00", "11.00"]
 
 
-def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launches(results_of: Callable[..., Results]) -> None:
+def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launches(
+    results_of: Callable[..., Results],
+) -> None:
     own = {"size": None, "model": "mine:Model", "lead_ms": 9.0}
     results = results_of(
-        outcome(pipelined=[10.0], lead_ms=0.1, precision="bf16", context_length=64),  # what the host takes for two layers
+        outcome(
+            pipelined=[10.0], lead_ms=0.1, precision="bf16", context_length=64
+        ),  # what the host takes for two layers
         outcome(pipelined=[11.0], lead_ms=0.1, precision="bf16", context_length=128),
         outcome(pipelined=[29.0], lead_ms=9.0, context_length=64),
         outcome(pipelined=[30.0], lead_ms=9.0, context_length=128),
         outcome(pipelined=[60.0], lead_ms=9.0, size="mini"),  # of four layers
-        outcome(pipelined=[59.0], lead_ms=9.0, size=None, d_model=64, d_ff=256, num_layers=4, num_heads=2),
+        outcome(
+            pipelined=[59.0],
+            lead_ms=9.0,
+            size=None,
+            d_model=64,
+            d_ff=256,
+            num_layers=4,
+            num_heads=2,
+        ),
         outcome(pipelined=[15.0], **own),  # of these nothing waits for the host
         outcome(pipelined=[15.0], lead_ms=9.0, **{"pass": "forward"}),
         outcome(pipelined=[15.0], lead_ms=9.0, compile="blocks"),
@@ -285,8 +372,9 @@ def test_what_a_slower_host_would_decide_is_told_by_a_step_with_the_same_launche
     column = page.header.index("pipelined")
     marks = {row[column].split()[0]: row[column][-1] for row in page.rows}
     assert (marks["10.00"], marks["29.00"], marks["30.00"], marks["15.00"]) == ("†", "‡", ")", ")")
-    assert "2 of 11 cells are CPU-bound (†) · 2 of 11 cells would be CPU-bound with a CPU a third as fast (‡)" in provenance(
-        results
+    assert (
+        "2 of 11 cells are CPU-bound (†) · 2 of 11 cells would be CPU-bound with a CPU a third as fast (‡)"
+        in provenance(results)
     )
     header, *read = to_csv(page).splitlines()
     assert header.endswith(",CPU-bound (†),CPU-bound with a slower CPU (‡)")
@@ -300,13 +388,28 @@ def leading(leads: Mapping[str, float]) -> list[Sample]:
 
 @pytest.mark.parametrize(
     ("forward", "backward", "optimizer", "waits"),
-    [(0.1, 0.1, 20.0, 0.75), (9.0, 9.0, 0.1, 0.25), (2.6, 0.1, 2.6, 0.5), (9.0, 9.0, 9.0, 0.0), (0.1, 0.1, 0.1, 1.0)],
+    [
+        (0.1, 0.1, 20.0, 0.75),
+        (9.0, 9.0, 0.1, 0.25),
+        (2.6, 0.1, 2.6, 0.5),
+        (9.0, 9.0, 9.0, 0.0),
+        (0.1, 0.1, 0.1, 1.0),
+    ],
 )
 def test_a_step_waits_for_its_host_in_its_phases(
-    results_of: Callable[..., Results], forward: float, backward: float, optimizer: float, waits: float
+    results_of: Callable[..., Results],
+    forward: float,
+    backward: float,
+    optimizer: float,
+    waits: float,
 ) -> None:
     """However far the host is ahead at the end of another one. The phases take 25, 50 and 25 ms, the step 100."""
-    leads = {"forward": forward, "backward": backward, "optimizer": optimizer, "step": max(forward, backward, optimizer)}
+    leads = {
+        "forward": forward,
+        "backward": backward,
+        "optimizer": optimizer,
+        "step": max(forward, backward, optimizer),
+    }
     cell = results_of(with_samples(outcome(pipelined=[100.0]), *leading(leads))).cells.iloc[0]
     assert (cell["waiting_share"], cell["waits_for_host"]) == (waits, waits > 0.1)
     assert (cell["forward_lead_ms"], cell["host_lead_ms"]) == (forward, leads["step"])
@@ -321,11 +424,16 @@ def test_of_a_long_phase_it_is_enough_to_be_ahead_by_some_ms(
     assert (cell["backward_pipelined_ms_median"], cell["waits_for_host"]) == (200.0, waits)
 
 
-def test_what_the_host_takes_is_told_by_what_waits_throughout(results_of: Callable[..., Results]) -> None:
+def test_what_the_host_takes_is_told_by_what_waits_throughout(
+    results_of: Callable[..., Results],
+) -> None:
     """Where there is such, of any size: a step that waits in part takes longer than its host."""
 
     def waiting(step_ms: float, *phases: str, **params: Any) -> Outcome:
-        leads = {phase: 0.1 if phase in phases else 90.0 for phase in ("forward", "backward", "optimizer")}
+        leads = {
+            phase: 0.1 if phase in phases else 90.0
+            for phase in ("forward", "backward", "optimizer")
+        }
         return with_samples(outcome(pipelined=[step_ms], **params), *leading(leads))
 
     everywhere = ("forward", "backward", "optimizer")
@@ -337,15 +445,31 @@ def test_what_the_host_takes_is_told_by_what_waits_throughout(results_of: Callab
         waiting(99.0, compile="blocks", context_length=128),
     )
     cells = results.cells.set_index("step_ms_median")
-    assert cells["host_step_ms"].to_dict() == {10.0: 10.0, 50.0: 20.0, 70.0: 20.0, 90.0: 90.0, 99.0: 90.0}
-    assert cells["may_wait_for_host"].to_dict() == {10.0: False, 50.0: False, 70.0: False, 90.0: False, 99.0: True}
+    assert cells["host_step_ms"].to_dict() == {
+        10.0: 10.0,
+        50.0: 20.0,
+        70.0: 20.0,
+        90.0: 90.0,
+        99.0: 90.0,
+    }
+    assert cells["may_wait_for_host"].to_dict() == {
+        10.0: False,
+        50.0: False,
+        70.0: False,
+        90.0: False,
+        99.0: True,
+    }
 
 
 def test_on_a_cpu_nobody_waits_for_a_host(results_of: Callable[..., Results]) -> None:
-    assert {"waiting_share", "waits_for_host", "host_step_ms"}.isdisjoint(results_of(outcome([10.0])).cells)
+    assert {"waiting_share", "waits_for_host", "host_step_ms"}.isdisjoint(
+        results_of(outcome([10.0])).cells
+    )
 
 
-def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(results_of: Callable[..., Results]) -> None:
+def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(
+    results_of: Callable[..., Results],
+) -> None:
     samples = [
         Sample("timing", metric, "ms", ms, "pipelined", phase)
         for metric, phase, ms in (
@@ -381,13 +505,17 @@ def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results
     assert list(rows.loc["1", ["tf32 speed-up", "bf16 ms", "bf16 speed-up"]]) == ["–", "OOM", "OOM"]
 
 
-def test_what_the_kernels_gain_stands_beside_what_the_step_gains(results_of: Callable[..., Results]) -> None:
+def test_what_the_kernels_gain_stands_beside_what_the_step_gains(
+    results_of: Callable[..., Results],
+) -> None:
     fp32 = with_samples(outcome([100.0]), *watched([30.0] * 6))
     results = results_of(
         fp32,
         with_samples(outcome([110.0], precision="bf16"), *watched([10.0] * 6)),
         outcome([50.0], precision="tf32"),
-        with_samples(outcome([90.0], compile="blocks"), *watched([29.0, 29.0, 29.0, 31.0, 31.0, 31.0])),
+        with_samples(
+            outcome([90.0], compile="blocks"), *watched([29.0, 29.0, 29.0, 31.0, 31.0, 31.0])
+        ),
     )
     waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
     row = table(waiting, "precision").iloc[0]
@@ -396,29 +524,46 @@ def test_what_the_kernels_gain_stands_beside_what_the_step_gains(results_of: Cal
     assert table(waiting, "compile").iloc[0]["blocks speed-up of kernels"] == "1.00×~"
 
 
-def test_without_kernel_times_no_cell_that_failed_makes_a_column_of_them(results_of: Callable[..., Results]) -> None:
+def test_without_kernel_times_no_cell_that_failed_makes_a_column_of_them(
+    results_of: Callable[..., Results],
+) -> None:
     results = results_of(outcome([100.0]), outcome(status=Status.OOM, precision="bf16"))
     assert [name for name in table(results, "precision") if "kernels" in name] == []
 
 
-def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(results_of: Callable[..., Results]) -> None:
+def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(
+    results_of: Callable[..., Results],
+) -> None:
     measured = results_of(
         outcome([40.0], precision="bf16"), outcome([100.0], precision="fp32"), outcome([50.0], precision="tf32"),
         outcome([1070.0], precision="fp32", seed=1), outcome(status=Status.OOM, precision="bf16", seed=1),
         outcome([107.0], precision="tf32", seed=1),
     )  # fmt: skip
-    waits = (measured.cells["step_ms_median"].isin([50.0, 1070.0])).astype("boolean").where(measured.cells["status"] == "ok")
+    waits = (
+        (measured.cells["step_ms_median"].isin([50.0, 1070.0]))
+        .astype("boolean")
+        .where(measured.cells["status"] == "ok")
+    )
     results = replace(measured, cells=measured.cells.assign(waits_for_host=waits))
-    rows = table(results, "precision").set_index("seed")[["fp32 ms", "tf32 ms", "tf32 speed-up", "bf16 ms", "bf16 speed-up"]]
+    rows = table(results, "precision").set_index("seed")[
+        ["fp32 ms", "tf32 ms", "tf32 speed-up", "bf16 ms", "bf16 speed-up"]
+    ]
     assert list(rows.loc["0"]) == ["100.0", "50.00†", "2.00×†", "40.00", "2.50×"]
     assert list(rows.loc["1"]) == ["1070.0†", "107.0", "10.00×†", "OOM", "OOM"]
     timings = table(results, "timings").set_index("precision").loc["tf32"].iloc[0]
-    assert (timings["forward"], timings["total"], timings["backward / forward"]) == ("12.50 ± –†", "50.00 ± –†", "2.00")
+    assert (timings["forward"], timings["total"], timings["backward / forward"]) == (
+        "12.50 ± –†",
+        "50.00 ± –†",
+        "2.00",
+    )
     (page,) = lay_out(results, ["precision"])
     assert "2 of 6 cells are CPU-bound (†)" in page.provenance
     header, *read = to_csv(page).splitlines()
     assert header.endswith(",CPU-bound (†)")
-    assert [line.rpartition(",")[2] for line in read] == ["tf32 ms; tf32 speed-up", "fp32 ms; tf32 speed-up"]
+    assert [line.rpartition(",")[2] for line in read] == [
+        "tf32 ms; tf32 speed-up",
+        "fp32 ms; tf32 speed-up",
+    ]
     assert "1070.0," in read[1]
     assert not any("†" in line for line in read)
 
@@ -431,36 +576,60 @@ def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -
     titles = ("tf32 speed-up", "bf16 speed-up")
     assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
     assert "~: within noise" in page.table.read
-    assert any("tf32 is not told apart from fp32" in one for answer in answers(results) for one in answer.sentences)
+    assert any(
+        "tf32 is not told apart from fp32" in one
+        for answer in answers(results)
+        for one in answer.sentences
+    )
     bound = replace(results, cells=results.cells.assign(waits_for_host=True))
     (page,) = lay_out(bound, ["precision"])
     assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~†", "1.96×†"]
     (read,) = pd.read_csv(StringIO(to_csv(page))).to_dict("records")
     assert (read["tf32 speed-up"], read["within noise (~)"]) == ("1.05×", "tf32 speed-up")
     assert read["CPU-bound (†)"].endswith("bf16 ms; bf16 speed-up")
-    ladder = results_of(*(outcome(ms, compile=way) for way, ms in (("eager", steps["fp32"]), ("blocks", steps["tf32"]))))
+    ladder = results_of(
+        *(
+            outcome(ms, compile=way)
+            for way, ms in (("eager", steps["fp32"]), ("blocks", steps["tf32"]))
+        )
+    )
     assert set(table(ladder, "jit")["speed-up"]) >= {"1.00×"}  # eager, by itself
 
 
-def outcome_of(task: str, facts: dict[str, Any], samples: Iterable[Sample], **params: Any) -> Outcome:
+def outcome_of(
+    task: str, facts: dict[str, Any], samples: Iterable[Sample], **params: Any
+) -> Outcome:
     attempt = Attempt(make_cell(task, {"device": "cpu", **params}), 1, "/nowhere", Settings())
-    return Outcome(attempt, Status.OK, "", "", {}, {"gpu": "NVIDIA H200", **facts}, tuple(samples), 1.7e9, 2.5)
+    return Outcome(
+        attempt, Status.OK, "", "", {}, {"gpu": "NVIDIA H200", **facts}, tuple(samples), 1.7e9, 2.5
+    )
 
 
 def steps(ms: float, mode: str = "synced") -> list[Sample]:
     return [Sample("timing", "duration", "ms", ms, mode, phase, 0) for phase in ("forward", "step")]
 
 
-def test_utilisation_is_of_the_peak_of_that_precision_and_of_the_runs_ceiling(results_of: Callable[..., Results]) -> None:
+def test_utilisation_is_of_the_peak_of_that_precision_and_of_the_runs_ceiling(
+    results_of: Callable[..., Results],
+) -> None:
     flops = {"flops": {"forward": 10**12}}
     results = (
         results_of(
-            *(outcome_of("matmul", flops, steps(ms), precision=p) for p, ms in (("fp32", 20.0), ("bf16", 2.0))),
+            *(
+                outcome_of("matmul", flops, steps(ms), precision=p)
+                for p, ms in (("fp32", 20.0), ("bf16", 2.0))
+            ),
             *(
                 outcome_of("train_step", flops, steps(40.0), size="tiny", precision=p)
                 for p in ("fp32", "tf32", "bf16", "bf16_pure")
             ),
-            outcome_of("train_step", {**flops, "gpu": "A GPU of next year"}, steps(40.0), size="tiny", seed=1),
+            outcome_of(
+                "train_step",
+                {**flops, "gpu": "A GPU of next year"},
+                steps(40.0),
+                size="tiny",
+                seed=1,
+            ),
         )
         .cells.set_index(["task", "seed", "precision"])
         .sort_index()
@@ -468,10 +637,17 @@ def test_utilisation_is_of_the_peak_of_that_precision_and_of_the_runs_ceiling(re
     reached = 1e12 / 40e-3 / 1e12  # TFLOP/s
     row = results.loc["train_step", 0]
     assert row["mfu"].to_dict() == pytest.approx(
-        {"fp32": reached / 67.0, "tf32": reached / 494.5, "bf16": reached / 989.0, "bf16_pure": reached / 989.0}
+        {
+            "fp32": reached / 67.0,
+            "tf32": reached / 494.5,
+            "bf16": reached / 989.0,
+            "bf16_pure": reached / 989.0,
+        }
     )
     assert row.loc["fp32", "of_ceiling"] == pytest.approx(0.5)
-    assert row.loc["bf16", "of_ceiling"] == row.loc["bf16_pure", "of_ceiling"] == pytest.approx(0.05)
+    assert (
+        row.loc["bf16", "of_ceiling"] == row.loc["bf16_pure", "of_ceiling"] == pytest.approx(0.05)
+    )
     assert pd.isna(row.loc["tf32", "of_ceiling"])
     unknown = results.loc["train_step", 1].iloc[0]
     assert pd.isna(unknown["mfu"])
@@ -493,9 +669,15 @@ def test_a_ceiling_is_of_the_same_run_where_several_are_read_together(tmp_path: 
     assert pd.isna(cells.loc["train_step", "of_ceiling"])
 
 
-def test_compilation_breaks_even_after_its_cost_over_its_gain(results_of: Callable[..., Results]) -> None:
+def test_compilation_breaks_even_after_its_cost_over_its_gain(
+    results_of: Callable[..., Results],
+) -> None:
     facts = {"compile_graphs": 1, "compile_graph_breaks": 0, "compile_cache_seen": "cold"}
-    graphs = [Sample("timing", "duration", "ms", 1000.0, "compile", phase, n) for n in (1, 2) for phase in ("forward", "step")]
+    graphs = [
+        Sample("timing", "duration", "ms", 1000.0, "compile", phase, n)
+        for n in (1, 2)
+        for phase in ("forward", "step")
+    ]
     results = results_of(
         outcome_of("train_step", {}, steps(100.0), size="tiny"),
         outcome_of("train_step", facts, [*steps(60.0), *steps(8060.0, "compile")], size="tiny", compile="blocks"),
@@ -506,45 +688,68 @@ def test_compilation_breaks_even_after_its_cost_over_its_gain(results_of: Callab
         outcome_of("train_step", facts, [*steps(101.0), *steps(9000.0, "compile")], size="tiny", compile="model"),
     )  # fmt: skip
     rows = table(results, "compile").set_index("compile_mode")
-    assert list(rows.loc["default", ["eager ms", "blocks breaks even after", "model breaks even after"]]) == [
+    assert list(
+        rows.loc["default", ["eager ms", "blocks breaks even after", "model breaks even after"]]
+    ) == [
         "100.0",
         "200",
         "never",
     ]
-    assert rows.loc["reduce-overhead", "blocks breaks even after"] == "198"  # (8050 + 2 × 1000 - 3 × 50) / 50
+    assert (
+        rows.loc["reduce-overhead", "blocks breaks even after"] == "198"
+    )  # (8050 + 2 × 1000 - 3 × 50) / 50
     assert list(table(results, "compilation")["until ready s"]) == ["8.1", "10.1", "9.0"]
 
 
-def test_a_warm_cache_says_nothing_of_when_compiling_pays(results_of: Callable[..., Results]) -> None:
+def test_a_warm_cache_says_nothing_of_when_compiling_pays(
+    results_of: Callable[..., Results],
+) -> None:
     facts = {"compile_graphs": 1, "compile_cache_seen": "warm"}
     results = results_of(
         outcome_of("train_step", {}, steps(100.0), size="tiny"),
-        outcome_of("train_step", facts, [*steps(60.0), *steps(800.0, "compile")], size="tiny", compile="blocks"),
+        outcome_of(
+            "train_step",
+            facts,
+            [*steps(60.0), *steps(800.0, "compile")],
+            size="tiny",
+            compile="blocks",
+        ),
     )
     rows = table(results, "compile")
     assert list(rows["blocks cache"]) == ["warm"]
     assert "blocks breaks even after" not in rows
 
 
-def test_what_compiling_gains_is_said_of_eager_cells_or_not_at_all(results_of: Callable[..., Results]) -> None:
+def test_what_compiling_gains_is_said_of_eager_cells_or_not_at_all(
+    results_of: Callable[..., Results],
+) -> None:
     results = results_of(
-        outcome([10.0], compile="blocks"), outcome([8.0], compile="model"), outcome([9.0], compile="model", seed=1)
+        outcome([10.0], compile="blocks"),
+        outcome([8.0], compile="model"),
+        outcome([9.0], compile="model", seed=1),
     )
     assert lay_out(results, ["compile"]) == []
     assert "compile-speed-up" not in {plot.name for plot in PLOTS if plot.layout.draw(results)}
 
 
-def test_of_a_cell_that_is_measured_otherwise_today_the_latest_version_counts(results_of: Callable[..., Results]) -> None:
+def test_of_a_cell_that_is_measured_otherwise_today_the_latest_version_counts(
+    results_of: Callable[..., Results],
+) -> None:
     """As in a folder that an older program began, of which only a part was measured again."""
     cells = [outcome([ms], context_length=length) for ms, length in ((10.0, 16), (20.0, 32))]
     before = [replace(one.attempt.cell, version=one.attempt.cell.version - 1) for one in cells]
-    old = [replace(one, attempt=replace(one.attempt, cell=cell)) for one, cell in zip(cells, before, strict=True)]
+    old = [
+        replace(one, attempt=replace(one.attempt, cell=cell))
+        for one, cell in zip(cells, before, strict=True)
+    ]
     results = results_of(*old, cells[0])
     assert sorted(results.cells["cell"]) == sorted([cells[0].attempt.cell.id, before[1].id])
     assert lay_out(results)
 
 
-def test_rows_from_before_an_axis_have_its_default(results_of: Callable[..., Results], tmp_path: Path) -> None:
+def test_rows_from_before_an_axis_have_its_default(
+    results_of: Callable[..., Results], tmp_path: Path
+) -> None:
     """They stand beside new ones, and where no run says what the default is they can still be shown."""
     old, new = outcome([20.0], precision="fp32"), outcome([10.0], precision="bf16")
     results_of(old, outcome([15.0], compile="blocks"), new)
@@ -553,10 +758,14 @@ def test_rows_from_before_an_axis_have_its_default(results_of: Callable[..., Res
     before = {"attention", "compile_mode", "compile_cache"}
 
     def without(params: str) -> str:
-        return json.dumps({name: value for name, value in json.loads(params).items() if name not in before})
+        return json.dumps(
+            {name: value for name, value in json.loads(params).items() if name not in before}
+        )
 
     class OldRun(Run):
-        def read(self, table: str, columns: list[str] | None = None, categories: bool = False) -> pd.DataFrame:
+        def read(
+            self, table: str, columns: list[str] | None = None, categories: bool = False
+        ) -> pd.DataFrame:
             frame = super().read(table, columns, categories)
             if table == "attempts":
                 fp32 = frame["params"].map(lambda params: json.loads(params)["precision"] == "fp32")
@@ -565,7 +774,12 @@ def test_rows_from_before_an_axis_have_its_default(results_of: Callable[..., Res
 
     assert len(parts) == 3
     with run.opened_for_writing() as writer:
-        writer.write_manifest({"name": "test", "defaults": {"train_step": default_values(all_tasks()["train_step"].params)}})
+        writer.write_manifest(
+            {
+                "name": "test",
+                "defaults": {"train_step": default_values(all_tasks()["train_step"].params)},
+            }
+        )
     rows = table(load_results(OldRun(run.folder)), "precision")
     assert list(rows["bf16 speed-up"]) == ["2.00×"]
     with run.opened_for_writing() as writer:
@@ -580,12 +794,17 @@ def test_the_wide_table_of_attention(results_of: Callable[..., Results]) -> None
           for c, p, ms in ways for n in (256, 512))
     )  # fmt: skip
     rows = table(results, "attention-compile").set_index("context_length")
-    assert list(rows.loc["512", ["eager fp32 forward", "model fp32 forward", "model tf32 forward"]]) == [
+    assert list(
+        rows.loc["512", ["eager fp32 forward", "model fp32 forward", "model tf32 forward"]]
+    ) == [
         "20.00",
         "10.00",
         "8.000",
     ]
-    assert list(rows.loc["256", ["model fp32 speed-up", "model tf32 speed-up"]]) == ["2.00×", "2.50×"]
+    assert list(rows.loc["256", ["model fp32 speed-up", "model tf32 speed-up"]]) == [
+        "2.00×",
+        "2.50×",
+    ]
     growth = table(results, "attention-scaling")
     assert list(growth["exponent of forward ms"]) == ["–", "1.00"] * 3
 
@@ -594,11 +813,23 @@ def test_the_ladder_holds_each_rung_against_the_first(results_of: Callable[..., 
     def rung(name: str, ms: float, squares: int, seen: str | None, **params: Any) -> Outcome:
         saved = Sample("memory", "saved_squares", "tensors", squares, "steady")
         held = Sample("memory", "held_allocated_bytes", "bytes", squares * GIB, "steady", "forward")
-        return outcome_of("attention", {"attention_seen": seen}, [*steps(ms), saved, held], attention=name, **params)
+        return outcome_of(
+            "attention",
+            {"attention_seen": seen},
+            [*steps(ms), saved, held],
+            attention=name,
+            **params,
+        )
 
-    results = results_of(rung("flash", 2.0, 0, "flash"), rung("naive", 20.0, 2, None), rung("torch_softmax", 10.0, 1, "unfused"))
+    results = results_of(
+        rung("flash", 2.0, 0, "flash"),
+        rung("naive", 20.0, 2, None),
+        rung("torch_softmax", 10.0, 1, "unfused"),
+    )
     rows = table(results, "attention-ladder")
-    without_naive = results_of(rung("flash", 2.0, 0, "flash", d_head=128), rung("math", 20.0, 1, "none known", d_head=128))
+    without_naive = results_of(
+        rung("flash", 2.0, 0, "flash", d_head=128), rung("math", 20.0, 1, "none known", d_head=128)
+    )
     alone = table(without_naive, "attention-ladder").set_index("d_head")
     assert list(alone.loc["128", "speed-up"]) == ["–", "–"]
     assert list(rows["attention"]) == ["naive", "torch_softmax", "flash"]
@@ -609,8 +840,13 @@ def test_the_ladder_holds_each_rung_against_the_first(results_of: Callable[..., 
 
 
 def test_what_was_found_has_a_table_with_all_its_digits(results_of: Callable[..., Results]) -> None:
-    found = [Sample("finding", "sum", "1", 10.000133514404297), Sample("finding", "error", "1", 0.000133514404297)]
-    results = results_of(outcome_of("accumulation", {}, found), outcome_of("accumulation", {}, found, addend="fp16"))
+    found = [
+        Sample("finding", "sum", "1", 10.000133514404297),
+        Sample("finding", "error", "1", 0.000133514404297),
+    ]
+    results = results_of(
+        outcome_of("accumulation", {}, found), outcome_of("accumulation", {}, found, addend="fp16")
+    )
     rows = table(results, "accumulation")
     assert list(rows["sum"]) == ["10.000133514"] * 2
     assert list(rows["addend"]) == ["fp32", "fp16"]
@@ -630,12 +866,18 @@ def test_every_peak_has_its_source() -> None:
 
 
 def test_compile_and_warm_up(results_of: Callable[..., Results]) -> None:
-    results = results_of(outcome([30.0, 30.0]), outcome([15.0, 15.0], compile="blocks"), outcome([300.0, 30.0], warmup_steps=0))
+    results = results_of(
+        outcome([30.0, 30.0]),
+        outcome([15.0, 15.0], compile="blocks"),
+        outcome([300.0, 30.0], warmup_steps=0),
+    )
     assert list(table(results, "compile")["blocks speed-up"]) == ["2.00×"]
     assert list(table(results, "warmup")["0 std/mean"]) == ["115.71%"]
 
 
-def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(results_of: Callable[..., Results]) -> None:
+def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(
+    results_of: Callable[..., Results],
+) -> None:
     """What is null with one timing and a number with the other tells nothing beyond it."""
     told = {"timing_warmup_steps": 1, "timing_stopped_by": "half-width", "timing_half_width": 0.004}
     fixed, cold, adaptive = outcome(), outcome(warmup_steps=0), outcome(timing="adaptive")
@@ -643,11 +885,15 @@ def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(results_of: 
     (page,) = lay_out(results, ["timings"])
     assert page.header[:4] == ["size", "context_length", "timing", "warmup_steps"]
     assert "several (2) + 10 and adaptive steps" in to_markdown(page)
-    assert {column: list(results.cells[column].dropna()) for column in told} == {name: [fact] for name, fact in told.items()}
+    assert {column: list(results.cells[column].dropna()) for column in told} == {
+        name: [fact] for name, fact in told.items()
+    }
     warm_up = table(results, "warmup")
     assert [title for title in warm_up if "std/mean" in title] == ["0 std/mean", "5 std/mean"]
     assert len(warm_up) == 1
-    assert "· adaptive steps ·" in provenance(replace(results, cells=results.cells[results.cells["timing"] == "adaptive"]))
+    assert "· adaptive steps ·" in provenance(
+        replace(results, cells=results.cells[results.cells["timing"] == "adaptive"])
+    )
 
 
 def test_what_is_of_medians_beside_means_is_said(results_of: Callable[..., Results]) -> None:
@@ -659,7 +905,9 @@ def test_what_is_of_medians_beside_means_is_said(results_of: Callable[..., Resul
 
 
 def test_growth(results_of: Callable[..., Results]) -> None:
-    results = results_of(*(outcome([ms], context_length=n) for n, ms in ((128, 10.0), (256, 20.0), (512, 80.0))))
+    results = results_of(
+        *(outcome([ms], context_length=n) for n, ms in ((128, 10.0), (256, 20.0), (512, 80.0)))
+    )
     assert list(table(results, "scaling")["exponent of step ms"]) == ["–", "1.00", "2.00"]
 
 
@@ -670,22 +918,32 @@ def test_every_table_carries_its_provenance(results_of: Callable[..., Results]) 
         text = to_markdown(page)
         assert page.table.read in text
         assert (
-            "run test · Test GPU · torch 2.13.0 · batch 4 · 5 + 10 steps · 1 of 2 cells with an interval wider than 5 %" in text
+            "run test · Test GPU · torch 2.13.0 · batch 4 · 5 + 10 steps · 1 of 2 cells with an interval wider than 5 %"
+            in text
         )
         assert "commit abc · 2023-11-14" in text
         assert all(len(row) == len(page.header) for row in page.rows)
 
 
-@pytest.mark.parametrize("statuses", [[], [Status.FAILED], [Status.OOM, Status.TIMEOUT], [Status.LOST]])
-def test_runs_without_a_success_have_a_report(results_of: Callable[..., Results], statuses: list[Status]) -> None:
-    results = results_of(*(outcome(status=status, seed=seed) for seed, status in enumerate(statuses)))
+@pytest.mark.parametrize(
+    "statuses", [[], [Status.FAILED], [Status.OOM, Status.TIMEOUT], [Status.LOST]]
+)
+def test_runs_without_a_success_have_a_report(
+    results_of: Callable[..., Results], statuses: list[Status]
+) -> None:
+    results = results_of(
+        *(outcome(status=status, seed=seed) for seed, status in enumerate(statuses))
+    )
     assert ("failures" in {page.table.name for page in lay_out(results)}) == bool(statuses)
 
 
 def test_a_table_of_axes_alone_is_left_out(results_of: Callable[..., Results]) -> None:
     """As where only memory was measured."""
     memory = [Sample("memory", "peak_rss_bytes", "bytes", GIB, "steady", "forward")]
-    names = {page.table.name for page in lay_out(results_of(outcome_of("attention", {}, memory, d_head=8)))}
+    names = {
+        page.table.name
+        for page in lay_out(results_of(outcome_of("attention", {}, memory, d_head=8)))
+    }
     assert "memory-cpu" in names
     assert "attention" not in names
 
@@ -693,7 +951,9 @@ def test_a_table_of_axes_alone_is_left_out(results_of: Callable[..., Results]) -
 def test_unknown_table(results_of: Callable[..., Results]) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'timings'"):
         lay_out(results_of(), ["timing"])
-    with pytest.raises(ConfigError, match=r"no table 'nope'\. Allowed: timings, phases, ") as far:  # nowhere near `compile`
+    with pytest.raises(
+        ConfigError, match=r"no table 'nope'\. Allowed: timings, phases, "
+    ) as far:  # nowhere near `compile`
         lay_out(results_of(), ["nope"])
     assert "Did you mean" not in str(far.value)
 
@@ -704,13 +964,29 @@ def test_names_of_tables_are_unique() -> None:
 
 def test_no_table_has_a_name_twice_whatever_varies(results_of_every_kind: Results) -> None:
     """Who reads it by the names of its columns, as pandas does, would else have one for the other."""
-    axes = tuple(dict.fromkeys(name for task in all_tasks().values() for name in default_values(task.params)))
-    cells = results_of_every_kind.cells.reindex(columns=[*dict.fromkeys([*results_of_every_kind.cells, *axes])])
-    first, second = (cells.assign(**{axis: _filled(cells[axis], other) for axis in axes}) for other in (False, True))
-    results = replace(results_of_every_kind, cells=pd.concat([first, second], ignore_index=True), axes=axes)
-    headers = {one.name: one.layout.lay_out(replace(results, cells=one.cells(results.cells)))[0] for one in TABLES}
+    axes = tuple(
+        dict.fromkeys(name for task in all_tasks().values() for name in default_values(task.params))
+    )
+    cells = results_of_every_kind.cells.reindex(
+        columns=[*dict.fromkeys([*results_of_every_kind.cells, *axes])]
+    )
+    first, second = (
+        cells.assign(**{axis: _filled(cells[axis], other) for axis in axes})
+        for other in (False, True)
+    )
+    results = replace(
+        results_of_every_kind, cells=pd.concat([first, second], ignore_index=True), axes=axes
+    )
+    headers = {
+        one.name: one.layout.lay_out(replace(results, cells=one.cells(results.cells)))[0]
+        for one in TABLES
+    }
     assert {"optimizer", "attention"} <= set(headers["timings"]) & set(headers["kernel-classes"])
-    assert {name: twice for name, header in headers.items() if (twice := {one for one in header if header.count(one) > 1})} == {}
+    assert {
+        name: twice
+        for name, header in headers.items()
+        if (twice := {one for one in header if header.count(one) > 1})
+    } == {}
 
 
 def _filled(values: pd.Series[Any], other: bool) -> pd.Series[Any]:
@@ -731,12 +1007,23 @@ def test_gpus_ascend_and_leave_room_for_the_context() -> None:
 
 
 @pytest.mark.parametrize(
-    ("precision", "card"), [("fp32", "T4"), ("fp16", "T4"), ("tf32", "RTX 4080"), ("bf16", "RTX 4080"), ("bf16_pure", "RTX 4080")]
+    ("precision", "card"),
+    [
+        ("fp32", "T4"),
+        ("fp16", "T4"),
+        ("tf32", "RTX 4080"),
+        ("bf16", "RTX 4080"),
+        ("bf16_pure", "RTX 4080"),
+    ],
 )
-def test_the_smallest_gpu_has_the_precision(precision: str, card: str, results_of: Callable[..., Results]) -> None:
+def test_the_smallest_gpu_has_the_precision(
+    precision: str, card: str, results_of: Callable[..., Results]
+) -> None:
     """A T4 has neither tf32 nor bf16."""
     assert card in smallest_fitting(GIB, precision)
-    (row,) = table(results_of(outcome(peak_gib=0.9, precision=precision)), "oom-map").to_dict("records")
+    (row,) = table(results_of(outcome(peak_gib=0.9, precision=precision)), "oom-map").to_dict(
+        "records"
+    )
     assert any(text.startswith("1.0 GiB: ") and card in text for text in row.values())
 
 
@@ -744,7 +1031,14 @@ def test_pandas_reads_what_was_written(results_of: Callable[..., Results], tmp_p
     results_of(outcome([10.0, 10.0]), outcome(status=Status.OOM, seed=1, memory_limit_gib=32.0))
     cells = pd.read_parquet(tmp_path / "run" / "cells.parquet")
     assert list(cells.columns[:3]) == ["cell", "task", "device"]
-    assert {"size", "context_length", "precision", "compile", "pass", "status"} <= set(cells.columns)
-    kinds = {"context_length": "Int64", "memory_limit_gib": "Float64", "step_ms_median": "Float64", "size": "string"}
+    assert {"size", "context_length", "precision", "compile", "pass", "status"} <= set(
+        cells.columns
+    )
+    kinds = {
+        "context_length": "Int64",
+        "memory_limit_gib": "Float64",
+        "step_ms_median": "Float64",
+        "size": "string",
+    }
     assert {name: str(cells[name].dtype) for name in kinds} == kinds
     assert cells["step_ms_median"].isna().sum() == 1

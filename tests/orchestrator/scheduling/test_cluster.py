@@ -16,7 +16,12 @@ from tasks.spec.records import Attempt
 
 def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[str, Any]:
     labels = {"ray.io/accelerator-type": kind} if gpus else {}
-    return {"NodeID": name, "NodeManagerHostname": "here", "Resources": {"CPU": cpus, "GPU": gpus}, "Labels": labels}
+    return {
+        "NodeID": name,
+        "NodeManagerHostname": "here",
+        "Resources": {"CPU": cpus, "GPU": gpus},
+        "Labels": labels,
+    }
 
 
 @pytest.fixture
@@ -26,7 +31,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return lambda now: monkeypatch.setattr(watched.time, "monotonic", lambda: now)
 
 
-def test_what_was_begun_on_a_node_that_is_gone(make_attempt: Callable[..., Attempt], clock: Callable[[float], None]) -> None:
+def test_what_was_begun_on_a_node_that_is_gone(
+    make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
+) -> None:
     alive, said = [node("a"), node("b")], list[str]()
     nodes = Nodes(lambda: alive, lambda: alive, said.append)
     running = {name: Started(make_attempt(1), "host", "", 0.0, name) for name in ("a", "b")}
@@ -40,11 +47,16 @@ def test_what_was_begun_on_a_node_that_is_gone(make_attempt: Callable[..., Attem
     assert not said
 
 
-def test_where_the_hosts_of_one_kind_are_broken_others_go_on(make_attempt: Callable[..., Attempt]) -> None:
+def test_where_the_hosts_of_one_kind_are_broken_others_go_on(
+    make_attempt: Callable[..., Attempt],
+) -> None:
     here, gone = make_attempt(1), make_attempt(1, device="cuda")
     assert why_nowhere(gone, [node("a")], []) is None  # one may join
     assert why_nowhere(here, [node("a")], ["host b: no torch"]) is None
-    assert why_nowhere(gone, [node("a")], ["host b: no torch"]) == "no host is left that could measure it: host b: no torch"
+    assert (
+        why_nowhere(gone, [node("a")], ["host b: no torch"])
+        == "no host is left that could measure it: host b: no torch"
+    )
     with pytest.raises(NodesLost, match="host b: no torch"):
         why_nowhere(gone, [node("head", cpus=0)], ["host b: no torch"])
 
@@ -62,23 +74,33 @@ def test_where_the_hosts_of_one_kind_are_broken_others_go_on(make_attempt: Calla
     ],
 )
 def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
-    asked: dict[str, Any], there: Any, lacks: str, make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
+    asked: dict[str, Any],
+    there: Any,
+    lacks: str,
+    make_attempt: Callable[..., Attempt],
+    clock: Callable[[float], None],
 ) -> None:
     said = list[str]()
     nodes = Nodes(lambda: [there], lambda: [there], said.append)
     running = {"it": Started(make_attempt(1, **asked), "", "", 0.0)}
     assert nodes.gone(running) == []
-    assert said == ([f"no node is left that has {lacks}: waiting 5 min 00 s for one to join"] if lacks else [])
+    assert said == (
+        [f"no node is left that has {lacks}: waiting 5 min 00 s for one to join"] if lacks else []
+    )
     clock(301.0)
     if not lacks:
         assert nodes.gone(running) == []
         return
-    with pytest.raises(NodesLost, match=rf"no node is left that has {lacks}. Have one join .* run again"):
+    with pytest.raises(
+        NodesLost, match=rf"no node is left that has {lacks}. Have one join .* run again"
+    ):
         nodes.gone(running)
     assert len(said) == 1
 
 
-def test_one_that_joins_is_waited_for(make_attempt: Callable[..., Attempt], clock: Callable[[float], None]) -> None:
+def test_one_that_joins_is_waited_for(
+    make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
+) -> None:
     alive, said = list[Any](), list[str]()
     nodes = Nodes(lambda: alive, lambda: alive, said.append)
     running = {"it": Started(make_attempt(1), "", "", 0.0)}

@@ -67,14 +67,23 @@ LOST, RESET = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED
         (None, NOT_FOUND, "", "Not Found"),
         (LOST, LOST, "", "GPU is lost"),  # already when the cell began
         (RESET, RESET, "", "GPU requires restart"),
-        (NOT_FOUND, NOT_FOUND, "wrong on purpose", None),  # it was never to be seen, as a part of a GPU is not
+        (
+            NOT_FOUND,
+            NOT_FOUND,
+            "wrong on purpose",
+            None,
+        ),  # it was never to be seen, as a part of a GPU is not
         (NOT_FOUND, NOT_FOUND, GONE, "Not Found"),
         (NO_DRIVER, NO_DRIVER, "", None),
         (UNKNOWN, None, GONE, None),
     ],
 )
 def test_what_counts_as_fallen_off(
-    before: int | None, after: int | None, said: str, fault: str | None, monkeypatch: pytest.MonkeyPatch
+    before: int | None,
+    after: int | None,
+    said: str,
+    fault: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml_says(monkeypatch, before, after)
     found = Watch("aaaa").fault(said)
@@ -100,13 +109,21 @@ def test_how_cuda_puts_it(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ("said", "computes", "status"),
     [
         ("CUDA error: uncorrectable ECC error encountered", False, Status.LOST),
-        ("CUDA error: uncorrectable ECC error encountered", True, Status.FAILED),  # the cell's own context alone was struck
+        (
+            "CUDA error: uncorrectable ECC error encountered",
+            True,
+            Status.FAILED,
+        ),  # the cell's own context alone was struck
         (GONE, False, Status.LOST),
         ("wrong on purpose", False, Status.FAILED),  # nobody asks
     ],
 )
 def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing(
-    said: str, computes: bool, status: Status, make_attempt: Callable[..., Attempt], monkeypatch: pytest.MonkeyPatch
+    said: str,
+    computes: bool,
+    status: Status,
+    make_attempt: Callable[..., Attempt],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else it would fail one cell after another, faster than any other GPU measures one, until all are given up."""
     nvml_says(monkeypatch, None)
@@ -114,7 +131,9 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
     ended = Outcome(attempt, Status.FAILED, "build", "", {"message": said}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
     monkeypatch.setattr(
-        supervisor, "why_it_does_not_compute", lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error"
+        supervisor,
+        "why_it_does_not_compute",
+        lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error",
     )
     event = supervisor.measure(attempt, 1, None, "3", {"3": "aaaa"})
     outcome = event.outcome if isinstance(event, Fallen) else event
@@ -128,19 +147,31 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
 @pytest.mark.skipif(bool(gpu_names()), reason="there is a GPU")
 def test_a_fresh_process_finds_out_whether_a_gpu_computes() -> None:
     """Here it finds none."""
-    assert "CUDA" in str(why_it_does_not_compute("0")) or "NVIDIA" in str(why_it_does_not_compute("0"))
+    assert "CUDA" in str(why_it_does_not_compute("0")) or "NVIDIA" in str(
+        why_it_does_not_compute("0")
+    )
     command = [*PROGRAM, "--compute", "cpu"]
-    assert subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120).returncode == 0
+    assert (
+        subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120).returncode
+        == 0
+    )
 
 
 def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
     """Status, GPU and evidence of each attempt, in the order in which they began."""
-    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")).sort_values("started_at")
+    attempts = pd.concat(
+        pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")
+    ).sort_values("started_at")
     columns = zip(attempts["status"], attempts["facts"], attempts["evidence"], strict=True)
-    return [(status, json.loads(facts)["visible_devices"], json.loads(evidence)) for status, facts, evidence in columns]
+    return [
+        (status, json.loads(facts)["visible_devices"], json.loads(evidence))
+        for status, facts, evidence in columns
+    ]
 
 
-def run_while_one_falls(tmp_path: Path, path: Path, how: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run_while_one_falls(
+    tmp_path: Path, path: Path, how: str, *options: str
+) -> subprocess.CompletedProcess[str]:
     """A sweep on two GPUs, of which the second one falls off as `tests.support.fallen` says. Nothing of it is left."""
     fallen = tmp_path / "gpus"
     fallen.mkdir()
@@ -157,50 +188,83 @@ def run_while_one_falls(tmp_path: Path, path: Path, how: str, *options: str) -> 
 
 @pytest.mark.slow
 def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
-    run, done = tmp_path / "results" / "fallen", run_while_one_falls(tmp_path, write_config(CONFIG), "")
+    run, done = (
+        tmp_path / "results" / "fallen",
+        run_while_one_falls(tmp_path, write_config(CONFIG), ""),
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "measured 8 cells: " in done.stdout
     assert sorted(row[:2] for row in rows(run)) == [("lost", "1"), *[("ok", "0")] * 7]
     (evidence,) = (row[2] for row in rows(run) if row[0] == "lost")
-    assert {"nvml": "Unknown Error", "gpu_uuid": "bbbb", "cell_ended_as": "failed", "cell_said": GONE}.items() <= evidence.items()
+    assert {
+        "nvml": "Unknown Error",
+        "gpu_uuid": "bbbb",
+        "cell_ended_as": "failed",
+        "cell_said": GONE,
+    }.items() <= evidence.items()
 
 
 @pytest.mark.slow
-def test_contention_is_checked_on_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
+def test_contention_is_checked_on_what_is_left(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
     """What had the GPU that fell off has its cores still: to wait for all that its host had would be to wait for ever."""
-    run, done = tmp_path / "results" / "fallen", run_while_one_falls(tmp_path, write_config(CONFIG), LATE, "--check-contention")
+    run, done = (
+        tmp_path / "results" / "fallen",
+        run_while_one_falls(tmp_path, write_config(CONFIG), LATE, "--check-contention"),
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert Counter(status for status, _, _ in rows(run)) == {"ok": 7, "lost": 1}
     beside = [gpu for status, gpu, _ in rows(run) if status == "ok"]
     assert set(beside) == {"0", "1"}
     assert "cells that ran beside others again, alone" in done.stdout
-    assert [row[:2] for row in rows(run / "alone")] == [("ok", "0")] * 3  # of which some were on the one that is no more
+    assert [row[:2] for row in rows(run / "alone")] == [
+        ("ok", "0")
+    ] * 3  # of which some were on the one that is no more
 
 
 def test_a_host_to_itself_is_what_of_it_is_left(make_attempt: Callable[..., Attempt]) -> None:
     """And a cell that was on the GPU that fell off may be on any other."""
     nodes = [
-        {"NodeID": host, "NodeManagerHostname": host, "Alive": True, "Resources": {"CPU": 16.0, "GPU": gpus}}
+        {
+            "NodeID": host,
+            "NodeManagerHostname": host,
+            "Alive": True,
+            "Resources": {"CPU": 16.0, "GPU": gpus},
+        }
         for host, gpus in (("one", 1.0), ("two", 2.0))
     ]
     started = Started(make_attempt(device="cuda"), "two", "1", 0.0, "two", 8.0)
     ended: Any = None
     scheduler = RayScheduler.__new__(RayScheduler)
     scheduler._ray = SimpleNamespace(nodes=lambda: nodes)
-    scheduler._out, scheduler._fallen = {}, {"it": (started, Fallen(ended, ended, "GPU 1 of two", "1"))}
+    scheduler._out, scheduler._fallen = (
+        {},
+        {"it": (started, Fallen(ended, ended, "GPU 1 of two", "1"))},
+    )
     asked = {host: scheduler._whole_host(host) for host in ("one", "two", "none")}
-    assert [(has.get("num_cpus"), has.get("num_gpus")) for has in asked.values()] == [(16, 1), (8, 1), (None, None)]
+    assert [(has.get("num_cpus"), has.get("num_gpus")) for has in asked.values()] == [
+        (16, 1),
+        (8, 1),
+        (None, None),
+    ]
 
     for host, gpu in (("two", "0"), ("one", "1"), (None, "1")):
-        placed = make_attempt(device="cuda", settings={"env": {"CUDA_VISIBLE_DEVICES": gpu}, "alone_on": host})
+        placed = make_attempt(
+            device="cuda", settings={"env": {"CUDA_VISIBLE_DEVICES": gpu}, "alone_on": host}
+        )
         assert scheduler._off_what_fell(placed) == placed
-    placed = make_attempt(device="cuda", settings={"env": {"CUDA_VISIBLE_DEVICES": "1", "A": "b"}, "alone_on": "two"})
+    placed = make_attempt(
+        device="cuda", settings={"env": {"CUDA_VISIBLE_DEVICES": "1", "A": "b"}, "alone_on": "two"}
+    )
     free = scheduler._off_what_fell(placed).settings
     assert (free.env, free.alone_on) == ({"A": "b"}, None)
 
 
 @pytest.fixture
-def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callable[..., Result]) -> Path:
+def two_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callable[..., Result]
+) -> Path:
     """The folder in which it is said which of them fall off."""
     from orchestrator.execution import supervisor
     from orchestrator.scheduling import ray_scheduler as schedulers
@@ -213,7 +277,12 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callab
         (supervisor, "why_it_does_not_compute"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
-    for name in ("nvmlInit", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCpuAffinity"):
+    for name in (
+        "nvmlInit",
+        "nvmlDeviceGetHandleByUUID",
+        "nvmlDeviceGetMemoryInfo",
+        "nvmlDeviceGetCpuAffinity",
+    ):
         monkeypatch.setattr(pynvml, name, getattr(pynvml, name))
     monkeypatch.setenv(FOLDER, "")
     (tmp_path / "gpus").mkdir()
@@ -222,10 +291,17 @@ def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callab
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("", "Unknown Error"), (SILENTLY, GONE)], ids=["NVML tells", "NVML has nothing to say"]
+    ("how", "said"),
+    [("", "Unknown Error"), (SILENTLY, GONE)],
+    ids=["NVML tells", "NVML has nothing to say"],
 )
 def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
-    how: str, said: str, write_config: Callable[..., Path], tmp_path: Path, sweep_here: Callable[..., Result], two_gpus: Path
+    how: str,
+    said: str,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    sweep_here: Callable[..., Result],
+    two_gpus: Path,
 ) -> None:
     path, run = write_config(CONFIG), tmp_path / "results" / "fallen"
     assert sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2").exit_code == 0
@@ -237,14 +313,19 @@ def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
     assert done.exit_code == 2, done.output
     assert "measured 2 cells: 2 lost" in done.output
     assert "3 cells left. To go on: sweep" in done.output
-    assert re.search(rf"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: {said}\. Reset", done.output)
+    assert re.search(
+        rf"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: {said}\. Reset",
+        done.output,
+    )
     assert [row[:2] for row in rows(run)] == [("ok", "0")] * 3 + [("lost", "0"), ("lost", "1")]
     assert len(pd.read_parquet(run / "cells.parquet")) == 5
     done = sweep_here("run", path, "--scheduler", "serial")  # they have fallen still
     assert (done.exit_code, "measured 2 cells: 2 lost" in done.output) == (2, True)
     (two_gpus / "1").unlink()
     done = sweep_here("run", path, "--scheduler", "serial")
-    assert (done.exit_code, "measured 5 cells: 1 lost, 4 ok" in done.output) == (1, True), done.output
+    assert (done.exit_code, "measured 5 cells: 1 lost, 4 ok" in done.output) == (1, True), (
+        done.output
+    )
     done = sweep_here("run", path, "--scheduler", "serial", "--where", "seed=0|1|2|4|5|6|7")
     assert (done.exit_code, "nothing to measure: of 7 cells" in done.output) == (0, True)
     (two_gpus / "0").unlink()

@@ -83,7 +83,9 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 
 @pytest.fixture
-def join_broken(broken: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def join_broken(
+    broken: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
     """Has a host join a cluster that is broken so."""
 
     def join_it(join: Callable[..., Any], how: str) -> None:
@@ -94,15 +96,34 @@ def join_broken(broken: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -
     return join_it
 
 
-def run_on(cluster: Any, config: Path, module: str = "tests.support.sick") -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-m", module, "run", config, "--address", cluster.address, "--cpu-cells", str(AT_ONCE)]
-    return subprocess.run(words, cwd=config.parent, env={**os.environ}, capture_output=True, text=True, timeout=170)
+def run_on(
+    cluster: Any, config: Path, module: str = "tests.support.sick"
+) -> subprocess.CompletedProcess[str]:
+    words = [
+        sys.executable,
+        "-m",
+        module,
+        "run",
+        config,
+        "--address",
+        cluster.address,
+        "--cpu-cells",
+        str(AT_ONCE),
+    ]
+    return subprocess.run(
+        words, cwd=config.parent, env={**os.environ}, capture_output=True, text=True, timeout=170
+    )
 
 
 def rows(folder: Path) -> Rows:
     """Status and evidence of each attempt, in the order in which they began."""
-    attempts = pd.concat(pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")).sort_values("started_at")
-    return [(status, json.loads(text)) for status, text in zip(attempts["status"], attempts["evidence"], strict=True)]
+    attempts = pd.concat(
+        pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")
+    ).sort_values("started_at")
+    return [
+        (status, json.loads(text))
+        for status, text in zip(attempts["status"], attempts["evidence"], strict=True)
+    ]
 
 
 def lost(found: Rows) -> list[dict[str, Any]]:
@@ -116,7 +137,8 @@ def is_of_a_worker_that_crashed(evidence: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("sick", "ended_as", "fault"), [("torch", "crashed", f"ImportError: {NO_TORCH}"), ("disk", "lost", "File too large")]
+    ("sick", "ended_as", "fault"),
+    [("torch", "crashed", f"ImportError: {NO_TORCH}"), ("disk", "lost", "File too large")],
 )
 def test_the_others_do_what_is_left_and_the_next_run_the_rest(
     sick: str,
@@ -133,26 +155,42 @@ def test_the_others_do_what_is_left_and_the_next_run_the_rest(
         join(num_cpus=1)
         done = run_on(cluster, path)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(rf"host .*: .*{fault}.*: it gets no other cell\. Mend what `sweep doctor` says there", done.stdout)
+    assert re.search(
+        rf"host .*: .*{fault}.*: it gets no other cell\. Mend what `sweep doctor` says there",
+        done.stdout,
+    )
     assert done.stdout.count("it gets no other cell") == 1
     gone = lost(rows(run))
     assert 1 <= len(gone) <= AT_ONCE
-    assert sorted(status for status, _ in rows(run)) == ["lost"] * len(gone) + ["ok"] * (6 - len(gone))
-    told = [evidence for evidence in gone if sick == "torch" or not is_of_a_worker_that_crashed(evidence)]
+    assert sorted(status for status, _ in rows(run)) == ["lost"] * len(gone) + ["ok"] * (
+        6 - len(gone)
+    )
+    told = [
+        evidence
+        for evidence in gone
+        if sick == "torch" or not is_of_a_worker_that_crashed(evidence)
+    ]
     assert told
     for evidence in told:
         assert evidence["cell_ended_as"] == ended_as
         assert fault in evidence["host_fault"]
         assert evidence["message"].startswith("nothing is measured on its host: host ")
     untouched = {part: part.read_bytes() for part in parts_of_good_cells(run)}
-    done_again = sweep_here("run", path, "--scheduler", "serial")  # one attempt is all that a cell has: that was none of its own
-    assert (done_again.exit_code, f": {len(gone)} ok; kept in" in done_again.output) == (0, True), done_again.output
+    done_again = sweep_here(
+        "run", path, "--scheduler", "serial"
+    )  # one attempt is all that a cell has: that was none of its own
+    assert (done_again.exit_code, f": {len(gone)} ok; kept in" in done_again.output) == (0, True), (
+        done_again.output
+    )
     assert {part: part.read_bytes() for part in untouched} == untouched
 
 
 @pytest.mark.slow
 def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
-    broken: Callable[[str], str], write_config: Callable[..., Path], tmp_path: Path, sweep_here: Callable[..., Result]
+    broken: Callable[[str], str],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    sweep_here: Callable[..., Result],
 ) -> None:
     path, run = write_config(CONFIG), tmp_path / "results" / "sick"
     with cluster_of_hosts() as (cluster, join):
@@ -161,15 +199,18 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
         done = run_on(cluster, path)
     assert done.returncode == 2, done.stdout + done.stderr
     said = done.stdout + done.stderr
-    assert re.search(r"no host is left that measures: host .*; host .*\. Mend what .* there, and run again: what is fin", said), (
-        said
-    )
+    assert re.search(
+        r"no host is left that measures: host .*; host .*\. Mend what .* there, and run again: what is fin",
+        said,
+    ), said
     statuses = [status for status, _ in rows(run)]
     assert 2 <= len(statuses) <= 2 * AT_ONCE
     assert set(statuses) == {"lost"}
     assert f"{6 - len(statuses)} cells left. To go on: sweep" in said, said
     done_again = sweep_here("run", path, "--scheduler", "serial")
-    assert (done_again.exit_code, "measured 6 cells: 6 ok" in done_again.output) == (0, True), done_again.output
+    assert (done_again.exit_code, "measured 6 cells: 6 ok" in done_again.output) == (0, True), (
+        done_again.output
+    )
 
 
 @pytest.mark.slow
@@ -183,7 +224,11 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
     ],
 )
 def test_one_that_is_broken_from_the_start_costs_no_cell(
-    sick: str, fault: str, join_broken: Callable[..., None], write_config: Callable[..., Path], tmp_path: Path
+    sick: str,
+    fault: str,
+    join_broken: Callable[..., None],
+    write_config: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
     """torch is not to be imported, the program that Ray ships not to be unpacked, or Ray's workers do nothing."""
     path = write_config(CONFIG)
@@ -193,7 +238,9 @@ def test_one_that_is_broken_from_the_start_costs_no_cell(
         done = run_on(cluster, path, "tests.support.impatient")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"host .*: .*{fault}.*: it gets no other cell", done.stdout), done.stdout
-    assert sick != "exits" or re.search("waiting for .* to answer, for up to 40 s", done.stdout), done.stdout
+    assert sick != "exits" or re.search("waiting for .* to answer, for up to 40 s", done.stdout), (
+        done.stdout
+    )
     assert "measured 6 cells: 6 ok" in done.stdout
     assert [status for status, _ in rows(tmp_path / "results" / "sick")] == ["ok"] * 6
     assert "Traceback" not in done.stdout + done.stderr
@@ -206,13 +253,18 @@ def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_wai
     tmp_path: Path,
     sweep_here: Callable[..., Result],
 ) -> None:
-    slowly = CONFIG.replace("count: 1}", "count: 500000}")  # so that some are left when it has joined
+    slowly = CONFIG.replace(
+        "count: 1}", "count: 500000}"
+    )  # so that some are left when it has joined
     path, run = write_config(slowly), tmp_path / "results" / "sick"
     words = sweep_command("run", path, "--address")
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=1)
         driver = subprocess.Popen(
-            [*words, cluster.address, "--cpu-cells", str(AT_ONCE)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+            [*words, cluster.address, "--cpu-cells", str(AT_ONCE)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         while not (run / "run.json").exists() and driver.poll() is None:
             time.sleep(0.05)
@@ -233,7 +285,13 @@ class Nodes:
 
     def __init__(self, *names: str, begins: bool) -> None:
         self._nodes = [
-            {"NodeID": name, "NodeManagerHostname": name, "Alive": True, "Resources": {"CPU": 1.0}, "Labels": {}}
+            {
+                "NodeID": name,
+                "NodeManagerHostname": name,
+                "Alive": True,
+                "Resources": {"CPU": 1.0},
+                "Labels": {},
+            }
             for name in names
         ]
         self._begins = begins
@@ -267,7 +325,12 @@ class Nodes:
     ],
 )
 def test_one_whose_workers_crash_in_the_middle(
-    nodes: tuple[str, ...], begins: bool, crashes: int, is_left_out: bool, make_attempt: Callable[..., Attempt], capsys: Any
+    nodes: tuple[str, ...],
+    begins: bool,
+    crashes: int,
+    is_left_out: bool,
+    make_attempt: Callable[..., Attempt],
+    capsys: Any,
 ) -> None:
     def crash() -> Iterator[None]:
         raise ray_exceptions.WorkerCrashedError
@@ -281,7 +344,10 @@ def test_one_whose_workers_crash_in_the_middle(
         assert isinstance(outcome, Outcome)
         assert outcome.status is Status.LOST
     assert ("sick" in scheduler._out) == is_left_out
-    assert capsys.readouterr().out.count("host sick: Ray's workers crash there: it gets no other cell") == is_left_out
+    assert (
+        capsys.readouterr().out.count("host sick: Ray's workers crash there: it gets no other cell")
+        == is_left_out
+    )
 
 
 @pytest.mark.slow
@@ -295,7 +361,9 @@ def test_a_fresh_process_finds_out_whether_anything_is_measured_here(
     assert NO_TORCH in str(why_nothing_is_measured_here(tmp_path / "cell" / "1"))
 
 
-@pytest.mark.parametrize(("answers", "fault"), [(["late", None], None), (["late", "full"], "full"), ([None], None)])
+@pytest.mark.parametrize(
+    ("answers", "fault"), [(["late", None], None), (["late", "full"], "full"), ([None], None)]
+)
 def test_one_fresh_process_alone_may_have_been_killed(
     answers: list[str | None], fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,6 +402,9 @@ def test_which_ends_may_be_the_hosts(
     monkeypatch.setattr(supervisor, "why_nothing_is_measured_here", lambda folder: "it is full")
     event = supervisor.measure(ended.attempt, 1, None, "", {})
     assert isinstance(event, Fallen) == asked
-    assert not isinstance(event, Fallen) or event.outcome.facts["host"] in event.outcome.evidence["message"]  # and so redacted
+    assert (
+        not isinstance(event, Fallen)
+        or event.outcome.facts["host"] in event.outcome.evidence["message"]
+    )  # and so redacted
     assert list(SerialScheduler().run([ended.attempt], lambda started: None)) == [ended]
     assert ("it is full. Mend what `sweep doctor` says there" in capsys.readouterr().out) == asked

@@ -31,7 +31,10 @@ AGAIN = Choice(retry=frozenset({BESIDE}))
 
 
 def at(attempt: Attempt, begin: float, ms: float) -> Outcome:
-    samples = tuple(Sample("timing", "duration", "ms", ms + 0.01 * step, "synced", "step", step) for step in range(10))
+    samples = tuple(
+        Sample("timing", "duration", "ms", ms + 0.01 * step, "synced", "step", step)
+        for step in range(10)
+    )
     return Outcome(attempt, Status.OK, "", "", {}, {"host": "one"}, samples, 1.7e9 + begin, 10.0)
 
 
@@ -42,7 +45,9 @@ def length_of(attempt: Attempt) -> int:
 def measured(attempt: Attempt) -> Outcome:
     """First the two shorter ones beside each other, a fifth slower for it; later one after the other."""
     begin = (
-        {16: 0.0, 32: 1.0, 64: 20.0}[length_of(attempt)] if attempt.number == 1 else 1000.0 * attempt.number + length_of(attempt)
+        {16: 0.0, 32: 1.0, 64: 20.0}[length_of(attempt)]
+        if attempt.number == 1
+        else 1000.0 * attempt.number + length_of(attempt)
     )
     return at(attempt, begin, 12.0 if begin < 10 else 10.0)
 
@@ -65,7 +70,9 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[]
 
 
 def go(request: Request, scheduler: FakeScheduler, choice: Choice = AGAIN, **more: Any) -> Summary:
-    return run_sweep(request, choice, Means(lambda example: scheduler, lambda total, left: Silent(), **more))
+    return run_sweep(
+        request, choice, Means(lambda example: scheduler, lambda total, left: Silent(), **more)
+    )
 
 
 def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
@@ -78,7 +85,9 @@ def test_one_by_one_is_one_place(make_attempt: Callable[..., Attempt]) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in scheduler.begun[0].settings.env
 
 
-def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_place(request_of: Callable[[], Request]) -> None:
+def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_place(
+    request_of: Callable[[], Request],
+) -> None:
     summary = go(request_of(), FakeScheduler(measured), Choice())
     assert (summary.flaws["beside"], summary.flaws["disturbed"]) == (2, 0)
     cells = load_results(request_of().run).cells.set_index("context_length")
@@ -87,10 +96,15 @@ def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_p
 
     scheduler = Counting(measured)
     summary = go(request_of(), scheduler)
-    assert [[length_of(attempt) for attempt in at_once] for at_once in scheduler.at_once] == [[16], [32]]
+    assert [[length_of(attempt) for attempt in at_once] for at_once in scheduler.at_once] == [
+        [16],
+        [32],
+    ]
     assert (summary.flaws["beside"], summary.statuses) == (0, {Status.OK: 2})
     run = request_of().run
-    assert [side.medians_ms for side in sides_of(*load_counted(run)).values()] == [pytest.approx((10.045,))] * 3
+    assert [side.medians_ms for side in sides_of(*load_counted(run)).values()] == [
+        pytest.approx((10.045,))
+    ] * 3
     after = load_results(run).cells.set_index("context_length")
     assert after[["attempts", "repetitions", "beside"]].to_dict("index") == {
         16: {"attempts": 2, "repetitions": 1, "beside": False},
@@ -100,18 +114,28 @@ def test_what_needed_its_host_beside_others_is_measured_again_alone_and_in_its_p
     assert not go(request_of(), FakeScheduler(measured)).statuses
 
 
-def test_what_has_a_wide_interval_is_measured_again_in_its_place_and_not_alone(request_of: Callable[[], Request]) -> None:
+def test_what_has_a_wide_interval_is_measured_again_in_its_place_and_not_alone(
+    request_of: Callable[[], Request],
+) -> None:
     def unsteady(attempt: Attempt) -> Outcome:
         spread = 0.2 if length_of(attempt) != 64 and attempt.number == 1 else 0.01
         outcome = measured(attempt)
-        samples = tuple(replace(sample, value=10.0 + spread * (sample.step or 0)) for sample in outcome.samples)
+        samples = tuple(
+            replace(sample, value=10.0 + spread * (sample.step or 0)) for sample in outcome.samples
+        )
         return replace(outcome, samples=samples)
 
     assert go(request_of(), FakeScheduler(unsteady), Choice()).flaws["wide"] == 2
-    assert load_results(request_of().run).cells.set_index("context_length")["wide"].to_dict() == {16: True, 32: True, 64: False}
+    assert load_results(request_of().run).cells.set_index("context_length")["wide"].to_dict() == {
+        16: True,
+        32: True,
+        64: False,
+    }
     scheduler = Counting(unsteady)
     summary = go(request_of(), scheduler, Choice(retry=frozenset({"wide"})))
-    assert [sorted(length_of(attempt) for attempt in at_once) for at_once in scheduler.at_once] == [[16, 32]]
+    assert [sorted(length_of(attempt) for attempt in at_once) for at_once in scheduler.at_once] == [
+        [16, 32]
+    ]
     assert (summary.flaws["wide"], summary.statuses) == (0, {Status.OK: 2})
     after = load_results(request_of().run).cells.set_index("context_length")
     assert after["repetitions"].to_list() == [1, 1, 1]
@@ -122,7 +146,9 @@ def test_what_has_a_wide_interval_is_measured_again_in_its_place_and_not_alone(r
 def test_what_was_not_timed_was_slowed_by_nobody(request_of: Callable[[], Request]) -> None:
     def one_runs_out(attempt: Attempt) -> Outcome:
         outcome = measured(attempt)
-        return replace(outcome, status=Status.OOM, samples=()) if length_of(attempt) == 16 else outcome
+        return (
+            replace(outcome, status=Status.OOM, samples=()) if length_of(attempt) == 16 else outcome
+        )
 
     assert go(request_of(), FakeScheduler(one_runs_out), Choice()).flaws["beside"] == 1
     scheduler = FakeScheduler(measured)
@@ -130,7 +156,9 @@ def test_what_was_not_timed_was_slowed_by_nobody(request_of: Callable[[], Reques
     assert [length_of(attempt) for attempt in scheduler.begun] == [32]
 
 
-def test_repetitions_of_what_is_measured_again_add_to_it_alone(request_of: Callable[[], Request]) -> None:
+def test_repetitions_of_what_is_measured_again_add_to_it_alone(
+    request_of: Callable[[], Request],
+) -> None:
     go(request_of(), FakeScheduler(measured), Choice())
     scheduler = FakeScheduler(measured)
     go(request_of(), scheduler, Choice(retry=frozenset({BESIDE}), repeat=2))
@@ -139,10 +167,16 @@ def test_repetitions_of_what_is_measured_again_add_to_it_alone(request_of: Calla
     ]  # fmt: skip
     run = request_of().run
     assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
-    assert sorted(len(side.medians_ms) for side in sides_of(*load_counted(run)).values()) == [2, 2, 2]
+    assert sorted(len(side.medians_ms) for side in sides_of(*load_counted(run)).values()) == [
+        2,
+        2,
+        2,
+    ]
 
 
-def test_what_fails_when_it_is_measured_again_takes_nobodys_place(request_of: Callable[[], Request]) -> None:
+def test_what_fails_when_it_is_measured_again_takes_nobodys_place(
+    request_of: Callable[[], Request],
+) -> None:
     def crashing(attempt: Attempt) -> Outcome:
         return Outcome(attempt, Status.CRASHED, "", "", {}, {"host": "one"}, (), 1.7e9 + 1000, 1.0)
 
@@ -155,12 +189,16 @@ def test_what_fails_when_it_is_measured_again_takes_nobodys_place(request_of: Ca
     assert [length_of(attempt) for attempt in scheduler.begun] == [16, 32]
 
 
-def test_a_success_is_replaced_whichever_of_those_in_its_place_succeeds(request_of: Callable[[], Request]) -> None:
+def test_a_success_is_replaced_whichever_of_those_in_its_place_succeeds(
+    request_of: Callable[[], Request],
+) -> None:
     """They may run at once, and the first of them fail."""
 
     def first_fails(attempt: Attempt) -> Outcome:
         outcome = measured(attempt)
-        return replace(outcome, status=Status.CRASHED, samples=()) if attempt.number == 2 else outcome
+        return (
+            replace(outcome, status=Status.CRASHED, samples=()) if attempt.number == 2 else outcome
+        )
 
     go(request_of(), FakeScheduler(measured), Choice())
     request = request_of()
@@ -176,7 +214,9 @@ def test_a_success_is_replaced_whichever_of_those_in_its_place_succeeds(request_
     assert {past.successes for past in read_history(request.run).values()} == {1}
 
 
-def test_one_of_several_repetitions_beside_others_is_enough(request_of: Callable[[], Request]) -> None:
+def test_one_of_several_repetitions_beside_others_is_enough(
+    request_of: Callable[[], Request],
+) -> None:
     go(request_of(), FakeScheduler(measured), Choice())
     go(request_of(), FakeScheduler(measured), Choice(repeat=3))
     cells = load_results(request_of().run).cells.set_index("context_length")
@@ -187,9 +227,15 @@ def test_one_of_several_repetitions_beside_others_is_enough(request_of: Callable
     assert sorted(length_of(attempt) for attempt in scheduler.begun) == [16, 16, 16, 32, 32, 32]
 
 
-def test_runs_that_are_read_together_have_hosts_of_their_own(request_of: Callable[[], Request], tmp_path: Path) -> None:
+def test_runs_that_are_read_together_have_hosts_of_their_own(
+    request_of: Callable[[], Request], tmp_path: Path
+) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
-        go(replace(request_of(), run=Run(folder)), FakeScheduler(lambda one: at(one, length_of(one), 10.0)), Choice())
+        go(
+            replace(request_of(), run=Run(folder)),
+            FakeScheduler(lambda one: at(one, length_of(one), 10.0)),
+            Choice(),
+        )
     alone = load_results(Run(folders[0])).cells["neighbours"].to_list()
     assert load_results(open_runs(folders)).cells["neighbours"].to_list() == alone * 2

@@ -53,7 +53,11 @@ def _job_server() -> None:
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Of a shell in which this Python is `python`, and its Ray is `ray`; the program is that of the working folder."""
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    token = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
     with own_temporary_folder(tmp_path) as own:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         yield {**os.environ, **token, "TMPDIR": own["TMPDIR"], "PATH": path, "PYTHONPATH": ""}
@@ -73,17 +77,23 @@ def jobs(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
             head.kill()
 
 
-def test_the_command_of_the_page_measures_all_cells(jobs: str, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_command_of_the_page_measures_all_cells(
+    jobs: str, environment: dict[str, str], tmp_path: Path
+) -> None:
     checkout, shared = tmp_path / "checkout", tmp_path / "shared"
     for package in ("model", "tasks", "orchestrator"):
-        shutil.copytree(ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / package, checkout / package, ignore=shutil.ignore_patterns("__pycache__")
+        )
     (checkout / "configs").mkdir()
     (checkout / "configs" / "full.yaml").write_text(CONFIG)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"http://{jobs}/api/jobs/", timeout=30)
     (command,) = re.findall(r"`(ray job submit .+)`", SCALE)
     words = shlex.split(command.replace("HEAD:8265", jobs).replace("/shared", str(shared)))
-    done = subprocess.run(words, cwd=checkout, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        words, cwd=checkout, env=environment, capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "measured 2 cells: 2 ok" in done.stdout
     cells = pd.read_parquet(shared / "full" / "cells.parquet")

@@ -54,7 +54,9 @@ from tests.support.s3 import Bucket, serve
 pytestmark = pytest.mark.slow
 
 Sweep = Callable[..., "subprocess.CompletedProcess[str]"]
-SweepHere = Callable[..., Result]  # for what comes after, where it is of no account whether Ray or this process measures
+SweepHere = Callable[
+    ..., Result
+]  # for what comes after, where it is of no account whether Ray or this process measures
 TESTS = str(ROOT / "tests" / "support")
 CONFIG = """
 name: faults
@@ -106,11 +108,15 @@ def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., An
     from ray.cluster_utils import Cluster
 
     bare = {"include_log_monitor": False, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus, "no_monitor": True, **bare})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": head_cpus, "no_monitor": True, **bare}
+    )
     with ExitStack() as folders:
 
         def join(**how: Any) -> Any:
-            own = tempfile.TemporaryDirectory(prefix="n-", dir="/tmp", ignore_cleanup_errors=True)  # a short path
+            own = tempfile.TemporaryDirectory(
+                prefix="n-", dir="/tmp", ignore_cleanup_errors=True
+            )  # a short path
             return cluster.add_node(**bare, temp_dir=folders.enter_context(own), **how)
 
         try:
@@ -121,7 +127,11 @@ def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., An
 
 
 def test_each_fault_is_a_row_and_the_others_never_notice(
-    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+    sweep: Sweep,
+    sweep_here: SweepHere,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
 ) -> None:
     """On a cluster that is running, through --address: two cells at a time, and what ran so again, alone."""
     hows = ["segfault", "leave", "unspeakable", "cuda_oom", "well"]
@@ -171,27 +181,50 @@ def test_what_two_hosts_measure_is_all_in_a_bucket_from_which_another_driver_goe
 
     def drive(host: str) -> subprocess.CompletedProcess[str]:
         words = ["--address", cluster.address, "--cpu-cells", 2, "--out", address]
-        return sweep("run", path, *words, env={**environment, **bucket.environment, "XDG_CACHE_HOME": f"/proc/self/cwd/{host}"})
+        return sweep(
+            "run",
+            path,
+            *words,
+            env={**environment, **bucket.environment, "XDG_CACHE_HOME": f"/proc/self/cwd/{host}"},
+        )
 
     with serve(bucket), cluster_of_hosts() as (cluster, join):
         raylets = {str(join(num_cpus=1).all_processes["raylet"][0].process.pid) for _ in range(2)}
         first = drive("first")
-        assert (first.returncode, "measured 4 cells: 3 ok, 1 failed" in first.stdout) == (1, True), first.stdout + first.stderr
+        assert (first.returncode, "measured 4 cells: 3 ok, 1 failed" in first.stdout) == (
+            1,
+            True,
+        ), first.stdout + first.stderr
         before = dict(bucket.objects)
         second = drive("second")
-        assert (second.returncode, "measured 1 cell: 1 ok" in second.stdout) == (0, True), second.stdout + second.stderr
-        for name, value in {**bucket.environment, "XDG_CACHE_HOME": str(tmp_path / "third")}.items():
+        assert (second.returncode, "measured 1 cell: 1 ok" in second.stdout) == (0, True), (
+            second.stdout + second.stderr
+        )
+        for name, value in {
+            **bucket.environment,
+            "XDG_CACHE_HOME": str(tmp_path / "third"),
+        }.items():
             monkeypatch.setenv(name, value)
         reported = sweep_here("report", address)
         assert reported.exit_code == 0, reported.output
         attempts, samples, kernels = map(open_run(address).read, ("attempts", "samples", "kernels"))
     measured = set(attempts[["cell", "attempt", "status"]].itertuples(index=False, name=None))
     ok = {(cell, number) for cell, number, status in measured if status == "ok"}
-    assert sorted((number, status) for _, number, status in measured) == [(1, "failed"), *[(1, "ok")] * 3, (2, "ok")]
+    assert sorted((number, status) for _, number, status in measured) == [
+        (1, "failed"),
+        *[(1, "ok")] * 3,
+        (2, "ok"),
+    ]
     for rows in (samples, kernels):
         assert ok <= set(rows[["cell", "attempt"]].itertuples(index=False, name=None))
-    of_rows = {name for name in before if name.startswith(("bucket/runs/x/attempts/", "bucket/runs/x/artifacts/"))}
-    assert {name: bucket.objects[name] for name in of_rows} == {name: before[name] for name in of_rows}
+    of_rows = {
+        name
+        for name in before
+        if name.startswith(("bucket/runs/x/attempts/", "bucket/runs/x/artifacts/"))
+    }
+    assert {name: bucket.objects[name] for name in of_rows} == {
+        name: before[name] for name in of_rows
+    }
     told = ""
     for cell, number in ok:
         left = bucket.names(f"runs/x/artifacts/{cell}/{number}/")
@@ -209,15 +242,25 @@ def started(folder: Path) -> int:
 
 
 def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
-    sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+    sweep_here: SweepHere,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
 ) -> None:
-    text = config_of("slowly", "fail").replace("model_args:", "seed: [0, 1, 2, 3, 4]\n      model_args:")
-    text = text.replace("measured_steps: 2", "measured_steps: 8")  # of which a slow cell takes a second
+    text = config_of("slowly", "fail").replace(
+        "model_args:", "seed: [0, 1, 2, 3, 4]\n      model_args:"
+    )
+    text = text.replace(
+        "measured_steps: 2", "measured_steps: 8"
+    )  # of which a slow cell takes a second
     path, folder = write_config(text), tmp_path / "results" / "faults"
     chance, finished = random.Random(3), frozenset[tuple[str, int]]()
     for _ in range(2):
         driver = subprocess.Popen(
-            sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.DEVNULL
+            sweep_command("run", path),
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            stdout=subprocess.DEVNULL,
         )
         seen, deadline = started(folder), time.monotonic() + 100
         while started(folder) == seen and time.monotonic() < deadline and driver.poll() is None:
@@ -236,7 +279,9 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
     assert len(ok) == 7
     assert lost_and_repeated(folder, finished) == (0, 0)
     samples = pd.concat(pd.read_parquet(part) for part in (folder / "samples").glob("*.parquet"))
-    assert not samples.duplicated(["cell", "attempt", "instrument", "mode", "phase", "metric", "step"]).any()
+    assert not samples.duplicated(
+        ["cell", "attempt", "instrument", "mode", "phase", "metric", "step"]
+    ).any()
     assert set(ok["cell"]) <= set(samples["cell"])
     recorded = set(zip(attempts["cell"], attempts["attempt"], strict=True))
     assert set(zip(samples["cell"], samples["attempt"], strict=True)) <= recorded
@@ -247,7 +292,10 @@ def wait_until_stuck(folder: Path, how: str) -> None:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         for attempt in folder.glob(f"artifacts/*/*/{ATTEMPT_FILE}"):
-            if how in attempt.read_text() and read_phase(attempt.with_name(PHASE_FILE)) == "forward":
+            if (
+                how in attempt.read_text()
+                and read_phase(attempt.with_name(PHASE_FILE)) == "forward"
+            ):
                 return
         time.sleep(0.1)
     raise AssertionError(f"{how} has not begun")
@@ -257,28 +305,54 @@ def listens_beyond_this_machine(tmp_path: Path) -> list[str]:
     """What somebody on the network could talk to."""
     families = asked_of_each(tmp_path, lambda process: [process, *process.children(recursive=True)])
     ours = {process.pid for family in families for process in family}
-    listening = [one for one in psutil.net_connections("inet") if one.status == psutil.CONN_LISTEN and one.pid in ours]
+    listening = [
+        one
+        for one in psutil.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN and one.pid in ours
+    ]
     assert listening, "Ray listens to its own workers at least"
-    return [f"{one.pid} {one.laddr}" for one in listening if not ip_address(one.laddr.ip.removeprefix("::ffff:")).is_loopback]
+    return [
+        f"{one.pid} {one.laddr}"
+        for one in listening
+        if not ip_address(one.laddr.ip.removeprefix("::ffff:")).is_loopback
+    ]
 
 
-@pytest.mark.parametrize(("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)])
+@pytest.mark.parametrize(
+    ("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)]
+)
 def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
-    sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str], number: int, times: int
+    sweep_here: SweepHere,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
+    number: int,
+    times: int,
 ) -> None:
     folder = tmp_path / "results" / "faults"
     hang = f"{{how: spin_in_c, once: true, vocab_size: 100, mark: {tmp_path / 'first'}}}"
     path = write_config((CONFIG % hang).replace("timeout_s: 12", "timeout_s: 100"))
     driver = subprocess.Popen(
-        sweep_command("run", path), cwd=tmp_path, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True
+        sweep_command("run", path),
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
     )
     wait_until_stuck(folder, "spin_in_c")
     assert not listens_beyond_this_machine(tmp_path)
     words = asked_of_each(tmp_path, lambda process: " ".join(process.cmdline()))
-    assert all("--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word)  # Ray's usage statistics
-    assert any("--beget" in word for word in words)  # what was begun before Ray is what cells come from
+    assert all(
+        "--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word
+    )  # Ray's usage statistics
+    assert any(
+        "--beget" in word for word in words
+    )  # what was begun before Ray is what cells come from
     assert not any("--serve" in word for word in words)
-    modes = asked_of_each(tmp_path, lambda process: "raylet" in process.name() and process.environ().get("RAY_AUTH_MODE"))
+    modes = asked_of_each(
+        tmp_path,
+        lambda process: "raylet" in process.name() and process.environ().get("RAY_AUTH_MODE"),
+    )
     assert set(modes) == {False, "token"}
     driver.send_signal(number)
     for _ in range(1, times):  # in impatience
@@ -286,7 +360,10 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
         driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
-    assert f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}" in said
+    assert (
+        f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}"
+        in said
+    )
     assert statuses(folder) == {"good 0": "ok", "good 1": "ok"}
     wait_until_gone(tmp_path)
     untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
@@ -296,12 +373,18 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
 
 
 def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
-    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+    sweep: Sweep,
+    sweep_here: SweepHere,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
 ) -> None:
     path = write_config(config_of("sleep").replace("timeout_s: 12", "timeout_s: 100"))
     began = time.monotonic()
     done = sweep("run", path, "--time-limit", "15s", env=environment)
-    assert time.monotonic() - began < 35  # and not after 100; how punctual it is, tests/orchestrator/sweep/test_pipeline.py says
+    assert (
+        time.monotonic() - began < 35
+    )  # and not after 100; how punctual it is, tests/orchestrator/sweep/test_pipeline.py says
     assert done.returncode == 75, done.stdout + done.stderr
     assert re.search(r"out of time with \d cells? left.*\. To go on: sweep run", done.stdout)
     assert not (tmp_path / "cache").exists()  # nothing is left where it was called
@@ -312,7 +395,11 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
 
 
 def test_a_second_driver_is_sent_away(
-    sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str]
+    sweep: Sweep,
+    sweep_here: SweepHere,
+    write_config: Callable[..., Path],
+    tmp_path: Path,
+    environment: dict[str, str],
 ) -> None:
     path, folder = write_config(config_of("sleep")), tmp_path / "results" / "faults"
     first = subprocess.Popen(
@@ -336,8 +423,14 @@ def test_a_second_driver_is_sent_away(
 
 
 def kill_supervisor(tmp_path: Path) -> None:
-    found = [process for process in psutil.process_iter() if process.name().startswith("ray::supervise")]
-    ours = [process for process in found if process.environ().get("TMPDIR") == str((tmp_path / "ray").resolve())]
+    found = [
+        process for process in psutil.process_iter() if process.name().startswith("ray::supervise")
+    ]
+    ours = [
+        process
+        for process in found
+        if process.environ().get("TMPDIR") == str((tmp_path / "ray").resolve())
+    ]
     assert len(ours) == 1
     ours[0].kill()
 
@@ -354,7 +447,11 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
         monkeypatch.setenv(name, value)
     hang = "{how: sleep, once: true, vocab_size: 100, mark: %s}"
     hangs = ", ".join(hang % (tmp_path / mark) for mark in ("first", "second"))
-    path = write_config((CONFIG % f"{hangs}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 100"))
+    path = write_config(
+        (CONFIG % f"{hangs}, {{how: well, vocab_size: 100}}").replace(
+            "timeout_s: 12", "timeout_s: 100"
+        )
+    )
     folder = tmp_path / "results" / "faults"
     with cluster_of_hosts() as (cluster, join):
         node = join(num_cpus=1)
@@ -368,7 +465,9 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
         ends = sorted(zip(*read(folder, "started_at", "status", "evidence"), strict=True))
         assert [status for _, status, _ in ends] == ["ok", "ok", "lost", "lost", "ok"]
         assert all(
-            re.search("its (supervisor|node) went away", str(evidence)) for _, status, evidence in ends if status == "lost"
+            re.search("its (supervisor|node) went away", str(evidence))
+            for _, status, evidence in ends
+            if status == "lost"
         )
         untouched = {part: part.read_bytes() for part in parts_of_good_cells(folder)}
     done = sweep_here("run", path, "--scheduler", "serial")
@@ -377,11 +476,19 @@ def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_
 
 
 def driver_on(cluster: Any, config: Path, folder: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(sweep_command("run", config, "--address", cluster.address), cwd=folder, stdout=subprocess.DEVNULL)
+    return subprocess.Popen(
+        sweep_command("run", config, "--address", cluster.address),
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def parts_of_good_cells(folder: Path) -> list[Path]:
-    return [part for part in (folder / "attempts").glob("*.parquet") if pd.read_parquet(part)["status"].tolist() == ["ok"]]
+    return [
+        part
+        for part in (folder / "attempts").glob("*.parquet")
+        if pd.read_parquet(part)["status"].tolist() == ["ok"]
+    ]
 
 
 def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
@@ -393,10 +500,17 @@ def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
 ) -> None:
     """As one that the network is cut off from: nothing is closed, and only Ray's own question finds that nobody answers."""
     asks = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
-    for name, value in {**environment, **{f"RAY_health_check_{name}": str(value) for name, value in asks.items()}}.items():
+    for name, value in {
+        **environment,
+        **{f"RAY_health_check_{name}": str(value) for name, value in asks.items()},
+    }.items():
         monkeypatch.setenv(name, value)
     hang = f"{{how: sleep, once: true, vocab_size: 100, mark: {tmp_path / 'first'}}}"
-    path = write_config((CONFIG % f"{hang}, {{how: well, vocab_size: 100}}").replace("timeout_s: 12", "timeout_s: 600"))
+    path = write_config(
+        (CONFIG % f"{hang}, {{how: well, vocab_size: 100}}").replace(
+            "timeout_s: 12", "timeout_s: 600"
+        )
+    )
     folder = tmp_path / "results" / "faults"
     with cluster_of_hosts() as (cluster, join):
         node = join(num_cpus=1)
@@ -428,12 +542,17 @@ def read(folder: Path, *columns: str) -> list[list[object]]:
 
 
 def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
-    make_attempt: Callable[..., Attempt], environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_attempt: Callable[..., Attempt],
+    environment: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Two nodes that say they have a GPU, and another that joins: what stands for a cell says on which of them it is."""
     import ray
 
-    def say_where(attempt: Attempt, cpus: int, gpus: object, mark: str) -> Iterator[Started | Outcome]:
+    def say_where(
+        attempt: Attempt, cpus: int, gpus: object, mark: str
+    ) -> Iterator[Started | Outcome]:
 
         here = ray.get_runtime_context()
         import orchestrator
@@ -455,16 +574,27 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
     left = stream.getvalue()
     monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
     monkeypatch.setattr("orchestrator.scheduling.ray_scheduler.supervise", say_where)
-    cuda = [make_attempt(seed=seed, device="cuda", gpu_kind=kind) for kind in ("H100", "RTX 5090") for seed in range(2)]
+    cuda = [
+        make_attempt(seed=seed, device="cuda", gpu_kind=kind)
+        for kind in ("H100", "RTX 5090")
+        for seed in range(2)
+    ]
 
     def kinds_of(attempts: list[Attempt]) -> list[str]:
-        return sorted(outcome.facts["kind"] for outcome in scheduler.run(attempts, lambda started: None))
+        return sorted(
+            outcome.facts["kind"] for outcome in scheduler.run(attempts, lambda started: None)
+        )
 
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "H100"})
         join(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "GeForce-RTX-5090"})
         scheduler = RayScheduler(cluster.address)
-        assert [scheduler.places("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [3, 2, 1, 0]
+        assert [scheduler.places("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [
+            3,
+            2,
+            1,
+            0,
+        ]
         assert kinds_of(cuda) == ["GeForce-RTX-5090", "GeForce-RTX-5090", "H100", "H100"]
         join(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "A100"})
         assert kinds_of([make_attempt(device="cuda", gpu_kind="A100")]) == ["A100"]
@@ -477,19 +607,27 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
         assert (outcome.facts["took"]["GPU"], outcome.facts["kind"]) == (2, "H100")
 
 
-def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(make_attempt: Callable[..., Attempt]) -> None:
+def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(
+    make_attempt: Callable[..., Attempt],
+) -> None:
     given_up = SimpleNamespace(_give_up=lambda stream, started, reason: reason)
     attempt = make_attempt(1, settings={"timeout_s": 10.0})
 
     def after(seconds: float) -> object:
-        return RayScheduler._give_up_hung(given_up, "it", Started(attempt, "host", "", time.monotonic() - seconds))  # type: ignore[arg-type]
+        return RayScheduler._give_up_hung(
+            given_up, "it", Started(attempt, "host", "", time.monotonic() - seconds)
+        )  # type: ignore[arg-type]
 
     assert after(10 + PREPARATION_S + TIMEOUT_S) is None
     assert "its supervisor did not answer" in str(after(10 + 3 * (PREPARATION_S + TIMEOUT_S)))
 
 
-def test_an_address_where_nothing_is(sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]) -> None:
-    done = sweep("run", write_config(config_of("well")), "--address", "127.0.0.1:1", env=environment)
+def test_an_address_where_nothing_is(
+    sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]
+) -> None:
+    done = sweep(
+        "run", write_config(config_of("well")), "--address", "127.0.0.1:1", env=environment
+    )
     assert done.returncode == 2
     assert "Is `ray start --head` running there?" in done.stderr
     assert "Traceback" not in done.stderr
@@ -503,5 +641,8 @@ def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch: pytest.MonkeyPatch
         raise Exception("The current node timed out during startup\nand more")
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(EnvironmentError, match=r"^Ray does not start: The current node timed out during startup\. `sweep run"):
+    with pytest.raises(
+        EnvironmentError,
+        match=r"^Ray does not start: The current node timed out during startup\. `sweep run",
+    ):
         RayScheduler()

@@ -31,7 +31,12 @@ def driver(base: Path) -> Iterator[subprocess.Popen[str]]:
     """Ended as by a kill."""
     command = [sys.executable, "-c", DRIVER]
     process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "TMPDIR": str(base)}, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command,
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(base)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with process:
         try:
@@ -52,7 +57,9 @@ def folder_of(process: subprocess.Popen[str]) -> Path:
     return Path(process.stdout.readline().strip())
 
 
-def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cleared_away(base: Path) -> None:
+def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cleared_away(
+    base: Path,
+) -> None:
     with ExitStack() as ended:
         begun = [ended.enter_context(driver(base)) for _ in range(6)]
         folders = {folder_of(process) for process in begun}
@@ -63,7 +70,9 @@ def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cle
         assert [folder_of(alone)] == list(base.iterdir())
 
 
-def test_who_is_taken_for_dead_before_the_lock_takes_another(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_taken_for_dead_before_the_lock_takes_another(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(base))
     flock, cleared = ray_session.fcntl.flock, threading.Event()
 

@@ -47,7 +47,11 @@ def build(params: WideParams) -> Any:
 
 @pytest.fixture(autouse=True)
 def task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(all_tasks(), "wide", Task("wide", 1, WideParams, build, lambda params: params.seconds * 1e13))  # type: ignore[index]
+    monkeypatch.setitem(
+        all_tasks(),
+        "wide",
+        Task("wide", 1, WideParams, build, lambda params: params.seconds * 1e13),
+    )  # type: ignore[index]
 
 
 def cell(**values: Any) -> Cell:
@@ -56,11 +60,17 @@ def cell(**values: Any) -> Cell:
 
 def attempt_at(tmp_path: Path, number: int = 1, **values: Any) -> Attempt:
     made = cell(**values)
-    return Attempt(made, number, str(tmp_path / "run" / "artifacts" / made.id / str(number)), Settings())
+    return Attempt(
+        made, number, str(tmp_path / "run" / "artifacts" / made.id / str(number)), Settings()
+    )
 
 
 def test_a_cell_says_how_many_and_on_the_cpu_there_are_none() -> None:
-    assert [cell(gpus=2).params.gpu_count, cell().params.gpu_count, cell(device="cpu").params.gpu_count] == [2, 1, 0]
+    assert [
+        cell(gpus=2).params.gpu_count,
+        cell().params.gpu_count,
+        cell(device="cpu").params.gpu_count,
+    ] == [2, 1, 0]
     assert cell(gpus=2, device="cpu").id == cell(device="cpu").id
     assert cell(gpus=1).id == cell().id
     assert make_cell("matmul", {}).params.gpu_count == 1
@@ -72,7 +82,9 @@ def test_what_is_no_number_is_refused(gpus: str, write_config: Callable[..., Pat
         resolve(write_config(CONFIG.replace("[1, 2, 4]", f"[{gpus}]")), [], [], None)
 
 
-def test_a_task_that_would_use_one_of_them_has_no_such_axis(write_config: Callable[..., Path]) -> None:
+def test_a_task_that_would_use_one_of_them_has_no_such_axis(
+    write_config: Callable[..., Path],
+) -> None:
     with pytest.raises(ConfigError, match="train_step has no axis 'gpus'"):
         resolve(write_config(CONFIG.replace("task: wide", "task: train_step")), [], [], None)
 
@@ -82,13 +94,20 @@ def test_time_and_gpu_hours_are_of_all_of_them() -> None:
     assert makespan_s([3, 4], 2, widths=[1, 2]) == 3 + 4  # it waits for both
     assert makespan_s([4], 2, under_way=[5, 5, 5], widths=[8]) == 9
     cells = [cell(gpus=4), cell(seed=1), cell(seed=2)]
-    history = {one.id: Past((Status.OK,), (seconds,), 1) for one, seconds in zip(cells, (100.0, 50.0, 50.0), strict=True)}
-    found = expect(Estimator(cells, history, Conditions("NVIDIA H200", True, True)), cells, {"cuda": 4})
+    history = {
+        one.id: Past((Status.OK,), (seconds,), 1)
+        for one, seconds in zip(cells, (100.0, 50.0, 50.0), strict=True)
+    }
+    found = expect(
+        Estimator(cells, history, Conditions("NVIDIA H200", True, True)), cells, {"cuda": 4}
+    )
     assert found is not None
     assert (found.wall_s, found.gpu_s) == (150, 4 * 100 + 50 + 50)
 
 
-def queue_of(tmp_path: Path, *cells: Cell, places: int = 4, kinds: Mapping[str, int] | None = None) -> Queue:
+def queue_of(
+    tmp_path: Path, *cells: Cell, places: int = 4, kinds: Mapping[str, int] | None = None
+) -> Queue:
     queue = Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None)
     queue.arrange({"cuda": places}, "NVIDIA H200", kinds or {})
     return queue
@@ -102,7 +121,12 @@ def test_those_that_take_most_come_first(tmp_path: Path) -> None:
 
 
 def test_one_that_finds_too_few_of_its_kind_lets_others_go_first(tmp_path: Path) -> None:
-    cells = [cell(gpus=2, gpu_kind="H100"), cell(gpus=2, gpu_kind="H100", seed=1), cell(gpu_kind="H100"), cell(gpu_kind="A100")]
+    cells = [
+        cell(gpus=2, gpu_kind="H100"),
+        cell(gpus=2, gpu_kind="H100", seed=1),
+        cell(gpu_kind="H100"),
+        cell(gpu_kind="A100"),
+    ]
     attempts = iter(queue_of(tmp_path, *cells, kinds={"H100": 3, "A100": 1}))
     assert [next(attempts).cell for _ in range(4)] == [cells[0], cells[2], cells[3], cells[1]]
 
@@ -120,15 +144,23 @@ class Host:
         return {socket.gethostname(): self.gpus}
 
     def probe(self) -> dict[str, Any]:
-        gpus = [{"name": "NVIDIA H200", "memory_bytes": 1, "uuid": uuid} for uuid in self.gpus.values()]
+        gpus = [
+            {"name": "NVIDIA H200", "memory_bytes": 1, "uuid": uuid} for uuid in self.gpus.values()
+        ]
         return {"host": socket.gethostname(), "gpus": gpus}
 
-    def measure(self, attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
-        visible = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    def measure(
+        self, attempt: Attempt, count: int, cores: tuple[int, ...] | None = None
+    ) -> Outcome:
+        visible = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
+            "CUDA_VISIBLE_DEVICES", "all"
+        )
         struck = {self.gpus[name] for name in self.falls & set(visible.split(","))}
         self.answering -= struck
         facts = {"visible_devices": visible, "cores": cores, "count": count}
-        return Outcome(attempt, Status.FAILED if struck else Status.OK, "", "", {}, facts, (), 0.0, 0.0)
+        return Outcome(
+            attempt, Status.FAILED if struck else Status.OK, "", "", {}, facts, (), 0.0, 0.0
+        )
 
     def handle_of(self, uuid: str) -> str:
         if uuid.removeprefix("GPU-") not in self.answering:
@@ -154,15 +186,26 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     ("visible", "cores", "uuids"),
     [
         ("0,2", (0, 1, 4), ["uuid-0", "uuid-2"]),
-        ("2,3", None, ["uuid-2", "uuid-3"]),  # of one of them no cores are known: all that there are
+        (
+            "2,3",
+            None,
+            ["uuid-2", "uuid-3"],
+        ),  # of one of them no cores are known: all that there are
         ("1", (2, 3), None),
     ],
 )
 def test_its_cores_are_those_of_all_and_the_row_says_which_it_had(
-    tmp_path: Path, host: Host, monkeypatch: pytest.MonkeyPatch, visible: str, cores: object, uuids: object
+    tmp_path: Path,
+    host: Host,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    cores: object,
+    uuids: object,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    _, outcome = supervisor.supervise(attempt_at(tmp_path, gpus=len(visible) // 2 + 1), 5, host.known)
+    _, outcome = supervisor.supervise(
+        attempt_at(tmp_path, gpus=len(visible) // 2 + 1), 5, host.known
+    )
     assert isinstance(outcome, Outcome)
     assert (outcome.facts["cores"], outcome.facts.get("gpu_uuids")) == (cores, uuids)
 
@@ -170,35 +213,60 @@ def test_its_cores_are_those_of_all_and_the_row_says_which_it_had(
 def serially(tmp_path: Path, *gpus: int) -> Iterator[Outcome]:
     scheduler = SerialScheduler()
     scheduler.environments()
-    yield from scheduler.run([attempt_at(tmp_path, number, gpus=many) for number, many in enumerate(gpus)], lambda started: None)
+    yield from scheduler.run(
+        [attempt_at(tmp_path, number, gpus=many) for number, many in enumerate(gpus)],
+        lambda started: None,
+    )
 
 
 def test_one_after_another_they_have_the_first_that_work(tmp_path: Path, host: Host) -> None:
     host.falls = {"1"}
-    outcomes = [(one.status, one.facts["visible_devices"]) for one in serially(tmp_path, 1, 2, 3, 2)]
-    assert outcomes == [(Status.OK, "all"), (Status.LOST, "0,1"), (Status.OK, "0,2,3"), (Status.OK, "0,2")]
+    outcomes = [
+        (one.status, one.facts["visible_devices"]) for one in serially(tmp_path, 1, 2, 3, 2)
+    ]
+    assert outcomes == [
+        (Status.OK, "all"),
+        (Status.LOST, "0,1"),
+        (Status.OK, "0,2,3"),
+        (Status.OK, "0,2"),
+    ]
 
 
-def test_the_one_that_fell_is_named_and_where_too_few_are_left_the_run_ends(tmp_path: Path, host: Host) -> None:
+def test_the_one_that_fell_is_named_and_where_too_few_are_left_the_run_ends(
+    tmp_path: Path, host: Host
+) -> None:
     host.falls = {"2"}
     outcomes = serially(tmp_path, 4, 1, 4)
     lost = next(outcomes)
     assert lost.evidence["gpu_uuid"] == "uuid-2"
     assert lost.evidence["message"].startswith("its GPU went away: GPU 2 (uuid-2) of ")
     assert next(outcomes).status is Status.OK
-    with pytest.raises(GpusLost, match=r"no host is left with 4 GPUs that work: GPU 2 \(uuid-2\) of .*Reset the GPU"):
+    with pytest.raises(
+        GpusLost,
+        match=r"no host is left with 4 GPUs that work: GPU 2 \(uuid-2\) of .*Reset the GPU",
+    ):
         next(outcomes)
 
 
 def hosts_with(*counts: int) -> FakeScheduler:
     scheduler = FakeScheduler(outcome_of)
-    gpus = [[{"name": "NVIDIA H200", "memory_bytes": 1, "uuid": f"{count} {one}"} for one in range(count)] for count in counts]
+    gpus = [
+        [
+            {"name": "NVIDIA H200", "memory_bytes": 1, "uuid": f"{count} {one}"}
+            for one in range(count)
+        ]
+        for count in counts
+    ]
     mark = {"cuda": [{"gpu": "NVIDIA H200"}]}
-    scheduler.environments = lambda: [{"host": str(own), "gpus": own, "fingerprints": mark} for own in gpus]  # type: ignore[method-assign]
+    scheduler.environments = lambda: [
+        {"host": str(own), "gpus": own, "fingerprints": mark} for own in gpus
+    ]  # type: ignore[method-assign]
     return scheduler
 
 
-def test_cells_that_no_host_has_room_for_are_left_for_another_run(write_config: Callable[..., Path], tmp_path: Path) -> None:
+def test_cells_that_no_host_has_room_for_are_left_for_another_run(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
     said: list[str] = []
 
     def request(*sets: str) -> Request:
@@ -206,20 +274,26 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(write_config: 
 
     assert go(request(), hosts_with(1, 2, 1), say=said.append).statuses == {Status.OK: 4}
     line = "2 cells ask for 4 GPUs of one host together, and here no host has more than 2"
-    assert f"left out: {line}. Given again where there are so many, this command measures them" in said
+    assert (
+        f"left out: {line}. Given again where there are so many, this command measures them" in said
+    )
     with pytest.raises(EnvironmentError, match=f"{line}. Have such a host join"):
         go(request(), hosts_with(1, 2, 1))
     assert go(request(), hosts_with(4)).statuses == {Status.OK: 2}
 
 
 @pytest.mark.slow
-def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two nodes that say they have five GPUs each. With a cell of three on both a third has four free, and yet waits for one of
     the first two; cells of one that come after it leave it what becomes free; and no GPU has two cells at a time."""
     import ray
     from ray.cluster_utils import Cluster
 
-    def say_where(attempt: Attempt, cpus: int, gpus: object, mark: str) -> Iterator[Started | Outcome | Fallen]:
+    def say_where(
+        attempt: Attempt, cpus: int, gpus: object, mark: str
+    ) -> Iterator[Started | Outcome | Fallen]:
         import os
         import socket
         import time
@@ -230,9 +304,18 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(tmp_path: Path
         names = here.get_accelerator_ids()["GPU"]
         yield Started(attempt, socket.gethostname(), "", 0.0)
         time.sleep(0.2)
-        facts = {"node": here.get_node_id(), "gpus": names, "visible": os.environ["CUDA_VISIBLE_DEVICES"], "cpus": cpus}
+        facts = {
+            "node": here.get_node_id(),
+            "gpus": names,
+            "visible": os.environ["CUDA_VISIBLE_DEVICES"],
+            "cpus": cpus,
+        }
         outcome = Outcome(attempt, Status.OK, "", "", {}, facts, (), began, time.time() - began)
-        yield outcome if attempt.number < 100 else Fallen(outcome, outcome, "GPU 0 of here: gone", "0")
+        yield (
+            outcome
+            if attempt.number < 100
+            else Fallen(outcome, outcome, "GPU 0 of here: gone", "0")
+        )
         if attempt.number >= 100:
             time.sleep(1000)
 
@@ -245,11 +328,19 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(tmp_path: Path
         try:
             cluster.add_node(num_cpus=10, num_gpus=5)
             scheduler = RayScheduler(cluster.address)
-            attempts = [attempt_at(tmp_path, number, gpus=width) for number, width in enumerate(widths)]
-            outcomes = sorted(scheduler.run(attempts, lambda started: None), key=lambda one: one.attempt.number)
-            assert [one.status for one in outcomes] == [Status.OK] * 4, [one.evidence for one in outcomes]
+            attempts = [
+                attempt_at(tmp_path, number, gpus=width) for number, width in enumerate(widths)
+            ]
+            outcomes = sorted(
+                scheduler.run(attempts, lambda started: None), key=lambda one: one.attempt.number
+            )
+            assert [one.status for one in outcomes] == [Status.OK] * 4, [
+                one.evidence for one in outcomes
+            ]
             assert [len(one.facts["gpus"]) for one in outcomes] == widths
-            assert [one.facts["visible"].split(",") for one in outcomes] == [one.facts["gpus"] for one in outcomes]
+            assert [one.facts["visible"].split(",") for one in outcomes] == [
+                one.facts["gpus"] for one in outcomes
+            ]
             assert [one.facts["cpus"] for one in outcomes] == [2 * width for width in widths]
             assert not list(overlapping(outcomes))
             third = outcomes[2]
@@ -258,7 +349,9 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(tmp_path: Path
             lost = attempt_at(tmp_path, 100, gpus=2)
             assert [one.attempt for one in scheduler.run([lost], lambda started: None)] == [lost]
             assert scheduler.places("cuda") == 8
-            with pytest.raises(GpusLost, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"):
+            with pytest.raises(
+                GpusLost, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"
+            ):
                 list(scheduler.run([attempt_at(tmp_path, 9, gpus=4)], lambda started: None))
             scheduler.close()
         finally:
@@ -270,7 +363,9 @@ def overlapping(outcomes: list[Outcome]) -> Iterator[tuple[int, int]]:
     """Of which two had a GPU at the same time."""
     for one in outcomes:
         for other in outcomes:
-            same = one.facts["node"] == other.facts["node"] and set(one.facts["gpus"]) & set(other.facts["gpus"])
+            same = one.facts["node"] == other.facts["node"] and set(one.facts["gpus"]) & set(
+                other.facts["gpus"]
+            )
             if same and one.attempt.number < other.attempt.number:
                 first, second = sorted((one, other), key=lambda each: each.started_at)
                 if first.started_at + first.wall_s > second.started_at:

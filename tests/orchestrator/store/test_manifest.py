@@ -40,7 +40,17 @@ def of_its_own_program(file: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b'{"config": {', b"[]", b"null", b"\xff{}", b"[" * 100_000, b'{"schema_version": "2"}', b'{"defaults": 3}']
+    "content",
+    [
+        b"",
+        b'{"config": {',
+        b"[]",
+        b"null",
+        b"\xff{}",
+        b"[" * 100_000,
+        b'{"schema_version": "2"}',
+        b'{"defaults": 3}',
+    ],
 )
 def test_whatever_reads_it_says_so_in_one_line(content: bytes, file: Path, tmp_path: Path) -> None:
     file.write_bytes(content)
@@ -55,7 +65,9 @@ def test_whatever_reads_it_says_so_in_one_line(content: bytes, file: Path, tmp_p
         assert (done.exit_code, done.stdout) == (2, ""), words
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"sweep: {file}: is ")
-        assert line.endswith("Restore it, or move it away: `sweep run` with the same config writes it again")
+        assert line.endswith(
+            "Restore it, or move it away: `sweep run` with the same config writes it again"
+        )
 
 
 def test_that_of_a_newer_program(file: Path) -> None:
@@ -65,11 +77,27 @@ def test_that_of_a_newer_program(file: Path) -> None:
 
 
 READ = {  # of what is read of it, by the names that lead there
-    (): ("name", "config", "config_path", "selection", "asked", "fingerprints", "defaults", "invocations"),
+    (): (
+        "name",
+        "config",
+        "config_path",
+        "selection",
+        "asked",
+        "fingerprints",
+        "defaults",
+        "invocations",
+    ),
     ("selection",): ("set", "where", "instruments"),
     ("invocations", 0): ("time", "command", "asks_for", "asked"),
     ("invocations", 0, "asks_for"): ("choice",),
-    ("invocations", 0, "asks_for", "choice"): ("infer_oom", "verify", "repeat", "retry", "only", "fresh"),
+    ("invocations", 0, "asks_for", "choice"): (
+        "infer_oom",
+        "verify",
+        "repeat",
+        "retry",
+        "only",
+        "fresh",
+    ),
 }
 
 
@@ -77,26 +105,40 @@ def within(value: Any, place: Iterable[str | int]) -> Any:
     return reduce(lambda holder, step: holder[step], place, value)
 
 
-@pytest.mark.parametrize(("place", "name"), [(place, name) for place, names in READ.items() for name in names])
-def test_what_is_read_of_it_is_of_its_type(place: tuple[str | int, ...], name: str, file: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "name"), [(place, name) for place, names in READ.items() for name in names]
+)
+def test_what_is_read_of_it_is_of_its_type(
+    place: tuple[str | int, ...], name: str, file: Path
+) -> None:
     good = of_its_own_program(file)
     for wrong in (wrong for wrong in WRONG if type(wrong) is not type(within(good, place)[name])):
         bad = deepcopy(good)
         within(bad, place)[name] = wrong
         file.write_text(json.dumps(bad))
-        with pytest.raises(RunError, match=r"is damaged, or of another program: .*Restore it, or move it away"):
+        with pytest.raises(
+            RunError, match=r"is damaged, or of another program: .*Restore it, or move it away"
+        ):
             of_its_own_program(file)
 
 
 def test_what_a_later_program_adds_is_passed_over(file: Path) -> None:
     good = of_its_own_program(file)
-    file.write_text(json.dumps({**good, "weather": "fine", "invocations": [{**good["invocations"][0], "mood": 1}]}))
+    file.write_text(
+        json.dumps(
+            {**good, "weather": "fine", "invocations": [{**good["invocations"][0], "mood": 1}]}
+        )
+    )
     assert of_its_own_program(file)["weather"] == "fine"
 
 
 def test_words_that_are_no_text_stay_what_they_are(file: Path) -> None:
     """Of a command line: a folder's name may be of any bytes."""
     good = of_its_own_program(file)
-    odd = {**good, "config_path": "\udcff.yaml", "invocations": [{**good["invocations"][0], "command": ["run", "\udcff.yaml"]}]}
+    odd = {
+        **good,
+        "config_path": "\udcff.yaml",
+        "invocations": [{**good["invocations"][0], "command": ["run", "\udcff.yaml"]}],
+    }
     file.write_text(json.dumps(odd))
     assert of_its_own_program(file) == odd

@@ -35,7 +35,10 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["~", "~root", "a:b", "s3:x", "file:x", "with space", "é", "a%20b", "a#b", "a?b", "[x]", "*"])
+@pytest.mark.parametrize(
+    "name",
+    ["~", "~root", "a:b", "s3:x", "file:x", "with space", "é", "a%20b", "a#b", "a?b", "[x]", "*"],
+)
 def test_a_folder_may_be_called_as_one_likes(
     name: str, tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -58,7 +61,9 @@ def test_a_run_of_an_older_program_has_no_kernels(run: Run, make_outcome: MakeOu
     assert run.read("kernels").empty
 
 
-def test_parts_of_older_programs_have_nulls_for_newer_columns(run: Run, make_outcome: MakeOutcome) -> None:
+def test_parts_of_older_programs_have_nulls_for_newer_columns(
+    run: Run, make_outcome: MakeOutcome
+) -> None:
     with run.opened_for_writing() as writer:
         writer.append(make_outcome(), None)
     old = pa.table({**ROW, "cell": ["zzz"], "since_dropped": [1]})
@@ -78,7 +83,9 @@ def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)
     found = run.read("samples", categories=True)
-    assert found["cell"].nunique() == len(found["cell"].cat.categories) - 1 == 3  # and the empty text
+    assert (
+        found["cell"].nunique() == len(found["cell"].cat.categories) - 1 == 3
+    )  # and the empty text
     texts = dict.fromkeys(found.select_dtypes("category"), "str")
     pd.testing.assert_frame_equal(found.astype(texts), run.read("samples"))
 
@@ -87,7 +94,10 @@ def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
     ("foreign", "said"),
     [
         ({"a": [1.5], "b": ["of another program"]}, "no column attempt, cell"),
-        ({"cell": ["c"], "attempt": ["first"], "status": ["ok"], "wall_s": [1.0]}, "cannot be read"),
+        (
+            {"cell": ["c"], "attempt": ["first"], "status": ["ok"], "wall_s": [1.0]},
+            "cannot be read",
+        ),
     ],
 )
 @pytest.mark.parametrize("table", ["attempts", "samples"])
@@ -98,25 +108,45 @@ def test_a_part_of_another_program_is_named(
         writer.append(make_outcome(), None)
     part = run.folder / table / "foreign.parquet"
     pq.write_table(pa.table(foreign), part)
-    with pytest.raises(RunError, match=r"foreign\.parquet: cannot be read: .*move it away") as caught:
+    with pytest.raises(
+        RunError, match=r"foreign\.parquet: cannot be read: .*move it away"
+    ) as caught:
         run.read(table)
     assert said in str(caught.value)
-    assert "to measure its cells anew" in str(caught.value) if table == "attempts" else "with --retry ok" in str(caught.value)
+    assert (
+        "to measure its cells anew" in str(caught.value)
+        if table == "attempts"
+        else "with --retry ok" in str(caught.value)
+    )
     part.unlink()
     assert len(run.read(table))
 
 
-@pytest.mark.parametrize("copy", ["{} (copy)", "{} 2", "{}.sync-conflict-20261123-101010-ABCDEFG", "{}~"])
+@pytest.mark.parametrize(
+    "copy", ["{} (copy)", "{} 2", "{}.sync-conflict-20261123-101010-ABCDEFG", "{}~"]
+)
 @pytest.mark.parametrize("table", ["attempts", "samples"])
-def test_a_copy_beside_a_part_is_named(run: Run, make_outcome: MakeOutcome, table: str, copy: str) -> None:
+def test_a_copy_beside_a_part_is_named(
+    run: Run, make_outcome: MakeOutcome, table: str, copy: str
+) -> None:
     with run.opened_for_writing() as writer:
         writer.append(make_outcome(), None)
     (part,) = (run.folder / table).glob("*.parquet")
     shutil.copy(part, part.with_name(f"{copy.format(part.stem)}.parquet"))
-    for read in (lambda: run.read(table), lambda: list(run.rows(table, ["cell"])), lambda: run.read(table, categories=True)):
-        with pytest.raises(RunError, match=r"has not the name of a part\. Move it away: a copy of one would count twice"):
+    for read in (
+        lambda: run.read(table),
+        lambda: list(run.rows(table, ["cell"])),
+        lambda: run.read(table, categories=True),
+    ):
+        with pytest.raises(
+            RunError,
+            match=r"has not the name of a part\. Move it away: a copy of one would count twice",
+        ):
             read()
-    with run.opened_for_writing() as writer, pytest.raises(RunError, match="has not the name of a part"):
+    with (
+        run.opened_for_writing() as writer,
+        pytest.raises(RunError, match="has not the name of a part"),
+    ):
         writer.require_parts()
 
 
@@ -127,22 +157,33 @@ def test_a_copy_beside_a_part_is_named(run: Run, make_outcome: MakeOutcome, tabl
         ("attempts", {**ROW, "task": pa.nulls(1, pa.string())}, "rows without task"),
         ("attempts", {**ROW, "facts": ["no JSON"]}, "cannot be read"),
         ("attempts", {**ROW, "params": ["[]"]}, "its params are no JSON objects"),
-        ("samples", {"cell": ["c"], "attempt": pa.nulls(1, pa.int32()), "value": [1.0]}, "rows without attempt"),
+        (
+            "samples",
+            {"cell": ["c"], "attempt": pa.nulls(1, pa.int32()), "value": [1.0]},
+            "rows without attempt",
+        ),
         ("predictions", {"cell": ["c"], "value": [1.0]}, "no column predicted_at"),
     ],
 )
 @pytest.mark.parametrize("categories", [False, True])
-def test_rows_of_another_program_are_named(run: Run, table: str, foreign: dict[str, Any], said: str, categories: bool) -> None:
+def test_rows_of_another_program_are_named(
+    run: Run, table: str, foreign: dict[str, Any], said: str, categories: bool
+) -> None:
     (run.folder / table).mkdir(parents=True)
     pq.write_table(pa.table(foreign), run.folder / table / "foreign.parquet")
-    with pytest.raises(RunError, match=r"foreign\.parquet: cannot be read: .*move it away") as caught:
+    with pytest.raises(
+        RunError, match=r"foreign\.parquet: cannot be read: .*move it away"
+    ) as caught:
         run.read(table, categories=categories)
     assert said in str(caught.value)
 
 
 def test_what_an_older_program_measured_is_read_as_categories_too(run: Run) -> None:
     (run.folder / "samples").mkdir(parents=True)
-    pq.write_table(pa.table({"cell": ["c"], "attempt": FIRST, "value": [1.0]}), run.folder / "samples" / "old.parquet")
+    pq.write_table(
+        pa.table({"cell": ["c"], "attempt": FIRST, "value": [1.0]}),
+        run.folder / "samples" / "old.parquet",
+    )
     (row,) = run.read("samples", categories=True).to_dict("records")
     assert (row["cell"], row["value"]) == ("c", 1.0)
     assert pd.isna(row["instrument"])
@@ -172,13 +213,17 @@ def test_a_bad_part_among_those_that_are_merged_stops_nobody(
     assert run.read(table)["cell"].nunique() == 7
 
 
-def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(run: Run, make_outcome: MakeOutcome) -> None:
+def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(
+    run: Run, make_outcome: MakeOutcome
+) -> None:
     """With the row alone left, its cell would pass for measured."""
     with run.opened_for_writing() as writer:
         writer.append(make_outcome(), None)
     (samples,) = (run.folder / "samples").glob("*.parquet")
     samples.write_bytes(samples.read_bytes()[:-100])
-    with pytest.raises(RunError, match=rf"move it away with .*/attempts/{samples.name} to measure its cell anew"):
+    with pytest.raises(
+        RunError, match=rf"move it away with .*/attempts/{samples.name} to measure its cell anew"
+    ):
         run.read("samples")
 
 

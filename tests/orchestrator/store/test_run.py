@@ -50,11 +50,26 @@ def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
     assert len(run.read("samples")) == len(good.samples)
     kernels = run.read("kernels")
     assert set(kernels["cell"]) == {good.attempt.cell.id}
-    assert [KernelRow(**row) for row in kernels.drop(columns=["cell", "attempt"]).to_dict("records")] == list(good.kernels)
+    assert [
+        KernelRow(**row) for row in kernels.drop(columns=["cell", "attempt"]).to_dict("records")
+    ] == list(good.kernels)
 
 
 def test_allocations_are_kept_of_whatever_ended(run: Run, make_outcome: MakeOutcome) -> None:
-    allocations = (AllocationRow("out of memory", "forward", "activations", "ffn", "part", "forward", "a.py:1 f", 7, 2, 14),)
+    allocations = (
+        AllocationRow(
+            "out of memory",
+            "forward",
+            "activations",
+            "ffn",
+            "part",
+            "forward",
+            "a.py:1 f",
+            7,
+            2,
+            14,
+        ),
+    )
     live = (LiveRow(3, 0.25, "forward", "activations", 14),)
     with run.opened_for_writing() as writer:
         writer.append(replace(make_outcome(Status.OOM), allocations=allocations, live=live), None)
@@ -84,10 +99,15 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
     with run.opened_for_writing() as writer:  # the next driver keeps it from the journal
         writer.append(outcome, None)
     assert len(run.read("attempts")) == 1
-    assert (len(run.read("samples")), len(run.read("kernels"))) == (len(outcome.samples), len(outcome.kernels))
+    assert (len(run.read("samples")), len(run.read("kernels"))) == (
+        len(outcome.samples),
+        len(outcome.kernels),
+    )
 
 
-def test_merging_changes_no_row(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_changes_no_row(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "MERGE_BATCH", 4)
     with run.opened_for_writing() as writer:
         for seed in range(10):
@@ -114,7 +134,9 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
         pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
     monkeypatch.undo()
     monkeypatch.setattr(store, "MERGE_BATCH", 3)
-    with run.opened_for_writing() as writer:  # the next driver clears away, and merges nothing a second time
+    with (
+        run.opened_for_writing() as writer
+    ):  # the next driver clears away, and merges nothing a second time
         writer.merge_parts()
     for table, frame in before.items():
         assert len(list((run.folder / table).glob("*.parquet"))) == 1
@@ -125,7 +147,12 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("slow", [False, True])
 def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
-    listing: int, moment: str, slow: bool, run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+    listing: int,
+    moment: str,
+    slow: bool,
+    run: Run,
+    make_outcome: MakeOutcome,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, during or after one of the listings that a reader makes. slow: what was merged is there for a while yet."""
     with run.opened_for_writing() as writer:
@@ -148,13 +175,17 @@ def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
         found = list(real(folder, pattern))
         if its_turn and moment != "before":
             merge()
-        return iter([path for path in found if path.exists()] if its_turn and moment == "during" else found)
+        return iter(
+            [path for path in found if path.exists()] if its_turn and moment == "during" else found
+        )
 
     monkeypatch.setattr(Path, "glob", glob)
     pd.testing.assert_frame_equal(_sorted(run.read("attempts")), whole)
 
 
-def test_more_parts_than_a_process_may_open(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_parts_than_a_process_may_open(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with run.opened_for_writing() as writer:
         for seed in range(60):
@@ -169,7 +200,9 @@ def test_more_parts_than_a_process_may_open(run: Run, make_outcome: MakeOutcome,
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_long_run_merges_as_it_goes(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_run_merges_as_it_goes(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(store, "MERGE_BATCH", 4)
     with run.opened_for_writing() as writer:
         for seed in range(9):
@@ -178,7 +211,9 @@ def test_a_long_run_merges_as_it_goes(run: Run, make_outcome: MakeOutcome, monke
         assert len(run.read("attempts")) == 9
 
 
-def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(run: Run, make_outcome: MakeOutcome) -> None:
+def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(
+    run: Run, make_outcome: MakeOutcome
+) -> None:
     outcome = make_outcome()
     folder = run.attempt_folder("f" * 12, 1)  # as its cell was called before its version was raised
     folder.mkdir(parents=True)
@@ -191,7 +226,9 @@ def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -
     with run.opened_for_writing() as writer:
         writer.write_manifest({})
         writer.append(make_outcome(), None)
-        pq.write_table(pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet")
+        pq.write_table(
+            pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet"
+        )
     with pytest.raises(RunError, match=r"'marvellous' is no status.*Move away"):
         read_history(run)
 
@@ -211,7 +248,9 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
     assert run.highest_attempts()["0" * 12] == 1
 
 
-def _hold(folder: Path, held: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event) -> None:
+def _hold(
+    folder: Path, held: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event
+) -> None:
     with Run(folder).opened_for_writing():
         held.set()
         done.wait(30)
@@ -223,7 +262,10 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
     holder = context.Process(target=_hold, args=(run.folder, held, done))
     holder.start()
     assert held.wait(30)
-    with pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"), run.opened_for_writing():
+    with (
+        pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"),
+        run.opened_for_writing(),
+    ):
         pass
     holder.kill()
     holder.join()
@@ -231,7 +273,9 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
         pass
 
 
-def test_a_file_system_that_syncs_no_folders(run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_syncs_no_folders(
+    run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -247,14 +291,22 @@ def test_a_file_system_that_syncs_no_folders(run: Run, make_outcome: MakeOutcome
     assert len(run.read("attempts")) == 4
 
 
-def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(run: Run, make_outcome: MakeOutcome) -> None:
+def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(
+    run: Run, make_outcome: MakeOutcome
+) -> None:
     with run.opened_for_writing() as before:
         before.write_manifest({"name": "before"})
         shutil.rmtree(run.folder)
         with run.opened_for_writing() as now:
             now.write_manifest({"name": "now"})
-            for write in (lambda: before.write_manifest({"name": "before"}), lambda: before.append(make_outcome(), None)):
-                with pytest.raises(RunUnwritable, match=r"was taken away meanwhile, and another driver is at work.*--out"):
+            for write in (
+                lambda: before.write_manifest({"name": "before"}),
+                lambda: before.append(make_outcome(), None),
+            ):
+                with pytest.raises(
+                    RunUnwritable,
+                    match=r"was taken away meanwhile, and another driver is at work.*--out",
+                ):
                     write()
             now.append(make_outcome(), None)
     assert run.read_manifest()["name"] == "now"
@@ -289,7 +341,11 @@ def test_manifests(run: Run) -> None:
 )
 def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said: str) -> None:
     cells, run = ["3f2a", "3fb1", "91c0"], Run(Path("run"))
-    assert [find_cell(begin, cells, run) for begin in ("3f2", "9", "91c0")] == ["3f2a", "91c0", "91c0"]
+    assert [find_cell(begin, cells, run) for begin in ("3f2", "9", "91c0")] == [
+        "3f2a",
+        "91c0",
+        "91c0",
+    ]
     with pytest.raises(RunError) as refused:
         find_cell(prefix, cells, run, what)
     assert str(refused.value) == said
@@ -297,7 +353,10 @@ def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said
 
 def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
-    with pytest.raises(RunUnwritable, match="cannot be written"), Run(tmp_path / "run").opened_for_writing():
+    with (
+        pytest.raises(RunUnwritable, match="cannot be written"),
+        Run(tmp_path / "run").opened_for_writing(),
+    ):
         pass
 
 
@@ -365,7 +424,9 @@ END
         tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.findall(r"^exit (\d)$", done.stdout, re.MULTILINE) == ["0", "2", "0", "0"], done.stdout
+    assert re.findall(r"^exit (\d)$", done.stdout, re.MULTILINE) == ["0", "2", "0", "0"], (
+        done.stdout
+    )
     assert "No space left on device. Free some space" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
     assert "3 ok" in done.stdout

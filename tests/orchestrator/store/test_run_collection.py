@@ -16,7 +16,9 @@ from orchestrator.store.run import Run
 from orchestrator.store.run_collection import Together, open_runs
 from tasks.spec.records import KernelRow, Outcome, Status
 
-KERNEL = KernelRow("forward", "ffn", "GEMM", "scope", "aten::mm", "sgemm", 2, 4, 4_000_000, 1e6, 1e6, 1, 2, 0.5)
+KERNEL = KernelRow(
+    "forward", "ffn", "GEMM", "scope", "aten::mm", "sgemm", 2, 4, 4_000_000, 1e6, 1e6, 1, 2, 0.5
+)
 
 
 @pytest.fixture
@@ -25,7 +27,9 @@ def runs(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> list[Path]:
     folders = [tmp_path / "old", tmp_path / "new"]
     for folder, ms, status in zip(folders, (10.0, 8.0), (Status.OOM, Status.OK), strict=True):
         with Run(folder).opened_for_writing() as writer:
-            writer.write_manifest({"name": folder.name, "invocations": [{"time": f"at {ms}", "command": ["run"]}]})
+            writer.write_manifest(
+                {"name": folder.name, "invocations": [{"time": f"at {ms}", "command": ["run"]}]}
+            )
             first = make_outcome(context_length=32, step_ms=(ms, ms, ms))
             writer.append(Outcome(**{**vars(first), "kernels": (KERNEL,)}), None)
             writer.append(make_outcome(status, context_length=64, step_ms=(2 * ms,) * 3), None)
@@ -73,11 +77,15 @@ def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
     assert page.count('json" data-cell=') == len(cells) == 4
     assert all(f'data-cell="{cell}"' in page for cell in cells)
     assert not (runs[0] / "report").exists()
-    assert Run(runs[0]).read_manifest()["name"] == "old"  # nothing of the runs themselves is changed
+    assert (
+        Run(runs[0]).read_manifest()["name"] == "old"
+    )  # nothing of the runs themselves is changed
 
 
 def test_what_is_written_of_many_runs_has_a_name_of_its_own(runs: list[Path]) -> None:
-    many = [shutil.copytree(runs[1], runs[1].parent / f"{'ü' * 60}-{number}") for number in range(8)]
+    many = [
+        shutil.copytree(runs[1], runs[1].parent / f"{'ü' * 60}-{number}") for number in range(8)
+    ]
     assert report(runs[0], *many[:7]).exit_code == 0
     assert report(runs[0], *many[1:]).exit_code == 0
     assert len(list(runs[0].glob("with-*/report/timings.md"))) == 2

@@ -88,7 +88,11 @@ def predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
         def answer(child: object, asked: Asked) -> Prediction:
             values = asked.cell.params.values()
             found = bounds.get(values["size"])
-            return a_prediction(values["context_length"], *found) if found else unknown("it does not run without data")
+            return (
+                a_prediction(values["context_length"], *found)
+                if found
+                else unknown("it does not run without data")
+            )
 
         monkeypatch.setattr(prediction._Child, "ask", answer)
 
@@ -103,7 +107,12 @@ class Gpu:
     status = Status.OOM
 
     def environments(self) -> list[Mapping[str, Any]]:
-        return [{"fingerprints": {"cuda": [{"gpu": "Test"}]}, "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}]}]
+        return [
+            {
+                "fingerprints": {"cuda": [{"gpu": "Test"}]},
+                "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}],
+            }
+        ]
 
     def places(self, device: str, kind: str | None = None) -> int:
         return 1
@@ -119,7 +128,9 @@ class Gpu:
 
     def _outcome(self, attempt: Attempt, status: Status) -> Outcome:
         samples = (Sample("memory", "peak_allocated_bytes", "bytes", 9 * GIB, "steady", "forward"),)
-        return Outcome(attempt, status, "", "", {}, {}, samples if status is Status.OK else (), 1.7e9, 1.0)
+        return Outcome(
+            attempt, status, "", "", {}, {}, samples if status is Status.OK else (), 1.7e9, 1.0
+        )
 
     def close(self) -> None:
         pass
@@ -158,11 +169,25 @@ def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: An
     found = find_limits(request, CONTEXT, CARD, None)
     tiny, mini = text_of(request, found)
     assert tiny == ["train_step", "size=tiny", "640", "6.40", "6.40", "10.00", "1024", "10.24"]
-    assert mini == ["train_step", "size=mini", "2944", "29.44", "10.00", "(29.44", "with", "room)", "10.00", "3072", "30.72"]
+    assert mini == [
+        "train_step",
+        "size=mini",
+        "2944",
+        "29.44",
+        "10.00",
+        "(29.44",
+        "with",
+        "room)",
+        "10.00",
+        "3072",
+        "30.72",
+    ]
     assert not request.run.exists
 
 
-@pytest.mark.parametrize(("perhaps", "largest", "is_said"), [(1000, None, True), (700, None, False), (1000, 800, False)])
+@pytest.mark.parametrize(
+    ("perhaps", "largest", "is_said"), [(1000, None, True), (700, None, False), (1000, 800, False)]
+)
 def test_what_lies_between_is_said_to_be_undecided(
     predicted: Any, request_for: Any, perhaps: int, largest: int | None, is_said: bool
 ) -> None:
@@ -184,13 +209,21 @@ def test_what_is_to_be_said_of_a_row(predicted: Any, request_for: Any) -> None:
     assert "nothing fits: 128 takes 1.28 GiB" in said
     assert "128 cannot be predicted: it does not run without data" in said
     predicted(tiny=(9999, 9999), mini=(9999, 9999))
-    said = "\n".join(describe_limits(request, find_limits(request, replace(CONTEXT, up_to=1000), CARD, None), CONTEXT))
+    said = "\n".join(
+        describe_limits(
+            request, find_limits(request, replace(CONTEXT, up_to=1000), CARD, None), CONTEXT
+        )
+    )
     assert said.count("not tried above 896: --up-to goes on") == 2
 
 
-def test_parameters_alone_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_for: Any) -> None:
+def test_parameters_alone_may_be_too_large(
+    monkeypatch: pytest.MonkeyPatch, request_for: Any
+) -> None:
     """What needs data to run is known by its parameters alone: that they fit says nothing, that they do not says all."""
-    terms = (Sample("prediction", "closed_form_bytes", "bytes", 12 * GIB, "steady", note="parameters"),)
+    terms = (
+        Sample("prediction", "closed_form_bytes", "bytes", 12 * GIB, "steady", note="parameters"),
+    )
     known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
     monkeypatch.setattr(prediction._Child, "ask", lambda child, asked: known)
     request = request_for("size=tiny")
@@ -198,14 +231,18 @@ def test_parameters_alone_may_be_too_large(monkeypatch: pytest.MonkeyPatch, requ
     assert "nothing fits: 128 takes ≥ 12.00 GiB" in said
 
 
-def test_compiled_nothing_is_said_not_to_fit(monkeypatch: pytest.MonkeyPatch, request_for: Any) -> None:
+def test_compiled_nothing_is_said_not_to_fit(
+    monkeypatch: pytest.MonkeyPatch, request_for: Any
+) -> None:
     def answer(child: object, asked: Asked) -> Prediction:
         return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, AS_EAGER)
 
     monkeypatch.setattr(prediction._Child, "ask", answer)
     request = request_for("size=tiny")
     found = find_limits(request, CONTEXT, CARD, None)
-    assert " ".join(text_of(request, found)[0]).endswith("640 6.40 6.40 10.00 compiled: predicted as eager, more may fit")
+    assert " ".join(text_of(request, found)[0]).endswith(
+        "640 6.40 6.40 10.00 compiled: predicted as eager, more may fit"
+    )
     lines = "\n".join(describe_limits(request, found, CONTEXT)).splitlines()
     assert lines[0].index("note") == lines[2].index("compiled: predicted as eager, more may fit")
     assert len(lines) == 3  # of what is compiled nothing is known not to fit
@@ -230,8 +267,12 @@ def test_what_was_found_is_measured_and_what_is_next_to_it(
     found = find_limits(request, CONTEXT, CARD, means)
     assert Gpu.attempts == measured
     row = " ".join(text_of(request, found)[0])
-    assert row.endswith(f"{largest // 128 * 128 or ''} {'9.00 ' if largest else ''}{largest // 128 * 128 + 128} {remark}".strip())
-    assert sorted(read_history(request.run)) == sorted(found.groups[0].at(value).id for value in measured)
+    assert row.endswith(
+        f"{largest // 128 * 128 or ''} {'9.00 ' if largest else ''}{largest // 128 * 128 + 128} {remark}".strip()
+    )
+    assert sorted(read_history(request.run)) == sorted(
+        found.groups[0].at(value).id for value in measured
+    )
 
 
 def test_what_is_measured_is_not_measured_again(predicted: Any, request_for: Any) -> None:
@@ -251,7 +292,9 @@ def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_for:
     request = request_for("size=mini")
     found = find_limits(request, CONTEXT, CARD, means_with(mini=1000))
     assert Gpu.attempts[:3] == [128, 384, 896]
-    assert "896 9.00 1024 measured alone: 128 cannot be predicted" in " ".join(text_of(request, found)[0])
+    assert "896 9.00 1024 measured alone: 128 cannot be predicted" in " ".join(
+        text_of(request, found)[0]
+    )
     nothing = find_limits(request_for("size=tiny"), CONTEXT, CARD, means_with(tiny=0))
     assert Gpu.attempts == [128]
     assert "128 nothing fits; measured alone" in " ".join(text_of(request, nothing)[0])
@@ -264,7 +307,9 @@ def test_what_ends_otherwise_ends_the_search(predicted: Any, request_for: Any) -
     assert found.groups[0].unmeasured == "1024 ended as timeout"
 
 
-def test_a_time_limit_leaves_the_rest_for_later(predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_limit_leaves_the_rest_for_later(
+    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predicted(tiny=(700, 1000))
     request = request_for("size=tiny")
     late = replace(find_limits(request, CONTEXT, CARD, None).summary, late=1)
@@ -289,33 +334,46 @@ def test_the_status_of_a_search_alone_names_a_sweep_of_what_was_searched(
     predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted(tiny=(700, 1000))
-    monkeypatch.setattr(sys, "argv", ["sweep", "max-context", "c.yaml", "--where", "size=tiny", "--confirm"])
+    monkeypatch.setattr(
+        sys, "argv", ["sweep", "max-context", "c.yaml", "--where", "size=tiny", "--confirm"]
+    )
     request = request_for("size=tiny")
     find_limits(request, CONTEXT, CARD, means_with(tiny=640))
     command = shlex.split(last_command(request.run))
     assert command[:2] == ["sweep", "run"]
     asked = main.commands["run"].make_context("run", command[2:]).params
     again = resolve(asked["config"], asked["sets"], asked["wheres"], asked["out"], asked["sample"])
-    assert [cell.id for cell in again.expansion.cells] == [cell.id for cell in resolve_again(request.run).expansion.cells]
+    assert [cell.id for cell in again.expansion.cells] == [
+        cell.id for cell in resolve_again(request.run).expansion.cells
+    ]
     assert len(asked["wheres"]) == 1
 
 
-def test_errors_have_a_remedy(request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_have_a_remedy(
+    request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="matmul: has no axis 'context_length'"):
         find_limits(request_for("task=matmul"), CONTEXT, CARD, None)
     with pytest.raises(ConfigError, match="less than the granularity, 128"):
         find_limits(request_for(), replace(CONTEXT, up_to=100), CARD, None)
     on_cpu = write_config(CONFIG.replace("device: cuda", "device: cpu"), "cpu.yaml")
     with pytest.raises(ConfigError, match="on the CPU nothing says when memory ends"):
-        find_limits(resolve(on_cpu, [], ["task=train_step"], None), CONTEXT, CARD, means_with(tiny=640))
+        find_limits(
+            resolve(on_cpu, [], ["task=train_step"], None), CONTEXT, CARD, means_with(tiny=640)
+        )
     monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": []})
     with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
         find_limits(request_for(), CONTEXT, None, None)
 
 
-def test_of_this_machine_it_is_the_smallest_gpu(predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_this_machine_it_is_the_smallest_gpu(
+    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predicted()
-    gpus = [{"name": "Large", "memory_bytes": 80 * GIB}, {"name": "Small", "memory_bytes": 20 * GIB}]
+    gpus = [
+        {"name": "Large", "memory_bytes": 80 * GIB},
+        {"name": "Small", "memory_bytes": 20 * GIB},
+    ]
     monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": gpus})
     card = find_limits(request_for(), CONTEXT, None, None).card
     assert card is not None
@@ -326,9 +384,18 @@ def test_to_confirm_needs_the_device_and_that_is_said_first(
     write_config: Any, sweep_here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "orchestrator.execution.host_probe.probe_here", lambda: {"fingerprints": {"cpu": [{}], "cuda": []}, "gpus": []}
+        "orchestrator.execution.host_probe.probe_here",
+        lambda: {"fingerprints": {"cpu": [{}], "cuda": []}, "gpus": []},
     )
     monkeypatch.setattr(limits, "predict_limits", lambda *_: pytest.fail("it was predicted first"))
-    done = sweep_here("max-batch", write_config(CONFIG), "--where", "size=tiny", "--set", "memory_limit_gib=2", "--confirm")
+    done = sweep_here(
+        "max-batch",
+        write_config(CONFIG),
+        "--where",
+        "size=tiny",
+        "--set",
+        "memory_limit_gib=2",
+        "--confirm",
+    )
     assert done.exit_code == 2
     assert "asks for device cuda, and here there is only cpu. Add --set device=cpu" in done.stderr

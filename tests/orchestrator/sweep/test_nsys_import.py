@@ -76,7 +76,9 @@ def test_another_file_of_its_name_is_another_cell(export: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("folder", ["a?mode=rwc", "a#b", "50%25", "%3f"])
-def test_a_path_may_have_what_an_address_gives_a_meaning(folder: str, export: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_path_may_have_what_an_address_gives_a_meaning(
+    folder: str, export: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     (tmp_path / folder).mkdir()
     named = export.rename(tmp_path / folder / "r?#%.sqlite")
     monkeypatch.chdir(tmp_path)
@@ -84,7 +86,10 @@ def test_a_path_may_have_what_an_address_gives_a_meaning(folder: str, export: Pa
     assert len(Run(tmp_path / "run").read("kernels")) == 3
 
 
-@pytest.mark.parametrize(("name", "said"), [("none.sqlite", "is not there"), ("text.sqlite", "no export of Nsight Systems")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("none.sqlite", "is not there"), ("text.sqlite", "no export of Nsight Systems")],
+)
 def test_what_cannot_be_imported(name: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all " * 100)
     with pytest.raises(RunError, match=said):
@@ -92,19 +97,25 @@ def test_what_cannot_be_imported(name: str, said: str, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def test_a_report_without_nsys_says_how_to_export_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_without_nsys_says_how_to_export_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "report1.nsys-rep").write_bytes(b"binary")
     with pytest.raises(EnvironmentError, match=r"nsys export --type sqlite report1\.nsys-rep"):
         import_nsys(tmp_path / "report1.nsys-rep", Run(tmp_path / "run"))
 
 
-def test_a_report_is_exported_where_nsys_is(export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_is_exported_where_nsys_is(
+    export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """nsys itself is a script here, which copies what it would have written; its options are the documented ones."""
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "nsys"
-    script.write_text(f'#!/bin/sh\n[ "$1 $2 $3 $4" = "export --type sqlite --output" ] && cp {export} "$5"\n')
+    script.write_text(
+        f'#!/bin/sh\n[ "$1 $2 $3 $4" = "export --type sqlite --output" ] && cp {export} "$5"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     (tmp_path / "report1.nsys-rep").write_bytes(b"binary")
@@ -112,7 +123,9 @@ def test_a_report_is_exported_where_nsys_is(export: Path, tmp_path: Path, monkey
     assert len(Run(tmp_path / "run").read("kernels")) == 3
 
 
-def test_the_command(export: Path, sweep: Sweep, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
+def test_the_command(
+    export: Path, sweep: Sweep, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
     done = sweep("import-nsys", export)
     assert done.returncode == 0, done.stderr
     assert "## Top kernels by phase" in done.stdout

@@ -58,7 +58,11 @@ Measure = Callable[[Attempt], Outcome]
 
 
 def outcome_of(attempt: Attempt, status: Status = Status.OK, wall_s: float = 2.0) -> Outcome:
-    samples = (Sample("timing", "duration", "ms", 5.0, "synced", "step", 0),) if status is Status.OK else ()
+    samples = (
+        (Sample("timing", "duration", "ms", 5.0, "synced", "step", 0),)
+        if status is Status.OK
+        else ()
+    )
     return Outcome(attempt, status, "", "", {}, {}, samples, 1.7e9, wall_s)
 
 
@@ -81,7 +85,9 @@ class FakeScheduler:
 
     def prepare(self, attempt: Attempt) -> None: ...
 
-    def run(self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]) -> Iterator[Outcome]:
+    def run(
+        self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]
+    ) -> Iterator[Outcome]:
         for attempt in attempts:
             self.begun.append(attempt)
             on_start(Started(attempt, "here", "", time.monotonic()))
@@ -101,11 +107,19 @@ class Silent:
 
 @pytest.fixture
 def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
-    return lambda text=CONFIG, sets=(), wheres=(): resolve(write_config(text), sets, wheres, tmp_path / "out")
+    return lambda text=CONFIG, sets=(), wheres=(): resolve(
+        write_config(text), sets, wheres, tmp_path / "out"
+    )
 
 
-def go(request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **means: Any) -> Summary:
-    return run_sweep(request, choice or Choice(), Means(lambda example: scheduler, lambda total, left: Silent(), **means))
+def go(
+    request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **means: Any
+) -> Summary:
+    return run_sweep(
+        request,
+        choice or Choice(),
+        Means(lambda example: scheduler, lambda total, left: Silent(), **means),
+    )
 
 
 def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]) -> None:
@@ -116,7 +130,15 @@ def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]
     cells = pd.read_parquet(request_of().run.folder / "cells.parquet")
     assert sorted(cells["context_length"]) == [16, 32, 64, 128]
     assert set(cells["status"]) == {"ok"}
-    assert {"task", "size", "context_length", "precision", "compile", "pass", "step_ms_median"} <= set(cells.columns)
+    assert {
+        "task",
+        "size",
+        "context_length",
+        "precision",
+        "compile",
+        "pass",
+        "step_ms_median",
+    } <= set(cells.columns)
     again = FakeScheduler(outcome_of)
     assert not go(request_of(), again).statuses
     assert not again.begun
@@ -131,16 +153,23 @@ def test_only_what_failed_is_done_again_up_to_the_limit(request_of: Callable[...
     for _ in range(4):
         scheduler = FakeScheduler(measure)
         go(request_of(), scheduler)
-        numbers.append([attempt.cell.params.values()["context_length"] for attempt in scheduler.begun])
+        numbers.append(
+            [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+        )
     assert numbers == [[16, 32, 64, 128], [64], [], []]
     scheduler = FakeScheduler(outcome_of)
     go(request_of(), scheduler, Choice(retry=frozenset({"oom"})))
     assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [32]
 
 
-def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(request_of: Callable[..., Request]) -> None:
+def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(
+    request_of: Callable[..., Request],
+) -> None:
     def measure(attempt: Attempt) -> Outcome:
-        return outcome_of(attempt, Status.OOM if attempt.cell.params.values()["context_length"] == 128 else Status.OK)
+        return outcome_of(
+            attempt,
+            Status.OOM if attempt.cell.params.values()["context_length"] == 128 else Status.OK,
+        )
 
     request, scheduler = request_of(), FakeScheduler(measure)
     summary = go(request, scheduler, Choice(repeat=2))
@@ -153,7 +182,8 @@ def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(request_of: 
 
 def out_of_memory_from(context: int) -> Measure:
     return lambda attempt: outcome_of(
-        attempt, Status.OOM if attempt.cell.params.values()["context_length"] >= context else Status.OK
+        attempt,
+        Status.OOM if attempt.cell.params.values()["context_length"] >= context else Status.OK,
     )
 
 
@@ -171,21 +201,36 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
     scheduler = FakeScheduler(out_of_memory_from(32))
     summary = go(request_of(), scheduler, Choice(infer_oom=True))
     assert lengths_of(scheduler) == [16, 32]
-    assert (summary.statuses, summary.left) == ({Status.OK: 1, Status.OOM: 1, Status.OOM_INFERRED: 2}, 0)
+    assert (summary.statuses, summary.left) == (
+        {Status.OK: 1, Status.OOM: 1, Status.OOM_INFERRED: 2},
+        0,
+    )
     attempts = request_of().run.read("attempts").set_index("status")
     witness = attempts.loc["oom", "cell"]
-    assert set(attempts.loc["oom_inferred", "evidence"].map(lambda text: json.loads(text)["witness"])) == {witness}
+    assert set(
+        attempts.loc["oom_inferred", "evidence"].map(lambda text: json.loads(text)["witness"])
+    ) == {witness}
     again = FakeScheduler(out_of_memory_from(32))
     assert not go(request_of(), again, Choice(infer_oom=True)).statuses
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
+        "would run 0 of 4 cells"
+    )
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--infer-oom"])
     go(request_of(sets=["context_length=16,32,64,128,256"]), again, Choice(infer_oom=True))
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 5 cells")
-    assert go(request_of(), again).statuses == {Status.OOM: 2}  # what was inferred is measured where that was not asked for
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
+        "would run 0 of 5 cells"
+    )
+    assert go(request_of(), again).statuses == {
+        Status.OOM: 2
+    }  # what was inferred is measured where that was not asked for
 
 
-@pytest.mark.parametrize("again", [{"retry": frozenset({"oom"})}, {"fresh": True}], ids=["retry", "fresh"])
-def test_what_is_to_be_tried_again_is_not_inferred_from_itself(again: dict[str, Any], request_of: Callable[..., Request]) -> None:
+@pytest.mark.parametrize(
+    "again", [{"retry": frozenset({"oom"})}, {"fresh": True}], ids=["retry", "fresh"]
+)
+def test_what_is_to_be_tried_again_is_not_inferred_from_itself(
+    again: dict[str, Any], request_of: Callable[..., Request]
+) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(64)))
     scheduler = FakeScheduler(outcome_of)  # on a card with more memory, say
     plan = plan_request(request_of(), Choice(infer_oom=True, **again))
@@ -197,7 +242,9 @@ def test_what_is_to_be_tried_again_is_not_inferred_from_itself(again: dict[str, 
 INFERRING = Choice(infer_oom=True)
 
 
-def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(request_of: Callable[..., Request]) -> None:
+def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(32)), INFERRING)
     scheduler = FakeScheduler(outcome_of)
     go(request_of(), scheduler, Choice(infer_oom=True, retry=frozenset({"oom"})))
@@ -207,26 +254,42 @@ def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(request
 
 @pytest.mark.parametrize("status", ["oom_inferred", "ok"])
 @pytest.mark.parametrize("asked", ["retry", "only"])
-def test_nothing_is_inferred_of_what_fitted_or_is_asked_for(status: str, asked: str, request_of: Callable[..., Request]) -> None:
-    ran_out = FakeScheduler(lambda one: outcome_of(one, Status.OOM if lengths_of_one(one) == 32 else Status.OK))
-    go(request_of(), ran_out, Choice(infer_oom=True, verify=int(status == "ok")))  # 64 fits all the same: it was verified
+def test_nothing_is_inferred_of_what_fitted_or_is_asked_for(
+    status: str, asked: str, request_of: Callable[..., Request]
+) -> None:
+    ran_out = FakeScheduler(
+        lambda one: outcome_of(one, Status.OOM if lengths_of_one(one) == 32 else Status.OK)
+    )
+    go(
+        request_of(), ran_out, Choice(infer_oom=True, verify=int(status == "ok"))
+    )  # 64 fits all the same: it was verified
     again = FakeScheduler(outcome_of)
-    summary = go(request_of(wheres=["context_length=32|64"]), again, Choice(infer_oom=True, **{asked: frozenset({status})}))
+    summary = go(
+        request_of(wheres=["context_length=32|64"]),
+        again,
+        Choice(infer_oom=True, **{asked: frozenset({status})}),
+    )
     assert lengths_of(again) == [64]
     assert summary.statuses == {Status.OK: 1}
 
 
-def test_a_measured_out_of_memory_is_not_replaced_by_an_inferred_one(request_of: Callable[..., Request]) -> None:
+def test_a_measured_out_of_memory_is_not_replaced_by_an_inferred_one(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(64)))
     again = FakeScheduler(out_of_memory_from(64))
-    assert go(request_of(), again, Choice(infer_oom=True, retry=frozenset({"oom"}))).statuses == {Status.OOM: 2}
+    assert go(request_of(), again, Choice(infer_oom=True, retry=frozenset({"oom"}))).statuses == {
+        Status.OOM: 2
+    }
     assert lengths_of(again) == [64, 128]
 
 
 def test_cells_that_were_given_up_are_told_and_so_is_the_exit_code(
     request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    failing = FakeScheduler(lambda one: outcome_of(one, Status.FAILED if lengths_of_one(one) == 16 else Status.OK))
+    failing = FakeScheduler(
+        lambda one: outcome_of(one, Status.FAILED if lengths_of_one(one) == 16 else Status.OK)
+    )
     for _ in range(request_of().config.limits.attempts):
         summary = go(request_of(), failing)
         assert (summary.given_up, summary.statuses[Status.FAILED]) == (0, 1)
@@ -238,8 +301,13 @@ def test_cells_that_were_given_up_are_told_and_so_is_the_exit_code(
 
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.OOM])
-def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(end: Status, request_of: Callable[..., Request]) -> None:
-    narrow, scheduler = {"wheres": ["context_length=16"]}, FakeScheduler(lambda one: outcome_of(one, end))
+def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(
+    end: Status, request_of: Callable[..., Request]
+) -> None:
+    narrow, scheduler = (
+        {"wheres": ["context_length=16"]},
+        FakeScheduler(lambda one: outcome_of(one, end)),
+    )
     go(request_of(**narrow), FakeScheduler(outcome_of))
     for _ in range(5):
         go(request_of(**narrow), scheduler, Choice(repeat=2))
@@ -250,32 +318,54 @@ def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., Request]) 
     request = request_of(sets=["context_length=16,32,64,128"])
     go(request_of(wheres=["context_length=16|32"]), FakeScheduler(out_of_memory_from(32)))
     plan = plan_request(request, Choice(infer_oom=True))
-    witness = next(cell.id for cell in request.expansion.cells if cell.params.values()["context_length"] == 32)
-    assert (plan.to_measure, set(plan.inferred.values())) == ([], {next(c for c in request.expansion.cells if c.id == witness)})
-    said = list(describe_plan(plan, lambda cell: str(cell.params.values()["context_length"]), "", everything=True))
+    witness = next(
+        cell.id for cell in request.expansion.cells if cell.params.values()["context_length"] == 32
+    )
+    assert (plan.to_measure, set(plan.inferred.values())) == (
+        [],
+        {next(c for c in request.expansion.cells if c.id == witness)},
+    )
+    said = list(
+        describe_plan(
+            plan, lambda cell: str(cell.params.values()["context_length"]), "", everything=True
+        )
+    )
     assert said[1] == "0 to run, and 2 are inferred to run out of memory"
     assert [line.split(maxsplit=2)[::2] for line in said[2:4]] == [
-        ["infer", f"{length}  (asks for no less than {witness}, which ran out of memory)"] for length in (64, 128)
+        ["infer", f"{length}  (asks for no less than {witness}, which ran out of memory)"]
+        for length in (64, 128)
     ]
     assert len(plan_request(request, Choice()).to_measure) == 2
 
 
-def test_inferred_out_of_memories_are_verified_and_refuted(request_of: Callable[..., Request]) -> None:
-    liar = FakeScheduler(lambda attempt: out_of_memory_from(32 if attempt.number == 1 else 10**9)(attempt))
+def test_inferred_out_of_memories_are_verified_and_refuted(
+    request_of: Callable[..., Request],
+) -> None:
+    liar = FakeScheduler(
+        lambda attempt: out_of_memory_from(32 if attempt.number == 1 else 10**9)(attempt)
+    )
     summary = go(request_of(), liar, Choice(infer_oom=True, verify=1))
     assert lengths_of(liar) == [16, 32, 64]
     assert [cell.params.values()["context_length"] for cell in summary.refuted] == [64]
     assert (summary.left, summary.verified, summary.inferred) == (0, 1, 1)
     assert summary.measured == {Status.OK: 2, Status.OOM: 1}
-    assert {row[0]: row[1] for row in request_of().run.rows("attempts", ["attempt", "status"])}[2] == "ok"
+    assert {row[0]: row[1] for row in request_of().run.rows("attempts", ["attempt", "status"])}[
+        2
+    ] == "ok"
 
 
-def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked(request_of: Callable[..., Request]) -> None:
+def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked(
+    request_of: Callable[..., Request],
+) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
     go(request_of(), scheduler, INFERRING)
     assert lengths_of(scheduler) == [16, 32]
     summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
-    assert (lengths_of(scheduler)[2:], summary.verified, summary.statuses) == ([64], 1, {Status.OOM: 1})
+    assert (lengths_of(scheduler)[2:], summary.verified, summary.statuses) == (
+        [64],
+        1,
+        {Status.OOM: 1},
+    )
     assert summary.inferred == 0  # this time
     assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 0
     assert go(request_of(), scheduler, Choice(infer_oom=True, verify=5)).verified == 1
@@ -284,21 +374,34 @@ def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked
 
 def test_a_verification_that_is_lost_is_none(request_of: Callable[..., Request]) -> None:
     def measure(attempt: Attempt) -> Outcome:
-        return outcome_of(attempt, Status.LOST) if lengths_of_one(attempt) > 32 else out_of_memory_from(32)(attempt)
+        return (
+            outcome_of(attempt, Status.LOST)
+            if lengths_of_one(attempt) > 32
+            else out_of_memory_from(32)(attempt)
+        )
 
     summary = go(request_of(), FakeScheduler(measure), Choice(infer_oom=True, verify=1))
     assert (summary.verified, summary.refuted, summary.inferred) == (0, (), 2)
 
 
-def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(request_of: Callable[..., Request]) -> None:
+def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(
+    request_of: Callable[..., Request],
+) -> None:
     def measure(attempt: Attempt) -> Outcome:
-        return outcome_of(attempt, Status.FAILED) if lengths_of_one(attempt) > 32 else out_of_memory_from(32)(attempt)
+        return (
+            outcome_of(attempt, Status.FAILED)
+            if lengths_of_one(attempt) > 32
+            else out_of_memory_from(32)(attempt)
+        )
 
     for failed in [*[1] * request_of().config.limits.attempts, 0]:
         scheduler = FakeScheduler(measure)
         summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
         assert summary.statuses[Status.FAILED] == failed
-        assert read_history(request_of().run)[request_of().expansion.cells[2].id].status == Status.FAILED
+        assert (
+            read_history(request_of().run)[request_of().expansion.cells[2].id].status
+            == Status.FAILED
+        )
     assert summary.given_up == 1
 
 
@@ -308,7 +411,10 @@ def test_a_refuted_inference_is_said_however_the_run_ends(
     request = request_of()
     with pytest.raises(SystemExit, match="130"):
         _conclude(Summary(stopped="SIGINT", refuted=request.expansion.cells[:1]), request)
-    assert "inferred to run out of memory, and yet they fit: train_step context_length=16" in capsys.readouterr().out
+    assert (
+        "inferred to run out of memory, and yet they fit: train_step context_length=16"
+        in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("measured", [0, 2])
@@ -327,9 +433,18 @@ def test_what_there_is_no_time_to_verify_is_left_for_the_next_run(
 ) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
     with monkeypatch.context() as late:
-        late.setattr(Estimator, "at_most", lambda estimator, cell: 3600.0 * (cell.params.values()["context_length"] > 32))
+        late.setattr(
+            Estimator,
+            "at_most",
+            lambda estimator, cell: 3600.0 * (cell.params.values()["context_length"] > 32),
+        )
         summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1), time_limit_s=600)
-    assert (lengths_of(scheduler), summary.late, summary.late_s, summary.left) == ([16, 32], 1, 3600, 1)
+    assert (lengths_of(scheduler), summary.late, summary.late_s, summary.left) == (
+        [16, 32],
+        1,
+        3600,
+        1,
+    )
     assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 1
 
 
@@ -340,14 +455,19 @@ def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
     summary = go(request, FakeScheduler(out_of_memory_from(32)), Choice(infer_oom=True, verify=1))
     _conclude(summary, request)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"measured 3 cells: 1 ok, 2 oom; inferred that 1 more run out of memory; kept in {request.run.folder}"
+    assert (
+        said[0]
+        == f"measured 3 cells: 1 ok, 2 oom; inferred that 1 more run out of memory; kept in {request.run.folder}"
+    )
     _conclude(replace(summary, inferred=0), request)
     assert "inferred" not in capsys.readouterr().out
 
 
 def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., Request]) -> None:
     two = FakeScheduler(outcome_of, {"gpu": "A100", "torch": "2.13.0"})
-    two.environments = lambda: [{"fingerprints": {"cuda": [{"gpu": gpu} for gpu in ("A100", "H100")]}}]  # type: ignore[method-assign]
+    two.environments = lambda: [
+        {"fingerprints": {"cuda": [{"gpu": gpu} for gpu in ("A100", "H100")]}}
+    ]  # type: ignore[method-assign]
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
     with pytest.raises(EnvironmentError, match="A100, H100"):
         go(request, two, Choice(infer_oom=True), mixed=True)
@@ -372,7 +492,11 @@ def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], num
     before = signal.getsignal(number)
     scheduler = FakeScheduler(measure)
     summary = go(request_of(), scheduler)
-    assert (summary.stopped, summary.left, summary.statuses) == (signal.Signals(number).name, 2, {Status.OK: 2})
+    assert (summary.stopped, summary.left, summary.statuses) == (
+        signal.Signals(number).name,
+        2,
+        {Status.OK: 2},
+    )
     assert scheduler.closed
     assert signal.getsignal(number) == before
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 2
@@ -427,7 +551,12 @@ print(summary.stopped, pandas.DataFrame({"a": [1]}).a[0])
 
 def test_a_signal_at_the_first_use_of_pandas_leaves_it_usable() -> None:
     """Its compiled modules cannot be imported a second time once the first has been broken off."""
-    done = subprocess.run([sys.executable, "-c", _STRUCK_WHILE_PANDAS_IS_IMPORTED], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", _STRUCK_WHILE_PANDAS_IS_IMPORTED],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.stdout == "SIGTERM 1\n", done.stderr
 
 
@@ -487,7 +616,9 @@ def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request])
         return journalled(attempt)
 
     scheduler = FakeScheduler(measure)
-    with pytest.raises(RunUnwritable, match=r"cannot be written: No such file or directory.*run again"):
+    with pytest.raises(
+        RunUnwritable, match=r"cannot be written: No such file or directory.*run again"
+    ):
         go(request_of(), scheduler)
     assert scheduler.closed
     summary = go(request_of(), FakeScheduler(journalled))
@@ -495,7 +626,9 @@ def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request])
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 4
 
 
-def test_a_torn_part_is_named_and_what_it_held_is_done_again(request_of: Callable[..., Request]) -> None:
+def test_a_torn_part_is_named_and_what_it_held_is_done_again(
+    request_of: Callable[..., Request],
+) -> None:
     request = request_of()
     go(request, FakeScheduler(outcome_of))
     torn, *others = sorted((request.run.folder / "attempts").glob("*.parquet"))
@@ -511,13 +644,17 @@ def test_a_torn_part_is_named_and_what_it_held_is_done_again(request_of: Callabl
     assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 4
 
 
-def test_torn_samples_are_named_before_anything_is_measured_beside_them(request_of: Callable[..., Request]) -> None:
+def test_torn_samples_are_named_before_anything_is_measured_beside_them(
+    request_of: Callable[..., Request],
+) -> None:
     request = request_of()
     go(request, FakeScheduler(outcome_of))
     torn, *_ = sorted((request.run.folder / "samples").glob("*.parquet"))
     torn.write_bytes(torn.read_bytes()[:-50])
     scheduler = FakeScheduler(outcome_of)
-    with pytest.raises(RunError, match=rf"{torn.name}: cannot be read: .*move it away with .*/attempts/{torn.name}"):
+    with pytest.raises(
+        RunError, match=rf"{torn.name}: cannot be read: .*move it away with .*/attempts/{torn.name}"
+    ):
         go(request, scheduler, Choice(fresh=True))
     assert not scheduler.begun
     for part in (torn, request.run.folder / "attempts" / torn.name):
@@ -580,8 +717,12 @@ def test_other_hardware_is_refused_unless_asked_for(request_of: Callable[..., Re
     assert len(request_of().run.read_manifest()["fingerprints"]["cpu"]) == 2
 
 
-def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(request_of: Callable[..., Request]) -> None:
-    text = CONFIG.replace("context_length: [16, 32, 64, 128]", "device: [cpu, cuda]").replace("device: cpu, ", "")
+def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(
+    request_of: Callable[..., Request],
+) -> None:
+    text = CONFIG.replace("context_length: [16, 32, 64, 128]", "device: [cpu, cuda]").replace(
+        "device: cpu, ", ""
+    )
     scheduler = FakeScheduler(outcome_of)
     scheduler.more = {"cuda": [{"gpu": "Test GPU"}]}
     assert go(request_of(text, wheres=["device=cpu"]), scheduler).statuses == {Status.OK: 1}
@@ -589,18 +730,25 @@ def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(request_of: 
 
 
 def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
-    with pytest.raises(EnvironmentError, match=r"asks for device cuda, and here there is only cpu.*--set device=cpu"):
+    with pytest.raises(
+        EnvironmentError,
+        match=r"asks for device cuda, and here there is only cpu.*--set device=cpu",
+    ):
         go(request_of(CONFIG.replace("device: cpu", "device: cuda")), FakeScheduler(outcome_of))
 
 
-def test_what_is_refused_before_anything_ran_leaves_no_new_folder(request_of: Callable[..., Request], tmp_path: Path) -> None:
+def test_what_is_refused_before_anything_ran_leaves_no_new_folder(
+    request_of: Callable[..., Request], tmp_path: Path
+) -> None:
     """What was there before stays, whoever made it."""
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
 
     def left_in(folder: Path) -> list[str]:
         with pytest.raises(EnvironmentError, match="asks for device cuda"):
             go(replace(request, run=Run(folder)), FakeScheduler(outcome_of))
-        return sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "mine").rglob("*"))
+        return sorted(
+            path.relative_to(tmp_path).as_posix() for path in (tmp_path / "mine").rglob("*")
+        )
 
     (tmp_path / "mine" / "empty").mkdir(parents=True)
     assert left_in(tmp_path / "mine" / "new" / "run") == ["mine/empty"]
@@ -609,23 +757,33 @@ def test_what_is_refused_before_anything_ran_leaves_no_new_folder(request_of: Ca
     assert left_in(tmp_path / "mine" / "empty") == ["mine/empty", "mine/empty/notes"]
 
 
-@pytest.mark.parametrize("axis", ["half_width=0.02", "compile_mode=max-autotune", "gpu_kind=H100,A100"])
+@pytest.mark.parametrize(
+    "axis", ["half_width=0.02", "compile_mode=max-autotune", "gpu_kind=H100,A100"]
+)
 def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., Request]) -> None:
     """It is of adaptive timing, of what is compiled, of a GPU."""
-    with pytest.raises(ConfigError, match=f"--set {axis.partition('=')[0]}: no cell of these has it"):
+    with pytest.raises(
+        ConfigError, match=f"--set {axis.partition('=')[0]}: no cell of these has it"
+    ):
         request_of(sets=[axis])
-    assert request_of(sets=[axis, "timing=fixed,adaptive", "compile=eager,blocks", "device=cpu,cuda"]).expansion.cells
+    assert request_of(
+        sets=[axis, "timing=fixed,adaptive", "compile=eager,blocks", "device=cpu,cuda"]
+    ).expansion.cells
 
 
 EXCLUDING = f"{CONFIG}    exclude: [{{context_length: 64}}]\n    override: [{{when: {{context_length: 128}}, set: {{seed: 1}}}}]"
 
 
-def test_what_matches_a_cell_of_the_config_may_match_none_of_what_is_asked_for(request_of: Callable[..., Request]) -> None:
+def test_what_matches_a_cell_of_the_config_may_match_none_of_what_is_asked_for(
+    request_of: Callable[..., Request],
+) -> None:
     assert len(request_of(EXCLUDING, sets=["context_length=16,256"]).expansion.cells) == 2
     assert len(request_of(EXCLUDING, wheres=["context_length=16"]).expansion.cells) == 1
 
 
-def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(request_of: Callable[..., Request]) -> None:
+def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(EXCLUDING), FakeScheduler(outcome_of))
     idle = EXCLUDING.replace("exclude: [{context_length: 64}]", "exclude: [{context_length: 640}]")
     with pytest.raises(ConfigError, match=r"exclude\[0\]: matches no cell of the grid"):
@@ -637,11 +795,15 @@ def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(req
     assert len(resolve_again(request_of(EXCLUDING).run).expansion.cells) == 4
 
 
-def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(request_of: Callable[..., Request]) -> None:
+def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(
+    request_of: Callable[..., Request],
+) -> None:
     """An earlier program let it."""
     go(request_of(), FakeScheduler(outcome_of))
     with request_of().run.opened_for_writing() as writer:
-        writer.write_manifest({**writer.read_manifest(), "selection": {"set": {"half_width": [0.02]}, "where": {}}})
+        writer.write_manifest(
+            {**writer.read_manifest(), "selection": {"set": {"half_width": [0.02]}, "where": {}}}
+        )
     assert len(resolve_again(request_of().run).expansion.cells) == 4
 
 
@@ -688,14 +850,21 @@ def unpredicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 def of_kinds(*kinds: str) -> str:
     """Each cell on each kind, the kinds in the order of the grid."""
     axes = f"axes: {{gpu_kind: [{', '.join(kinds)}], context_length: [16, 32]}}"
-    return KINDS.replace("axes: {context_length: [16, 32, 64, 128]}", axes).replace(" gpu_kind: KIND,", "")
+    return KINDS.replace("axes: {context_length: [16, 32, 64, 128]}", axes).replace(
+        " gpu_kind: KIND,", ""
+    )
 
 
-def test_one_sweep_over_two_kinds_of_gpu(request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]) -> None:
+def test_one_sweep_over_two_kinds_of_gpu(
+    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     assert go(request_of(of_kinds("H100", "A100")), scheduler).statuses == {Status.OK: 4}
     assert {attempt.cell.params.gpu_kind for attempt in scheduler.begun} == {"H100", "A100"}
-    assert sorted(unpredicted) == [(2, "NVIDIA A100"), (2, "NVIDIA H100")]  # each on its own, not on the smaller
+    assert sorted(unpredicted) == [
+        (2, "NVIDIA A100"),
+        (2, "NVIDIA H100"),
+    ]  # each on its own, not on the smaller
 
 
 def test_a_kind_that_is_not_here_is_left_for_another_run(
@@ -709,7 +878,10 @@ def test_a_kind_that_is_not_here_is_left_for_another_run(
         "left out: 2 cells ask for gpu_kind B200, and here there is NVIDIA H100. Given again with it, this command measures them"
         in said
     )
-    with pytest.raises(EnvironmentError, match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100"):
+    with pytest.raises(
+        EnvironmentError,
+        match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100",
+    ):
         go(request, gpus_here("NVIDIA H100"))
     assert go(request, gpus_here("NVIDIA H100", "NVIDIA B200")).statuses == {Status.OK: 2}
 
@@ -726,10 +898,14 @@ def test_a_command_that_left_cells_to_another_run_has_not_come_to_its_end(
         assert len(scheduler.begun) == left
 
 
-def test_two_configs_in_one_folder_keep_the_defaults_of_both(request_of: Callable[..., Request]) -> None:
+def test_two_configs_in_one_folder_keep_the_defaults_of_both(
+    request_of: Callable[..., Request],
+) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     matmul = (
-        CONFIG.replace("task: train_step", "task: matmul").replace("context_length", "matrix_size").replace(", size: tiny", "")
+        CONFIG.replace("task: train_step", "task: matmul")
+        .replace("context_length", "matrix_size")
+        .replace(", size: tiny", "")
     )
     go(request_of(matmul), FakeScheduler(outcome_of))
     assert set(request_of().run.read_manifest()["defaults"]) == {"train_step", "matmul"}
@@ -741,7 +917,9 @@ def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(
     said: list[str] = []
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
     go(request, gpus_here("NVIDIA H100", "NVIDIA A100"), say=said.append)
-    assert said[0].startswith("GPUs of several kinds, NVIDIA A100, NVIDIA H100: cells come to any of them")
+    assert said[0].startswith(
+        "GPUs of several kinds, NVIDIA A100, NVIDIA H100: cells come to any of them"
+    )
     assert unpredicted == [(4, "NVIDIA A100")]
 
 
@@ -749,7 +927,10 @@ def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Requ
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     first, second = scheduler.environments()
     scheduler.environments = lambda: [{**first, "gpus": [*first["gpus"], *second["gpus"]]}]  # type: ignore[method-assign]
-    with pytest.raises(EnvironmentError, match=r"host of NVIDIA H100 has GPUs of several kinds.*CUDA_VISIBLE_DEVICES"):
+    with pytest.raises(
+        EnvironmentError,
+        match=r"host of NVIDIA H100 has GPUs of several kinds.*CUDA_VISIBLE_DEVICES",
+    ):
         go(request_of(of_kinds("H100", "A100")), scheduler)
 
 
@@ -757,23 +938,42 @@ def test_where_every_cell_names_its_kind_out_of_memories_are_inferred_on_each(
     request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
 ) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
-    scheduler.measure = lambda one: outcome_of(one, Status.OOM if one.cell.params.gpu_kind == "A100" else Status.OK)
+    scheduler.measure = lambda one: outcome_of(
+        one, Status.OOM if one.cell.params.gpu_kind == "A100" else Status.OK
+    )
     summary = go(request_of(of_kinds("H100", "A100")), scheduler, Choice(infer_oom=True))
     assert summary.statuses == {Status.OK: 2, Status.OOM: 1, Status.OOM_INFERRED: 1}
 
 
-def test_the_status_tells_of_cells_that_the_last_command_left_out(request_of: Callable[..., Request]) -> None:
+def test_the_status_tells_of_cells_that_the_last_command_left_out(
+    request_of: Callable[..., Request],
+) -> None:
     ends = {16: Status.OK, 32: Status.FAILED, 64: Status.OK, 128: Status.OOM}
-    go(request_of(), FakeScheduler(lambda attempt: outcome_of(attempt, ends[attempt.cell.params.values()["context_length"]])))
+    go(
+        request_of(),
+        FakeScheduler(
+            lambda attempt: outcome_of(
+                attempt, ends[attempt.cell.params.values()["context_length"]]
+            )
+        ),
+    )
     whole = list(describe_status(resolve_again(request_of().run)))
     assert not any("did not ask for" in line for line in whole)
-    go(request_of(wheres=["context_length=16|256"], sets=["context_length=16,256"]), FakeScheduler(outcome_of))
+    go(
+        request_of(wheres=["context_length=16|256"], sets=["context_length=16,256"]),
+        FakeScheduler(outcome_of),
+    )
     narrowed = list(describe_status(resolve_again(request_of().run)))
-    assert narrowed[:2] == ["     2 ok", "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom"]
+    assert narrowed[:2] == [
+        "     2 ok",
+        "and 3 cells that the last command did not ask for: 1 failed, 1 ok, 1 oom",
+    ]
 
 
 def test_cells_are_counted_however_often_they_are_measured(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    request_of: Callable[..., Request],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--repeat", "3"])
 
@@ -786,9 +986,17 @@ def test_cells_are_counted_however_often_they_are_measured(
     summary = go(request_of(), FakeScheduler(once), Choice(repeat=3))
     assert (summary.cells, summary.left) == (4, 4)
     told = list(describe_status(resolve_again(request_of().run)))
-    assert told[1] == f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, 8 times in all"
+    assert (
+        told[1]
+        == f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, 8 times in all"
+    )
     summary = go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
     assert summary.left == 0
     _conclude(summary, request_of())
-    assert f"measured 4 cells, 8 times in all: 8 ok; kept in {request_of().run}\n" in capsys.readouterr().out
-    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith("would run 0 of 4 cells")
+    assert (
+        f"measured 4 cells, 8 times in all: 8 ok; kept in {request_of().run}\n"
+        in capsys.readouterr().out
+    )
+    assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
+        "would run 0 of 4 cells"
+    )

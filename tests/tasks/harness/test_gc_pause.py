@@ -30,4 +30,6 @@ def test_what_a_prepared_parent_has_frozen_stays_so() -> None:
         with uncollected():
             assert not gc.isenabled()
         assert gc.isenabled()
-        assert gc.get_freeze_count() == pytest.approx(before, rel=0.01)  # some of it has been let go
+        assert gc.get_freeze_count() == pytest.approx(
+            before, rel=0.01
+        )  # some of it has been let go

@@ -45,7 +45,12 @@ MIB = 1024**2
     ("error", "refused"),
     [
         (RuntimeError("No available kernel. Aborting execution."), True),
-        (RuntimeError("cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."), True),
+        (
+            RuntimeError(
+                "cuDNN Frontend error: [cudnn_frontend] Error: No execution plans support the graph."
+            ),
+            True,
+        ),
         (RuntimeError("CUDA out of memory"), False),
         (ValueError("No available kernel"), False),
     ],
@@ -57,11 +62,25 @@ def test_a_backend_that_has_no_kernel(error: BaseException, refused: bool) -> No
 @pytest.mark.parametrize(
     ("error", "device", "host", "asked"),
     [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"), True, False, 20 * MIB),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True, False, None),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has"),
+            True,
+            False,
+            20 * MIB,
+        ),
+        (
+            RuntimeError(
+                "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"
+            ),
+            True,
+            False,
+            None,
+        ),
         (RuntimeError("CUDA error: out of memory"), True, False, None),
         (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 512 bytes. Error code 12"),
+            RuntimeError(
+                "DefaultCPUAllocator: can't allocate memory: you tried to allocate 512 bytes. Error code 12"
+            ),
             False,
             True,
             512,
@@ -133,7 +152,10 @@ def test_a_copy_of_the_process_writes_nothing(tmp_path: Path) -> None:
         _, status = os.waitpid(copy, 0)
         journal.end(Ending(Status.OK))
     assert os.waitstatus_to_exitcode(status) == 1
-    assert [json.loads(line).get("stage") for line in path.read_text().splitlines()] == ["build", None]
+    assert [json.loads(line).get("stage") for line in path.read_text().splitlines()] == [
+        "build",
+        None,
+    ]
 
 
 def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
@@ -143,10 +165,19 @@ def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
         journal.stage("build")
         journal.facts({"a": 1})
         journal.facts({"b": "\ud800"})
-        journal.samples([Sample("timing", "duration", "ms", 1.5, "synced", "forward", 0), Sample("t", "m", "W", None, note="no")])
+        journal.samples(
+            [
+                Sample("timing", "duration", "ms", 1.5, "synced", "forward", 0),
+                Sample("t", "m", "W", None, note="no"),
+            ]
+        )
         journal.end(Ending(Status.OOM, {"asked_bytes": 3}))
     account = read_journal(path)
-    assert (account.stage, account.facts, account.ending) == ("build", {"a": 1, "b": "?"}, Ending(Status.OOM, {"asked_bytes": 3}))
+    assert (account.stage, account.facts, account.ending) == (
+        "build",
+        {"a": 1, "b": "?"},
+        Ending(Status.OOM, {"asked_bytes": 3}),
+    )
     assert [sample.value for sample in account.samples] == [1.5, None]
     path.write_bytes(path.read_bytes()[:-5] + b"\nnot json\n[1]\n")
     assert read_journal(path).ending is None
@@ -155,8 +186,25 @@ def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
 
 
 def test_rows_of_every_kind_come_through_the_journal(tmp_path: Path) -> None:
-    kernel = KernelRow("forward", "ffn", "GEMM", "scope", "aten::mm", "gemm", 2, 4, 4000, 1000.0, 1000.0, 900, 1100, None)
-    allocation = AllocationRow("peak", "forward", "activations", "ffn", "part", "forward", "a.py:1 f", 7, 2, 14)
+    kernel = KernelRow(
+        "forward",
+        "ffn",
+        "GEMM",
+        "scope",
+        "aten::mm",
+        "gemm",
+        2,
+        4,
+        4000,
+        1000.0,
+        1000.0,
+        900,
+        1100,
+        None,
+    )
+    allocation = AllocationRow(
+        "peak", "forward", "activations", "ffn", "part", "forward", "a.py:1 f", 7, 2, 14
+    )
     live = LiveRow(3, 0.25, "forward", "activations", 14)
     with (tmp_path / "journal.jsonl").open("w") as stream:
         journal = Journal(stream)
@@ -164,10 +212,16 @@ def test_rows_of_every_kind_come_through_the_journal(tmp_path: Path) -> None:
         journal.allocations([allocation])
         journal.live([live])
     account = read_journal(tmp_path / "journal.jsonl")
-    assert (account.kernels, account.allocations, account.live) == ((kernel,), (allocation,), (live,))
+    assert (account.kernels, account.allocations, account.live) == (
+        (kernel,),
+        (allocation,),
+        (live,),
+    )
 
 
-def test_what_a_stage_knows_of_its_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_stage_knows_of_its_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows that it leaves with its error, and what it adds to the evidence; other instruments are asked as well."""
 
     def run(session: Session) -> list[Sample]:
@@ -180,14 +234,20 @@ def test_what_a_stage_knows_of_its_end_is_kept(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("tasks.instruments.stages_of", lambda names: [Stage("only", 1, run)])
     attempt = Attempt(
-        make_cell("train_step", {"device": "cpu", "size": "tiny", "context_length": 16}), 1, str(tmp_path), Settings()
+        make_cell("train_step", {"device": "cpu", "size": "tiny", "context_length": 16}),
+        1,
+        str(tmp_path),
+        Settings(),
     )
     with (tmp_path / "journal.jsonl").open("w") as stream:
         _measure(attempt, stream, "spawn", by_hand=True)
     account = read_journal(tmp_path / "journal.jsonl")
     assert account.ending is not None
     assert account.ending.status is Status.FAILED
-    assert (account.ending.evidence["message"], account.ending.evidence["snapshot"]) == ("the end", "of the end")
+    assert (account.ending.evidence["message"], account.ending.evidence["snapshot"]) == (
+        "the end",
+        "of the end",
+    )
     assert [row.live_bytes for row in account.live] == [14]
 
 
@@ -210,7 +270,12 @@ def test_the_breadcrumb_outlives_its_writer(tmp_path: Path) -> None:
 
 def test_attempts_travel_as_json() -> None:
     cell = make_cell("train_step", {"size": "tiny", "pass": "forward", "model_args": {}})
-    attempt = Attempt(cell, 3, "/somewhere", Settings(env={"A": "b"}, import_paths=("/x",), instruments=("timing",)))
+    attempt = Attempt(
+        cell,
+        3,
+        "/somewhere",
+        Settings(env={"A": "b"}, import_paths=("/x",), instruments=("timing",)),
+    )
     assert Attempt.from_json(attempt.to_json()) == attempt
 
 
@@ -233,12 +298,18 @@ def test_the_cpu_is_opened_with_each_vector_function_called_once_by_one_thread()
     seen: set[tuple[str, torch.dtype, int]] = set()
 
     class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             if args and isinstance(args[0], torch.Tensor):
                 seen.add((function.overloadpacket.__name__, args[0].dtype, args[0].numel()))
             return function(*args, **(kwargs or {}))
 
     with Watch():
         open_device("cpu")
-    assert seen >= {(name, dtype, 1) for name in VECTOR_MATH for dtype in (torch.float32, torch.float64)}
-    assert {"exp", "sqrt", "erf", "tanh", "sin", "cos", "log"} <= set(VECTOR_MATH)  # what Transformers are made of
+    assert seen >= {
+        (name, dtype, 1) for name in VECTOR_MATH for dtype in (torch.float32, torch.float64)
+    }
+    assert {"exp", "sqrt", "erf", "tanh", "sin", "cos", "log"} <= set(
+        VECTOR_MATH
+    )  # what Transformers are made of

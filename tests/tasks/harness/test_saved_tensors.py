@@ -24,7 +24,9 @@ DIMS = {"d_model": 96, "d_ff": 256, "num_layers": 3, "num_heads": 3}
 
 
 def params_of(**values: Any) -> TrainStepParams:
-    return TrainStepParams.model_validate({"device": "cpu", **SHAPE, **({} if "model" in values else DIMS), **values})
+    return TrainStepParams.model_validate(
+        {"device": "cpu", **SHAPE, **({} if "model" in values else DIMS), **values}
+    )
 
 
 def measured(**values: Any) -> list[Sample]:
@@ -69,7 +71,11 @@ def test_a_block_saves_what_the_closed_form_says(length: int, layers: int) -> No
 
 def test_operations_have_a_place_and_a_name() -> None:
     found = measured()
-    operations = [(sample.step, sample.note, sample.value) for sample in found if sample.metric == "saved_operation_bytes"]
+    operations = [
+        (sample.step, sample.note, sample.value)
+        for sample in found
+        if sample.metric == "saved_operation_bytes"
+    ]
     wide, square = 4 * 2 * 64 * 256, 4 * 2 * 3 * 64 * 64
     assert operations == [
         (1, "ffn: MulBackward0", 3 * wide),
@@ -100,7 +106,9 @@ class OneLayer(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         hidden: Any = self.table(tokens)
         if self.checkpointed:
-            return functional.linear(checkpoint(_exp, hidden, use_reentrant=self.use_reentrant), self.table.weight)
+            return functional.linear(
+                checkpoint(_exp, hidden, use_reentrant=self.use_reentrant), self.table.weight
+            )
         return functional.linear(_exp(hidden), self.table.weight)
 
 
@@ -109,7 +117,9 @@ def _exp(hidden: Tensor) -> Tensor:
     return hidden.exp().exp().exp()
 
 
-@pytest.mark.parametrize("how", [{}, {"checkpointed": True}, {"checkpointed": True, "use_reentrant": True}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{}, {"checkpointed": True}, {"checkpointed": True, "use_reentrant": True}], ids=str
+)
 def test_a_model_without_blocks_is_one(how: dict[str, Any]) -> None:
     found = measured(model=f"{__name__}:OneLayer", model_args=how)
     assert track(params_of(model=f"{__name__}:OneLayer", model_args=how)).saved == found
@@ -122,7 +132,10 @@ def test_what_the_backward_pass_computes_again_was_not_saved() -> None:
     """Either way of checkpointing keeps the input of what it computes again, and its result is saved by what comes next."""
     plain, *checkpointed = (
         sizes(measured(model=f"{__name__}:OneLayer", model_args=how))["saved_bytes"] or 0.0
-        for how in ({}, *({"checkpointed": True, "use_reentrant": reentrant} for reentrant in (False, True)))
+        for how in (
+            {},
+            *({"checkpointed": True, "use_reentrant": reentrant} for reentrant in (False, True)),
+        )
     )
     hidden = 4 * 2 * 64 * 16
     assert checkpointed == [plain - hidden] * 2
@@ -143,6 +156,10 @@ def test_nothing_that_was_saved_stays() -> None:
     with saved.watching():
         workload.step(lambda name: nullcontext())
     resident = {tensor.untyped_storage()._cdata for tensor in workload.resident}
-    alive = [storage for storage in (one() for one in kept) if storage is not None and storage._cdata not in resident]
+    alive = [
+        storage
+        for storage in (one() for one in kept)
+        if storage is not None and storage._cdata not in resident
+    ]
     assert kept
     assert not alive

@@ -36,7 +36,9 @@ def step_of_two(phase: PhaseMarker) -> None:
 
 
 def timed(
-    step: Callable[[PhaseMarker], None] = step_of_two, kind: str = "cuda", before: Callable[[], object] | None = None
+    step: Callable[[PhaseMarker], None] = step_of_two,
+    kind: str = "cuda",
+    before: Callable[[], object] | None = None,
 ) -> tuple[list[Sample], Session]:
     waits: list[None] = []
     device: Any = SimpleNamespace(kind=kind, synchronize=lambda: waits.append(None))
@@ -55,7 +57,9 @@ def least(of: list[Sample], phase: str) -> float:
 def test_each_phase_is_told_and_the_step_is_their_sum() -> None:
     samples, session = timed()
     assert session.steps == 7  # one before, so that what is watched is no first step
-    assert {(s.instrument, s.metric, s.unit, s.mode, s.note) for s in samples} == {("kernel_time", "kernel_time", "ms", "", "")}
+    assert {(s.instrument, s.metric, s.unit, s.mode, s.note) for s in samples} == {
+        ("kernel_time", "kernel_time", "ms", "", "")
+    }
     for number in range(6):
         ms = {sample.phase: sample.value or 0.0 for sample in samples if sample.step == number}
         assert ms["step"] == pytest.approx(ms["forward"] + ms["backward"])
@@ -74,14 +78,20 @@ def test_what_is_done_before_a_phase_is_not_of_it(monkeypatch: pytest.MonkeyPatc
 
     samples, _ = timed(before=much)
     assert before[0] == 14
-    assert {(sample.phase, sample.value) for sample in samples} == {("forward", 1.0), ("backward", 1.0), ("step", 2.0)}
+    assert {(sample.phase, sample.value) for sample in samples} == {
+        ("forward", 1.0),
+        ("backward", 1.0),
+        ("step", 2.0),
+    }
 
 
 def products(profiled: profile) -> float:
     """As many as the profiler saw, as if each took a ms."""
     assert profiled.profiler is not None
     assert profiled.profiler.kineto_results is not None
-    return float(sum(event.name() == "aten::mm" for event in profiled.profiler.kineto_results.events()))
+    return float(
+        sum(event.name() == "aten::mm" for event in profiled.profiler.kineto_results.events())
+    )
 
 
 def test_long_steps_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +120,16 @@ def test_a_phase_without_kernels_takes_nothing() -> None:
             pass
 
     samples, _ = timed(one)
-    assert {(sample.value, sample.note) for sample in samples if sample.phase == "backward"} == {(0.0, "")}
+    assert {(sample.value, sample.note) for sample in samples if sample.phase == "backward"} == {
+        (0.0, "")
+    }
 
 
 def test_there_are_none_without_a_gpu() -> None:
     samples, session = timed(kind="cpu")
-    assert [(sample.value, sample.note) for sample in samples] == [(None, "of kernels only a GPU tells")]
+    assert [(sample.value, sample.note) for sample in samples] == [
+        (None, "of kernels only a GPU tells")
+    ]
     assert session.steps == 0
 
 

@@ -43,7 +43,9 @@ def watch(folder: Path | None = None, **params: Any) -> Watched:
 
 
 def watch_session(session: Session) -> Watched:
-    samples: list[Sample] = [sample for stage in stages_of(["kernels"]) for sample in stage.run(session)]
+    samples: list[Sample] = [
+        sample for stage in stages_of(["kernels"]) for sample in stage.run(session)
+    ]
     return session.kernels, {(s.metric, s.phase): s.value for s in samples}, session
 
 
@@ -54,11 +56,18 @@ def step(tmp_path_factory: pytest.TempPathFactory) -> Watched:
 
 def test_the_projections_do_the_same(step: Watched) -> None:
     def work(module: str) -> set[tuple[str, str, int]]:
-        return {(row.phase, row.name, row.count) for row in step[0] if row.module == module and row.kernel_class == "GEMM"}
+        return {
+            (row.phase, row.name, row.count)
+            for row in step[0]
+            if row.module == module and row.kernel_class == "GEMM"
+        }
 
     query, key, value = map(work, PROJECTIONS)
     assert query == key == value
-    assert {(phase, count) for phase, name, count in query if name == "aten::mm"} == {("forward", 2), ("backward", 4)}
+    assert {(phase, count) for phase, name, count in query if name == "aten::mm"} == {
+        ("forward", 2),
+        ("backward", 4),
+    }
 
 
 def test_every_part_of_the_model_shows_in_both_passes(step: Watched) -> None:
@@ -72,17 +81,25 @@ def test_every_part_of_the_model_shows_in_both_passes(step: Watched) -> None:
 def test_coverage(step: Watched) -> None:
     numbers = step[1]
     assert numbers["attributed_to_phase", ""] == pytest.approx(1.0)
-    assert 0.97 < (numbers["attributed_to_module", ""] or 0) < 1.0  # what keeps gradients is of no module
+    assert (
+        0.97 < (numbers["attributed_to_module", ""] or 0) < 1.0
+    )  # what keeps gradients is of no module
     inside = [row for row in step[0] if row.name != OUTSIDE]
     with_module = sum(row.total_ns for row in inside if row.module)
-    assert with_module / sum(row.total_ns for row in inside) == pytest.approx(numbers["attributed_to_module", ""])
+    assert with_module / sum(row.total_ns for row in inside) == pytest.approx(
+        numbers["attributed_to_module", ""]
+    )
 
 
-def test_matrix_products_have_a_share_of_both_passes_and_none_of_the_optimizer(step: Watched) -> None:
+def test_matrix_products_have_a_share_of_both_passes_and_none_of_the_optimizer(
+    step: Watched,
+) -> None:
     shares = {}
     for phase in ("forward", "backward", "optimizer"):
         rows = [row for row in step[0] if row.phase == phase and row.name != OUTSIDE]
-        shares[phase] = sum(row.total_ns for row in rows if row.kernel_class == "GEMM") / sum(row.total_ns for row in rows)
+        shares[phase] = sum(row.total_ns for row in rows if row.kernel_class == "GEMM") / sum(
+            row.total_ns for row in rows
+        )
     assert 0 < shares["forward"] < 1
     assert 0 < shares["backward"] < 1
     assert shares["optimizer"] == 0
@@ -118,7 +135,9 @@ def test_a_folder_of_any_name(name: str, tmp_path: Path) -> None:
     assert from_json(gzip.decompress(trace_of(step).read_bytes())).phase_totals()
 
 
-def test_a_trace_that_is_too_large_is_dropped_with_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_is_too_large_is_dropped_with_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(instrument, "_LARGEST_TRACE_BYTES", 1000)
     params = TrainStepParams.model_validate(SMALL)
     session = Session(build(params), params, Progress(), folder=tmp_path)
@@ -154,25 +173,43 @@ def test_reading_the_trace_costs_little(step: Watched) -> None:
 def test_the_parts_of_attention_have_names_also_where_it_is_a_function(attention: str) -> None:
     rows, numbers, _ = watch(attention=attention)
     for phase in ("forward", "backward"):
-        assert {row.module for row in rows if row.phase == phase} >= {"scores", "softmax", "attention output"}
+        assert {row.module for row in rows if row.phase == phase} >= {
+            "scores",
+            "softmax",
+            "attention output",
+        }
     assert (numbers["attributed_to_module", ""] or 0) > 0.97
 
 
 def test_fused_attention_is_one_part() -> None:
     rows, _, _ = watch(attention="flash")
-    fused = [row for row in rows if row.module == "fused attention" and row.kernel_class == "attention"]
+    fused = [
+        row for row in rows if row.module == "fused attention" and row.kernel_class == "attention"
+    ]
     assert {row.phase for row in fused} == {"forward", "backward"}
     assert not {row.module for row in rows} & {"scores", "softmax", "attention output"}
 
 
 def test_attention_alone() -> None:
-    params = AttentionParams(device="cpu", context_length=32, d_head=8, batch_size=2, projections=True)
+    params = AttentionParams(
+        device="cpu", context_length=32, d_head=8, batch_size=2, projections=True
+    )
     rows, _, _ = watch_session(Session(build_attention(params), params, Progress()))
-    assert {row.module for row in rows} >= {"scores", "softmax", "attention output", *PROJECTIONS, "o projection"}
+    assert {row.module for row in rows} >= {
+        "scores",
+        "softmax",
+        "attention output",
+        *PROJECTIONS,
+        "o projection",
+    }
 
 
 def test_a_model_of_ones_own_goes_by_the_names_of_its_modules() -> None:
-    own = {"size": None, "model": "torch.nn:Embedding", "model_args": {"num_embeddings": 100, "embedding_dim": 100}}
+    own = {
+        "size": None,
+        "model": "torch.nn:Embedding",
+        "model_args": {"num_embeddings": 100, "embedding_dim": 100},
+    }
     rows, _, _ = watch(**own, context_length=1, batch_size=1, vocab_size=100)
     assert {row.module for row in rows if row.phase == "forward"} == {"model", "loss", ""}
 
@@ -188,7 +225,9 @@ def test_watching_changes_nothing_and_leaves_nothing_behind() -> None:
         session.step()
         model = workload.model
         assert model is not None
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks for module in model.modules()
+        )
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
     for plain, watched in zip(gradients(False), gradients(True), strict=True):
@@ -209,7 +248,10 @@ def test_a_module_that_raises_closes_its_range() -> None:
             assert entered.pop() == self.name
 
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(3, 4))
-    with parts_named(model, Range), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with (
+        parts_named(model, Range),
+        pytest.raises(RuntimeError, match="shapes cannot be multiplied"),
+    ):
         model(torch.ones(1, 3))
     assert entered == []
     assert not model._forward_hooks
@@ -218,13 +260,17 @@ def test_a_module_that_raises_closes_its_range() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # torch asks non-leaf tensors for their gradients
-def test_compiled_code_is_not_compiled_again_by_being_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_code_is_not_compiled_again_by_being_watched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from torch._dynamo.utils import counters
 
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     params = TrainStepParams.model_validate({**SMALL, "compile": "blocks"})
     session = Session(build(params), params, Progress())
-    monkeypatch.setattr(torch._inductor.config.trace, "provenance_tracking_level", 0)  # and back to it
+    monkeypatch.setattr(
+        torch._inductor.config.trace, "provenance_tracking_level", 0
+    )  # and back to it
     instrument.prepare(session)
     session.step()
     graphs = counters["stats"]["unique_graphs"]
@@ -237,12 +283,16 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(monkeypatch: pytes
             for row in rows
             if (row.phase, row.attributed_by, row.kernel_class) == (phase, "provenance", "GEMM")
         }
-        expected = dict.fromkeys((*PROJECTIONS, "o projection", "scores", "attention output"), 2 * products)
+        expected = dict.fromkeys(
+            (*PROJECTIONS, "o projection", "scores", "attention output"), 2 * products
+        )
         assert compiled == {**expected, "ffn": 3 * 2 * products}  # two layers
     line = r"return functional.linear(x, self.weight)\n"
     assert any(line in text for text in kept_provenance())
     for text in kept_provenance():
-        unmarked = re.sub(r"\\n[ ~^]*\^[ ~^]*(?=\\n)", "", text)  # some versions of torch mark a part of a line, some do not
+        unmarked = re.sub(
+            r"\\n[ ~^]*\^[ ~^]*(?=\\n)", "", text
+        )  # some versions of torch mark a part of a line, some do not
         for other in (unmarked, unmarked.replace(line, rf"{line}           ~~~~~~^^^^^\n")):
             assert read_graph(other, part_functions()) == read_graph(text, part_functions())
     torch._dynamo.reset()
@@ -289,7 +339,11 @@ def test_a_gpu_whose_kernels_cannot_be_seen_has_no_rows(tmp_path: Path) -> None:
 
 def test_nvtx_says_where_it_has_nothing_to_do() -> None:
     params = TrainStepParams.model_validate(SMALL)
-    (sample,) = (s for stage in stages_of(["nvtx"]) for s in stage.run(Session(build(params), params, Progress())))
+    (sample,) = (
+        s
+        for stage in stages_of(["nvtx"])
+        for s in stage.run(Session(build(params), params, Progress()))
+    )
     assert sample.value is None
     assert sample.note == "NVTX ranges are of CUDA devices, not of cpu"
 

@@ -31,7 +31,9 @@ class Watched:
         self.workload = session.workload
 
     def bytes_of(self, role: str, part: str | None = None) -> int:
-        return sum(row.total_bytes for row in self.rows if row.role == role and part in (None, row.part))
+        return sum(
+            row.total_bytes for row in self.rows if row.role == role and part in (None, row.part)
+        )
 
     def value(self, metric: str) -> float:
         value = self.samples[metric].value
@@ -44,7 +46,10 @@ def session_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A session on a recorded device, and its allocator."""
 
     def make(
-        folder: Path | None = None, most_events: int = 10**9, attention: AttentionParams | None = None, **params: Any
+        folder: Path | None = None,
+        most_events: int = 10**9,
+        attention: AttentionParams | None = None,
+        **params: Any,
     ) -> tuple[Session, RecordedAllocator]:
         allocator = RecordedAllocator(most_events)
         monkeypatch.setattr(instrument, "memory", allocator.memory)
@@ -80,24 +85,45 @@ def parameters(watched: Watched) -> dict[str, torch.nn.Parameter]:
 def test_the_composition_of_a_training_step(watch: Any, precision: str, optimizer: str) -> None:
     step = watch(precision=precision, optimizer=optimizer)
     nbytes = sum(parameter.nbytes for parameter in parameters(step).values())
-    assert sum(row.total_bytes for row in step.rows) == step.value("peak_allocated_bytes") == step.value("replayed_peak_bytes")
+    assert (
+        sum(row.total_bytes for row in step.rows)
+        == step.value("peak_allocated_bytes")
+        == step.value("replayed_peak_bytes")
+    )
     assert step.bytes_of("parameters") == nbytes
     assert step.bytes_of("optimizer state") >= 2 * nbytes
     assert step.bytes_of("slack") == 0
     assert step.bytes_of("unlabelled") == 0
-    copied = sum(p.nbytes // 2 for name, p in parameters(step).items() if p.ndim == 2 and "embeddings" not in name)
-    assert step.bytes_of("autocast weight copies") in ((0,) if precision == "fp32" else (0, copied))  # none in the optimizer
+    copied = sum(
+        p.nbytes // 2
+        for name, p in parameters(step).items()
+        if p.ndim == 2 and "embeddings" not in name
+    )
+    assert step.bytes_of("autocast weight copies") in (
+        (0,) if precision == "fp32" else (0, copied)
+    )  # none in the optimizer
 
 
 def test_copies_of_weights_are_found_also_where_results_are_as_large(watch: Any) -> None:
     """With as many tokens as the model is wide, inputs, weights and results of a projection have one size."""
     dims = {"size": None, "d_model": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4}
     for way in ("forward", "forward_backward"):
-        step = watch(**dims, precision="bf16", context_length=32, batch_size=2, vocab_size=1000, **{"pass": way})
+        step = watch(
+            **dims,
+            precision="bf16",
+            context_length=32,
+            batch_size=2,
+            vocab_size=1000,
+            **{"pass": way},
+        )
         expected = Counter[str]()
         for name, parameter in parameters(step).items():
             if parameter.ndim == 2 and "embeddings" not in name:
-                label = "ffn" if "ffn" in name else name.split(".")[-2].replace("_proj", " projection").replace("output", "o")
+                label = (
+                    "ffn"
+                    if "ffn" in name
+                    else name.split(".")[-2].replace("_proj", " projection").replace("output", "o")
+                )
                 expected[label.replace("lm_head", "head")] += parameter.nbytes // 2
         found = {row.part: step.bytes_of("autocast weight copies", row.part) for row in step.rows
                  if row.role == "autocast weight copies"}  # fmt: skip
@@ -108,29 +134,55 @@ def test_activations_are_what_the_forward_pass_keeps(watch: Any) -> None:
     step = watch(**{"pass": "forward_grad"}, context_length=64)
     square = 2 * 2 * 64 * 64 * 4
     assert step.bytes_of("activations", "softmax") >= 2 * 2 * square
-    assert {row.part for row in step.rows if row.role == "activations"} >= {"softmax", "ffn", "norm", "rope", "residual", "loss"}
+    assert {row.part for row in step.rows if row.role == "activations"} >= {
+        "softmax",
+        "ffn",
+        "norm",
+        "rope",
+        "residual",
+        "loss",
+    }
     assert {row.allocated_in for row in step.rows if row.role == "activations"} == {"forward"}
 
 
 def test_inference_keeps_nothing(watch: Any) -> None:
     step = watch(**{"pass": "forward"})
-    assert step.bytes_of("activations") == step.bytes_of("gradients") == step.bytes_of("optimizer state") == 0
+    assert (
+        step.bytes_of("activations")
+        == step.bytes_of("gradients")
+        == step.bytes_of("optimizer state")
+        == 0
+    )
     assert step.bytes_of("temporary", "head") > 0
 
 
-def test_temporaries_of_the_backward_pass_have_the_part_that_they_are_the_derivative_of(watch: Any) -> None:
+def test_temporaries_of_the_backward_pass_have_the_part_that_they_are_the_derivative_of(
+    watch: Any,
+) -> None:
     step = watch(**{"pass": "forward_backward"}, context_length=128)
     assert {row.phase for row in step.rows} == {"backward"}
-    made = [row for row in step.rows if (row.allocated_in, row.role) == ("backward", "temporary") and row.size_bytes > 1000]
+    made = [
+        row
+        for row in step.rows
+        if (row.allocated_in, row.role) == ("backward", "temporary") and row.size_bytes > 1000
+    ]
     assert {(row.part, row.attributed_by) for row in made} == {("loss", "part")}
 
 
 def test_attention_alone(watch: Any) -> None:
     """What computes its parts anew in the backward pass names them there, and goes on with its own name."""
-    step = watch(attention=AttentionParams(device="cpu", context_length=64, d_head=8, batch_size=2, attention="recompute"))
+    step = watch(
+        attention=AttentionParams(
+            device="cpu", context_length=64, d_head=8, batch_size=2, attention="recompute"
+        )
+    )
     assert step.bytes_of("unlabelled") == 0
-    assert step.bytes_of("inputs") == 4 * 2 * 64 * 8 * 4  # query, key, value, and the gradient that it starts from
-    assert {row.part for row in step.rows if row.allocated_in == "backward" and row.role == "temporary"} == {
+    assert (
+        step.bytes_of("inputs") == 4 * 2 * 64 * 8 * 4
+    )  # query, key, value, and the gradient that it starts from
+    assert {
+        row.part for row in step.rows if row.allocated_in == "backward" and row.role == "temporary"
+    } == {
         "scores",
         "attention output",
     }
@@ -145,7 +197,10 @@ def test_watching_changes_nothing_and_leaves_nothing_behind(session_of: Any) -> 
         plain_bytes = allocator.peak_bytes
         samples = {sample.metric: sample.value for sample in instrument.take_snapshot(session)}
     assert samples["peak_allocated_bytes"] == plain_bytes
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in session.workload.model.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks
+        for module in session.workload.model.modules()
+    )
 
 
 def test_the_curve_reaches_the_peak_and_is_short(watch: Any) -> None:
@@ -167,7 +222,12 @@ def test_a_hidden_tensor_is_unlabelled(session_of: Any) -> None:
         samples = {sample.metric: sample.value for sample in instrument.take_snapshot(session)}
     assert samples["unlabelled_bytes"] == 12_345
     (row,) = (row for row in session.allocations if row.role == "unlabelled")
-    assert (row.size_bytes, row.count, row.attributed_by, row.allocated_in) == (12_345, 1, "none", "")
+    assert (row.size_bytes, row.count, row.attributed_by, row.allocated_in) == (
+        12_345,
+        1,
+        "none",
+        "",
+    )
 
 
 def test_a_record_that_is_too_short_says_so(watch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +245,9 @@ def test_the_snapshot_is_a_file_that_a_person_finds(watch: Any, tmp_path: Path) 
     assert kept.stat().st_size == step.value("file_bytes")
 
 
-def test_a_snapshot_that_is_too_large_is_dropped_with_a_note(watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_is_too_large_is_dropped_with_a_note(
+    watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(instrument, "_LARGEST_SNAPSHOT_BYTES", 1000)
     step = watch(folder=tmp_path)
     assert step.samples["file_bytes"].value is None
@@ -198,7 +260,10 @@ def test_elsewhere_it_says_that_it_needs_cuda() -> None:
     params = TrainStepParams.model_validate(TINY)
     session = Session(build(params), params, Progress())
     (sample,) = (sample for stage in instrument.STAGES for sample in stage.run(session))
-    assert (sample.value, sample.note) == (None, "a snapshot is of CUDA's allocator: it needs CUDA, not cpu")
+    assert (sample.value, sample.note) == (
+        None,
+        "a snapshot is of CUDA's allocator: it needs CUDA, not cpu",
+    )
     assert session.on_error == []
 
 
@@ -227,13 +292,17 @@ def test_what_filled_the_memory_is_kept(session_of: Any, tmp_path: Path, on_reco
     for row in session.allocations:
         assert (row.moment, row.phase) == ("out of memory", "forward")
         by_role[row.role] += row.total_bytes
-    assert by_role["parameters"] == sum(parameter.nbytes for parameter in session.workload.model.parameters())
+    assert by_role["parameters"] == sum(
+        parameter.nbytes for parameter in session.workload.model.parameters()
+    )
     made = {row.part for row in session.allocations if row.role == "activations"}
     assert made >= {"ffn", "softmax", "norm"} if on_record else not made
     assert (by_role["unlabelled"] > 0) is not on_record
 
 
-def test_what_cannot_be_kept_does_not_hide_that_memory_ran_out(session_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_kept_does_not_hide_that_memory_ran_out(
+    session_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session, _ = session_of(folder=Path("/nowhere"))
     witness = instrument.OutOfMemoryWitness(session)
     witness.see(0, 1, 1, 1)
@@ -254,8 +323,16 @@ def test_parts_of_the_backward_pass_are_those_of_the_forward_pass() -> None:
     with parts_named(workload.model, tracker.name), tracker.backward_named():
         session_step()
     assert torch.autograd.backward is backward
-    after = said[len(said) - 1 - said[::-1].index("loss") :]  # the last of the loss, then all that comes behind it
+    after = said[
+        len(said) - 1 - said[::-1].index("loss") :
+    ]  # the last of the loss, then all that comes behind it
     order = list(dict.fromkeys(part for part in after if part))
     assert order[:4] == ["loss", "lm_head", "ln_final", "layers.1"]
     assert order[-1] == "token_embeddings"
-    assert set(order) >= {"scores", "softmax", "attention output", "layers.0.attn.rope", "layers.0.ffn.w2"}
+    assert set(order) >= {
+        "scores",
+        "softmax",
+        "attention output",
+        "layers.0.attn.rope",
+        "layers.0.ffn.w2",
+    }

@@ -26,7 +26,9 @@ def session() -> Any:
     return SimpleNamespace(workload=SimpleNamespace(device=device))
 
 
-def test_a_gpu_that_falls_off_in_the_middle_is_null_from_there_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_falls_off_in_the_middle_is_null_from_there_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def fall_off(handle: object) -> int:
         raise pynvml.NVMLError_GpuIsLost()
 
@@ -34,7 +36,10 @@ def test_a_gpu_that_falls_off_in_the_middle_is_null_from_there_on(monkeypatch: p
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: object())
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda handle, clock: 1980)
     for name in vars(pynvml):
-        if name.startswith("nvmlDeviceGet") and name not in ("nvmlDeviceGetHandleByUUID", "nvmlDeviceGetClockInfo"):
+        if name.startswith("nvmlDeviceGet") and name not in (
+            "nvmlDeviceGetHandleByUUID",
+            "nvmlDeviceGetClockInfo",
+        ):
             monkeypatch.setattr(pynvml, name, lambda handle, *more: fall_off(handle))
     samples = {sample.metric: sample for sample in telemetry.read_before(session())}
     assert set(samples) == set(telemetry.COUNTERS)
@@ -65,7 +70,9 @@ def waited_for_core() -> Any:
     return sample
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it")
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it"
+)
 def test_a_neighbour_that_takes_the_core_shows() -> None:
     cores = os.sched_getaffinity(0)
     busy = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
@@ -105,33 +112,52 @@ def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_t
             assert (sample.value, sample.note) == (None, "not told by this system")
 
 
-@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it")
-def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.skipif(
+    not Path("/proc/self/schedstat").exists(), reason="needs Linux, which counts it"
+)
+def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """As two threads of torch do on one core; the cores are stood in for, since on this host others may be at work."""
     cores = tmp_path / "stat"
     monkeypatch.setattr(telemetry, "_CORES", cores)
     here = SimpleNamespace(shelf={})
 
     def at_work(ticks: int) -> None:
-        lines = (f"cpu{core} {ticks} 5 {ticks} 700 80 9 1 0 0 0" for core in sorted(os.sched_getaffinity(0)))
-        cores.write_text("\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 77 8 9", "ctxt 123"]))
+        lines = (
+            f"cpu{core} {ticks} 5 {ticks} 700 80 9 1 0 0 0"
+            for core in sorted(os.sched_getaffinity(0))
+        )
+        cores.write_text(
+            "\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 77 8 9", "ctxt 123"])
+        )
 
     at_work(0)
     telemetry.look_at_cores(here)  # type: ignore[arg-type]
-    (waits,) = {one.step for one in here.shelf["cores"] if one.metric == "waited"} & {threading.get_native_id()}
-    here.shelf["cores"] = [replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]]  # for long
+    (waits,) = {one.step for one in here.shelf["cores"] if one.metric == "waited"} & {
+        threading.get_native_id()
+    }
+    here.shelf["cores"] = [
+        replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]
+    ]  # for long
     (alone,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
     assert alone.value == 0.0  # the cores were at work for nobody else
     telemetry.look_at_cores(here)  # type: ignore[arg-type]
-    here.shelf["cores"] = [replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]]
+    here.shelf["cores"] = [
+        replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]
+    ]
     at_work(100)
     (beside,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
     assert beside.value is not None
     assert beside.value > 1.0  # a second of each, in no time
 
 
-def test_a_pace_is_operations_a_ms_and_a_chunk_that_was_held_up_does_not_move_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pace_is_operations_a_ms_and_a_chunk_that_was_held_up_does_not_move_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each chunk of 50 takes 100 µs, every third ten times as long."""
-    passed = itertools.chain.from_iterable((0, 1_000_000 if chunk % 3 == 0 else 100_000) for chunk in itertools.count())
+    passed = itertools.chain.from_iterable(
+        (0, 1_000_000 if chunk % 3 == 0 else 100_000) for chunk in itertools.count()
+    )
     monkeypatch.setattr(time, "perf_counter_ns", partial(next, itertools.accumulate(passed)))
     assert host_pace() == pytest.approx(500.0)

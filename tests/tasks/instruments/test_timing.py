@@ -46,7 +46,9 @@ class Event:
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Stands still but in a step."""
     clock = SimpleNamespace(ms=0.0)
-    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter_ns=lambda: int(clock.ms * 1e6)))
+    monkeypatch.setattr(
+        timing, "time", SimpleNamespace(perf_counter_ns=lambda: int(clock.ms * 1e6))
+    )
     monkeypatch.setattr(timing, "_event", lambda: Event(clock))
     monkeypatch.setattr(timing, "uncollected", nullcontext)
     return clock
@@ -64,7 +66,11 @@ class Pace:
 
 
 def timed(
-    clock: SimpleNamespace, durations_ms: Iterable[float], device: str = "cuda", looking_in: Sequence[Any] = (), **params: Any
+    clock: SimpleNamespace,
+    durations_ms: Iterable[float],
+    device: str = "cuda",
+    looking_in: Sequence[Any] = (),
+    **params: Any,
 ) -> tuple[Session, Any]:
     """A session whose steps take so long, and the durations of its whole steps by mode."""
     left = iter(durations_ms)
@@ -73,8 +79,14 @@ def timed(
         with phase("forward"):
             clock.ms += next(left)
 
-    fake: Any = SimpleNamespace(kind=device, synchronize=lambda: None, torch_device=torch.device("cpu"))
-    session = Session(Workload(step, ("forward",), fake, tokens=None), MatmulParams.model_validate(params), Progress())
+    fake: Any = SimpleNamespace(
+        kind=device, synchronize=lambda: None, torch_device=torch.device("cpu")
+    )
+    session = Session(
+        Workload(step, ("forward",), fake, tokens=None),
+        MatmulParams.model_validate(params),
+        Progress(),
+    )
     session.on_last_warm_up += looking_in
     samples, facts = list[Sample](), dict[str, Any]()
     for stage in timing.STAGES:
@@ -94,13 +106,21 @@ def timed(
 
 def test_the_protocol_of_the_write_ups_is_the_default(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, repeat(100.0))
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 5, "synced": 10, "pipelined": 10}
+    assert {mode: len(steps) for mode, steps in taken.items()} == {
+        "warmup": 5,
+        "synced": 10,
+        "pipelined": 10,
+    }
     assert session.facts == {}
 
 
 def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, chain([900.0], cycle([500.0, 501.0, 499.0])), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "check": 1, "synced": 6}
+    assert {mode: len(steps) for mode, steps in taken.items()} == {
+        "warmup": 1,
+        "check": 1,
+        "synced": 6,
+    }
     assert session.facts == {
         "timing_warmup_steps": 1,
         "timing_stopped_by": "half-width",
@@ -111,13 +131,26 @@ def test_long_and_steady_steps_are_few(clock: SimpleNamespace) -> None:
 
 def test_the_step_that_ran_on_is_held_against_the_synced_ones(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, chain([700.0], [330.0, 300.0], repeat(300.0)), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "check": 2, "synced": 6}  # the last of two
+    assert {mode: len(steps) for mode, steps in taken.items()} == {
+        "warmup": 1,
+        "check": 2,
+        "synced": 6,
+    }  # the last of two
     assert session.facts["timing_pipelined"] == "as synced"
 
 
-def test_steps_that_run_on_are_measured_where_they_take_another_time(clock: SimpleNamespace) -> None:
-    session, taken = timed(clock, chain([700.0], [300.0, 270.0], repeat(300.0, 6), repeat(270.0)), **ADAPTIVE)
-    assert {mode: len(steps) for mode, steps in taken.items()} == {"warmup": 1, "check": 2, "synced": 6, "pipelined": 6}
+def test_steps_that_run_on_are_measured_where_they_take_another_time(
+    clock: SimpleNamespace,
+) -> None:
+    session, taken = timed(
+        clock, chain([700.0], [300.0, 270.0], repeat(300.0, 6), repeat(270.0)), **ADAPTIVE
+    )
+    assert {mode: len(steps) for mode, steps in taken.items()} == {
+        "warmup": 1,
+        "check": 2,
+        "synced": 6,
+        "pipelined": 6,
+    }
     assert taken["pipelined"] == pytest.approx([270.0] * 6)
     assert session.facts["timing_pipelined"] == "measured"
 
@@ -132,13 +165,17 @@ def test_one_step_of_the_warm_up_is_looked_into(clock: SimpleNamespace, device: 
 
 def test_what_is_not_known_to_the_half_width_is_not_held_against(clock: SimpleNamespace) -> None:
     """Two steps that happen to be near the middle of noise say nothing."""
-    session, taken = timed(clock, chain([300.0, 300.0], [240.0, 360.0] * 3, repeat(300.0)), **ADAPTIVE)
+    session, taken = timed(
+        clock, chain([300.0, 300.0], [240.0, 360.0] * 3, repeat(300.0)), **ADAPTIVE
+    )
     assert session.facts["timing_stopped_by"] == "out of reach"
     assert (len(taken["check"]), len(taken["pipelined"])) == (2, 6)
 
 
 def test_what_is_not_steady_yet_is_warm_up_and_still_a_sample(clock: SimpleNamespace) -> None:
-    session, taken = timed(clock, chain([900.0], [700.0], [600.0, 550.0], repeat(500.0)), **ADAPTIVE)
+    session, taken = timed(
+        clock, chain([900.0], [700.0], [600.0, 550.0], repeat(500.0)), **ADAPTIVE
+    )
     assert taken["warmup"] == pytest.approx([900.0, 600.0, 550.0])
     assert taken["synced"] == pytest.approx([500.0] * 6)
     assert session.facts["timing_warmup_steps"] == 3
@@ -148,14 +185,22 @@ def test_noise_takes_more_of_both_modes(clock: SimpleNamespace) -> None:
     session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, most_steps=40)
     assert (len(taken["synced"]), len(taken["pipelined"])) == (40, 40)
     assert session.facts["timing_stopped_by"] == "steps"
-    assert session.facts["timing_half_width"] == half_width(taken["synced"]) == pytest.approx(0.015)  # of all there are
+    assert (
+        session.facts["timing_half_width"] == half_width(taken["synced"]) == pytest.approx(0.015)
+    )  # of all there are
 
 
 @pytest.mark.parametrize(
     ("said", "stopped_by", "steps"),
-    [({"half_width": 0.02}, "half-width", 6), ({"most_seconds": 3.2}, "seconds", 32), ({"most_seconds": 1.0}, "out of reach", 6)],
+    [
+        ({"half_width": 0.02}, "half-width", 6),
+        ({"most_seconds": 3.2}, "seconds", 32),
+        ({"most_seconds": 1.0}, "out of reach", 6),
+    ],
 )
-def test_where_it_stops_can_be_said(clock: SimpleNamespace, said: dict[str, float], stopped_by: str, steps: int) -> None:
+def test_where_it_stops_can_be_said(
+    clock: SimpleNamespace, said: dict[str, float], stopped_by: str, steps: int
+) -> None:
     session, taken = timed(clock, chain([500.0], cycle([98.5, 101.5])), **ADAPTIVE, **said)
     assert (session.facts["timing_stopped_by"], len(taken["synced"])) == (stopped_by, steps)
 
@@ -167,10 +212,14 @@ def test_nothing_is_pipelined_where_nothing_queues(clock: SimpleNamespace) -> No
 
 def expanded(timing: str, axes: str = "", *sets: str) -> Expansion:
     text = f"name: t\ngrids: [{{task: train_step, fixed: {{size: tiny}}, axes: {{timing: [{timing}]{axes}}}}}]"
-    return expand(*parse_config(text, "t.yaml"), parse_selection(sets, ()) if sets else Selection({}, {}))
+    return expand(
+        *parse_config(text, "t.yaml"), parse_selection(sets, ()) if sets else Selection({}, {})
+    )
 
 
-def test_each_phase_is_told_in_additions_of_its_own_thread(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_phase_is_told_in_additions_of_its_own_thread(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the pace before the step and after it. What lies between the phases is of the thread that runs the step."""
     monkeypatch.setattr(timing, "Additions", Pace)
     left = iter([[30.0, 60.0, 9.0], [30.0, 60.0, 9.0], [0.4, 0.9, 0.5], [50.0, 100.0, 45.0]])
@@ -182,9 +231,13 @@ def test_each_phase_is_told_in_additions_of_its_own_thread(clock: SimpleNamespac
             with phase(name):
                 clock.ms += took
 
-    device: Any = SimpleNamespace(kind="cuda", synchronize=lambda: None, torch_device=torch.device("cpu"))
+    device: Any = SimpleNamespace(
+        kind="cuda", synchronize=lambda: None, torch_device=torch.device("cpu")
+    )
     params = MatmulParams.model_validate({"warmup_steps": 1, "measured_steps": 3})
-    session = Session(Workload(step, ("forward", "backward"), device, tokens=None), params, Progress())
+    session = Session(
+        Workload(step, ("forward", "backward"), device, tokens=None), params, Progress()
+    )
     warm_up = list(timing.warm_up(session))
     told = [s for s in timing.time_synced(session) if s.metric == "additions"]
     assert not [s for s in warm_up if s.metric == "additions"]
@@ -201,7 +254,9 @@ def test_each_phase_is_told_in_additions_of_its_own_thread(clock: SimpleNamespac
 
 
 @pytest.mark.parametrize("when", ["__init__", "read"])
-def test_without_room_for_a_number_nothing_is_told(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_without_room_for_a_number_nothing_is_told(
+    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     def no_room(*_: object) -> None:
         raise torch.OutOfMemoryError
 
@@ -219,17 +274,25 @@ def test_fixed_cells_are_the_cells_they_were() -> None:
 
 def test_adaptive_cells_are_others_and_each_is_one() -> None:
     cells = expanded("fixed, adaptive", ", warmup_steps: [0, 5], half_width: [0.01, 0.02]").cells
-    shown = [[c.params.values()[n] for n in ("timing", "warmup_steps", "measured_steps", "half_width")] for c in cells]
+    shown = [
+        [c.params.values()[n] for n in ("timing", "warmup_steps", "measured_steps", "half_width")]
+        for c in cells
+    ]
     assert shown == [
         ["fixed", 0, 10, None], ["fixed", 5, 10, None],
         ["adaptive", None, None, 0.01], ["adaptive", None, None, 0.02],
     ]  # fmt: skip
     assert len({cell.id for cell in cells}) == 4
-    assert [make_cell("train_step", cell.params.values()).id for cell in cells] == [cell.id for cell in cells]
+    assert [make_cell("train_step", cell.params.values()).id for cell in cells] == [
+        cell.id for cell in cells
+    ]
 
 
 def test_defaults_said_or_not_are_the_same_cell() -> None:
-    plain, said = expanded("adaptive").cells[0], expanded("adaptive", "", "half_width=0.01", "most_seconds=5").cells[0]
+    plain, said = (
+        expanded("adaptive").cells[0],
+        expanded("adaptive", "", "half_width=0.01", "most_seconds=5").cells[0],
+    )
     assert plain.id == said.id
     assert plain.params.values()["most_steps"] == 100
 
@@ -252,7 +315,10 @@ def test_what_cannot_be_is_one_line(sets: list[str], said: str) -> None:
 
 
 def test_how_long_it_is_timed_takes_no_memory() -> None:
-    cells: list[Cell] = [make_cell("train_step", {**FAST, **own}) for own in ({}, ADAPTIVE, {**ADAPTIVE, "half_width": 0.1})]
+    cells: list[Cell] = [
+        make_cell("train_step", {**FAST, **own})
+        for own in ({}, ADAPTIVE, {**ADAPTIVE, "half_width": 0.1})
+    ]
     assert memory_identity(cells[0]) == memory_identity(cells[1]) == memory_identity(cells[2])
 
 

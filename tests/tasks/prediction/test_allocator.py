@@ -28,7 +28,11 @@ MIB = 1024**2
 def test_one_request(asked: int, allocated: int, reserved: int) -> None:
     allocator = CachingAllocator()
     allocator.allocate(asked)
-    assert (allocator.requested, allocator.allocated, allocator.reserved) == (asked, allocated, reserved)
+    assert (allocator.requested, allocator.allocated, allocator.reserved) == (
+        asked,
+        allocated,
+        reserved,
+    )
 
 
 def test_small_requests_share_a_segment() -> None:
@@ -98,5 +102,10 @@ def test_nothing_is_lost(moves: list[tuple[bool, int]]) -> None:
 
 
 def test_workspaces_by_generation() -> None:
-    assert cublas_workspace_bytes(9.0) == cublas_workspace_bytes(12.0) == cublas_workspace_bytes(None) == 32 * MIB
+    assert (
+        cublas_workspace_bytes(9.0)
+        == cublas_workspace_bytes(12.0)
+        == cublas_workspace_bytes(None)
+        == 32 * MIB
+    )
     assert cublas_workspace_bytes(8.9) == 8_519_680

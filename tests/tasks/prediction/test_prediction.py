@@ -66,7 +66,9 @@ class Marks:
 def without_onednn() -> Iterator[None]:
     """Its products of bf16 take scratch, on some processors, that no GPU takes."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TF32 acceleration on top of oneDNN")  # which is not asked for
+        warnings.filterwarnings(
+            "ignore", "TF32 acceleration on top of oneDNN"
+        )  # which is not asked for
         with torch.backends.mkldnn.flags(enabled=False):
             yield
 
@@ -74,14 +76,21 @@ def without_onednn() -> Iterator[None]:
 def measured_peaks(params: TrainStepParams, tmp_path: Path) -> dict[str, int]:
     """Of each phase of two real steps on the CPU, under the rules of CUDA's autocast: what its allocator says of itself."""
     rules = gpu_emulated(lambda role: nullcontext(), "cpu")
-    with without_onednn(), rules as mode, mode, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+    with (
+        without_onednn(),
+        rules as mode,
+        mode,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen,
+    ):
         workload = build(params)
         for step in ("first", "steady"):
             run_step(workload, Progress(), Marks(step))
     seen.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     phases = {
-        e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if e["name"].startswith(("first ", "steady ")) and "dur" in e
+        e["name"]: (e["ts"], e["ts"] + e["dur"])
+        for e in events
+        if e["name"].startswith(("first ", "steady ")) and "dur" in e
     }
     held, peaks = 0, dict.fromkeys(phases, 0)
     for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
@@ -100,14 +109,22 @@ def predicted_peaks(params: TrainStepParams) -> dict[str, int]:
 REAL = [
     *({"pass": pass_} for pass_ in PHASES),
     *({"optimizer": optimizer} for optimizer in ("foreach", "fused")),
-    *({"attention": attention} for attention in ("torch_softmax", "weights_only", "recompute", "math")),
+    *(
+        {"attention": attention}
+        for attention in ("torch_softmax", "weights_only", "recompute", "math")
+    ),
     *({"precision": precision} for precision in ("bf16", "fp16", "bf16_pure")),
-    *({"precision": "bf16", "attention": attention} for attention in ("torch_softmax", "weights_only", "recompute")),
+    *(
+        {"precision": "bf16", "attention": attention}
+        for attention in ("torch_softmax", "weights_only", "recompute")
+    ),
 ]
 
 
 @pytest.mark.parametrize("values", REAL, ids=lambda values: " ".join(map(str, values.values())))
-def test_it_is_what_the_cpu_allocates(values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_the_cpu_allocates(
+    values: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(SCRATCH, "_softmax_backward_data")  # the CPU's kernel takes none
     params = params_of(**SMALL | values)
     measured = measured_peaks(params, tmp_path)
@@ -129,8 +146,17 @@ class Liar(nn.Module):
 
 
 def test_a_model_that_lies_shows_a_difference(tmp_path: Path) -> None:
-    own = {"device": "cpu", "model": f"{__name__}:Liar", "context_length": 8, "batch_size": 1, "vocab_size": 50}
-    measured, predicted = measured_peaks(params_of(**own), tmp_path), predicted_peaks(params_of(**own))
+    own = {
+        "device": "cpu",
+        "model": f"{__name__}:Liar",
+        "context_length": 8,
+        "batch_size": 1,
+        "vocab_size": 50,
+    }
+    measured, predicted = (
+        measured_peaks(params_of(**own), tmp_path),
+        predicted_peaks(params_of(**own)),
+    )
     assert measured["steady forward"] - predicted["steady forward"] >= 4_000_000
 
 
@@ -146,16 +172,29 @@ def test_it_is_what_an_h200_measured(size: str) -> None:
     """
     borderline = 0
     cells = [cell for cell in H200["cells"] if cell["size"] == size]
-    for cell in cells if size in ("small", "medium") else cells[1::2]:  # 256 and 1024 tokens: the larger ones take seconds each
+    for cell in (
+        cells if size in ("small", "medium") else cells[1::2]
+    ):  # 256 and 1024 tokens: the larger ones take seconds each
         axes = {name: cell[name] for name in ("size", "context_length", "precision")}
         prediction = prediction_of((32 * GIB,), **axes)
         found = {(f"{s.mode} {s.phase}", s.metric): s.value for s in prediction.samples}
         for phase, (requested, allocated, _) in cell["peaks_bytes"].items():
-            assert found[phase, "peak_requested_bytes"] == pytest.approx(requested, rel=1e-4, abs=2 * 1024**2), (axes, phase)
-            assert found[phase, "peak_allocated_bytes"] == pytest.approx(allocated, rel=0.02), (axes, phase)
-        steady = [peaks for phase, peaks in cell["peaks_bytes"].items() if phase.startswith("steady")]
-        assert prediction.peak_bytes() == pytest.approx(max(allocated for _, allocated, _ in steady), rel=5e-3), axes
-        assert prediction.peak_bytes("peak_reserved_bytes") == pytest.approx(max(peaks[2] for peaks in steady), rel=0.05), axes
+            assert found[phase, "peak_requested_bytes"] == pytest.approx(
+                requested, rel=1e-4, abs=2 * 1024**2
+            ), (axes, phase)
+            assert found[phase, "peak_allocated_bytes"] == pytest.approx(allocated, rel=0.02), (
+                axes,
+                phase,
+            )
+        steady = [
+            peaks for phase, peaks in cell["peaks_bytes"].items() if phase.startswith("steady")
+        ]
+        assert prediction.peak_bytes() == pytest.approx(
+            max(allocated for _, allocated, _ in steady), rel=5e-3
+        ), axes
+        assert prediction.peak_bytes("peak_reserved_bytes") == pytest.approx(
+            max(peaks[2] for peaks in steady), rel=0.05
+        ), axes
         verdict = prediction.verdicts[32 * GIB]
         borderline += verdict == "borderline"
         assert verdict in ("borderline", {"ok": "fits", "oom": "oom"}[cell["under_32_gib"]]), axes
@@ -167,7 +206,9 @@ def test_the_first_cell_of_a_process_is_predicted_as_any_other() -> None:
     values = {"d_head": 64, "context_length": 8192, "causal": True, "attention": "naive"}
     asked = Request(make_cell("attention", values), (), HOPPER).to_json() + "\n"
     command = [sys.executable, "-m", "tasks.prediction"]
-    done = subprocess.run(command, input=asked * 2, capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        command, input=asked * 2, capture_output=True, text=True, cwd=ROOT, check=True
+    )
     first, second = done.stdout.splitlines()
     assert first == second
 
@@ -181,9 +222,13 @@ def test_the_first_cell_of_a_process_is_predicted_as_any_other() -> None:
         ("forward", "bf16", 512, 19.38),
     ],
 )
-def test_published_figures_of_the_forward_pass(pass_: str, precision: str, context_length: int, gib: float) -> None:
+def test_published_figures_of_the_forward_pass(
+    pass_: str, precision: str, context_length: int, gib: float
+) -> None:
     """Of a public write-up of the course's 2.7B model on a GPU."""
-    prediction = prediction_of(size="2.7B", precision=precision, context_length=context_length, **{"pass": "forward"})
+    prediction = prediction_of(
+        size="2.7B", precision=precision, context_length=context_length, **{"pass": "forward"}
+    )
     assert (prediction.peak_bytes() or 0) / GIB == pytest.approx(gib, rel=0.01)
 
 
@@ -199,9 +244,13 @@ def test_the_roles_add_up_to_the_peak() -> None:
 def test_autocast_keeps_a_copy_of_each_matrix_that_multiplies() -> None:
     """Two bytes an element; the embedding is looked up and the norms are computed in fp32."""
     dims = SIZES[2025]["mini"]
-    prediction = prediction_of(size="mini", context_length=64, precision="bf16", **{"pass": "forward"})
+    prediction = prediction_of(
+        size="mini", context_length=64, precision="bf16", **{"pass": "forward"}
+    )
     roles = {s.note: s.value for s in prediction.samples if s.metric == "at_peak_bytes"}
-    matrices = parameter_count(dims) - VOCAB_SIZE * dims.d_model - (2 * dims.num_layers + 1) * dims.d_model
+    matrices = (
+        parameter_count(dims) - VOCAB_SIZE * dims.d_model - (2 * dims.num_layers + 1) * dims.d_model
+    )
     assert roles["autocast weight copies"] == 2 * matrices
 
 
@@ -226,7 +275,13 @@ def test_the_pass_alone_is_in_the_whole_step() -> None:
     ],
 )
 def test_fused_attention_has_no_squares(attention: str, precision: str, squares_bytes: int) -> None:
-    cell = {"size": "tiny", "context_length": 512, "batch_size": 1, "attention": attention, "precision": precision}
+    cell = {
+        "size": "tiny",
+        "context_length": 512,
+        "batch_size": 1,
+        "attention": attention,
+        "precision": precision,
+    }
     prediction = prediction_of(**cell)
     assert prediction.how == ("tracked" if attention == "naive" else "modelled"), prediction.reason
     assert prediction.role_bytes().get("activations: attention squares", 0) == squares_bytes
@@ -241,12 +296,15 @@ def test_fused_attention_has_no_squares(attention: str, precision: str, squares_
         (SDPBackend.EFFICIENT_ATTENTION, torch.float32, 128.53),
     ],
 )
-def test_fused_backward_passes_take_what_an_h200_measured(backend: SDPBackend, dtype: torch.dtype, measured_mib: float) -> None:
+def test_fused_backward_passes_take_what_an_h200_measured(
+    backend: SDPBackend, dtype: torch.dtype, measured_mib: float
+) -> None:
     """Causal attention alone: 16,384 tokens, 8 sequences, width 64; the peak less what is held when it begins."""
     tracker = StorageTracker()
     with tracker, sdpa_kernel(backend):
         query, key, value, grad = (
-            torch.empty(8, 1, 16384, 64, dtype=dtype, device="meta", requires_grad=place < 3) for place in range(4)
+            torch.empty(8, 1, 16384, 64, dtype=dtype, device="meta", requires_grad=place < 3)
+            for place in range(4)
         )
         tracker.begin("first")
         tracker.enter("forward")
@@ -265,7 +323,10 @@ def test_what_cannot_be_predicted_says_why() -> None:
     assert "NoSuch" in prediction_of(**own).reason
     speechless = {"model": "tests.support.misbehaving:Model", "model_args": {"how": "speechless"}}
     assert "its message cannot be read" in prediction_of(**speechless).reason
-    assert "No available kernel" in prediction_of(size="tiny", attention="flash", precision="fp32").reason
+    assert (
+        "No available kernel"
+        in prediction_of(size="tiny", attention="flash", precision="fp32").reason
+    )
     assert "process" in prediction_of(size="tiny", device="cpu").reason
     matmul = Predictor().predict(Request(make_cell("matmul", {})))
     assert (matmul.how, matmul.peak_bytes()) == ("", None)
@@ -295,7 +356,9 @@ def test_the_closed_form_explains_what_is_tracked(values: dict[str, Any]) -> Non
 
 
 def test_of_other_cells_it_knows_the_parameters_alone() -> None:
-    found = closed_form(params_of(size="small", precision="bf16_pure", **{"pass": "forward_backward"}))
+    found = closed_form(
+        params_of(size="small", precision="bf16_pure", **{"pass": "forward_backward"})
+    )
     assert found is not None
     count = parameter_count(SIZES[2025]["small"])
     assert {term.name: term.nbytes for term in found.terms} == {
@@ -329,17 +392,34 @@ def test_what_does_not_run_without_data_takes_its_parameters_at_the_least() -> N
     assert prediction.verdicts == {200_000: "oom"}
     assert "0.0 GiB" in prediction.why_oom(200_000)
     assert prediction.as_eager() == prediction
-    assert torch.overrides._len_torch_function_stack() == 0  # what is predicted next is not disturbed
+    assert (
+        torch.overrides._len_torch_function_stack() == 0
+    )  # what is predicted next is not disturbed
 
 
 @pytest.mark.parametrize("compiled", ["blocks", "model"])
 def test_what_is_compiled_is_never_said_to_run_out(compiled: str) -> None:
     prediction = prediction_of((2**20,), size="tiny", compile=compiled)
     assert prediction.verdicts == {2**20: "oom"}
-    assert (prediction.as_eager().how, prediction.as_eager().verdicts) == ("as eager", {2**20: "unlikely"})
-    held = round(max(s.value for s in prediction.samples if s.metric == "peak_requested_bytes" and s.value))
-    caps: dict[int, Verdict] = {held // 3: "oom", held // 2: "oom", held: "borderline", 2 * held: "fits"}
-    assert list(replace(prediction, verdicts=caps).as_eager().verdicts.values()) == ["unlikely", "perhaps", "borderline", "fits"]
+    assert (prediction.as_eager().how, prediction.as_eager().verdicts) == (
+        "as eager",
+        {2**20: "unlikely"},
+    )
+    held = round(
+        max(s.value for s in prediction.samples if s.metric == "peak_requested_bytes" and s.value)
+    )
+    caps: dict[int, Verdict] = {
+        held // 3: "oom",
+        held // 2: "oom",
+        held: "borderline",
+        2 * held: "fits",
+    }
+    assert list(replace(prediction, verdicts=caps).as_eager().verdicts.values()) == [
+        "unlikely",
+        "perhaps",
+        "borderline",
+        "fits",
+    ]
 
 
 def test_of_a_cap_the_peaks_alone_say_what_the_allocator_would() -> None:
@@ -363,9 +443,22 @@ def test_what_changes_no_memory_is_no_difference() -> None:
     def identity(**values: Any) -> dict[str, Any]:
         return memory_identity(make_cell("train_step", {"size": "tiny", **values}))
 
-    same = {"seed": 7, "warmup_steps": 1, "measured_steps": 99, "memory_limit_gib": 3.0, "precision": "tf32", "compile": "blocks"}
+    same = {
+        "seed": 7,
+        "warmup_steps": 1,
+        "measured_steps": 99,
+        "memory_limit_gib": 3.0,
+        "precision": "tf32",
+        "compile": "blocks",
+    }
     assert identity(**same) == identity()
-    for other in ({"precision": "bf16"}, {"optimizer": "fused"}, {"pass": "forward"}, {"attention": "math"}, {"batch_size": 1}):
+    for other in (
+        {"precision": "bf16"},
+        {"optimizer": "fused"},
+        {"pass": "forward"},
+        {"attention": "math"},
+        {"batch_size": 1},
+    ):
         assert identity(**other) != identity()
 
 
@@ -380,15 +473,26 @@ def test_what_changes_no_memory_is_no_difference() -> None:
         (lambda x, w: torch.softmax(x.bfloat16(), -1), torch.float32),
         (lambda x, w: x.bfloat16().sum(), torch.float32),
         (lambda x, w: functional.layer_norm(x.bfloat16(), (4,)), torch.float32),
-        (lambda x, w: functional.cross_entropy(x.bfloat16(), torch.zeros(4, dtype=torch.long, device="meta")), torch.float32),
+        (
+            lambda x, w: functional.cross_entropy(
+                x.bfloat16(), torch.zeros(4, dtype=torch.long, device="meta")
+            ),
+            torch.float32,
+        ),
         (lambda x, w: x.bfloat16() * x.bfloat16(), torch.bfloat16),
         (lambda x, w: x.bfloat16().mean(), torch.bfloat16),
         (lambda x, w: functional.silu(x.bfloat16()), torch.bfloat16),
     ],
 )
-def test_autocast_is_that_of_cuda(function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype) -> None:
+def test_autocast_is_that_of_cuda(
+    function: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype
+) -> None:
     x, weight = torch.ones(4, 4, device="meta"), nn.Parameter(torch.ones(4, 4, device="meta"))
-    with gpu_emulated(lambda role: nullcontext()) as mode, mode, torch.autocast("cuda", dtype=torch.bfloat16):
+    with (
+        gpu_emulated(lambda role: nullcontext()) as mode,
+        mode,
+        torch.autocast("cuda", dtype=torch.bfloat16),
+    ):
         assert function(x, weight).dtype == dtype
         with torch.autocast("cuda", enabled=False):
             assert (x @ weight).dtype == torch.float32
@@ -406,7 +510,9 @@ def test_autocast_copies_a_weight_once_a_region() -> None:
     with gpu_emulated(labelling) as mode, mode:
         for _ in range(2):
             with torch.autocast("cuda", dtype=torch.bfloat16), torch.no_grad():
-                functional.linear(functional.linear(torch.ones(4, 4, device="meta"), weight), weight)
+                functional.linear(
+                    functional.linear(torch.ones(4, 4, device="meta"), weight), weight
+                )
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
             functional.linear(torch.ones(4, 4, device="meta"), weight)
     assert labelled == ["autocast weight copies"] * 2
@@ -415,7 +521,9 @@ def test_autocast_copies_a_weight_once_a_region() -> None:
 ATTENTION = json.loads((ROOT / "tests" / "data" / "h200_attention.json").read_text())
 
 
-@pytest.mark.parametrize("cell", ATTENTION["cells"], ids=lambda cell: f"{cell['attention']} {cell['precision']}")
+@pytest.mark.parametrize(
+    "cell", ATTENTION["cells"], ids=lambda cell: f"{cell['attention']} {cell['precision']}"
+)
 def test_attention_alone_is_what_an_h200_measured(cell: dict[str, Any]) -> None:
     """tests/data says with what and when; to 0.03 MiB, but for a workspace of cuBLAS, and squares as the formula counts them."""
     axes = {name: cell[name] for name in ("attention", "precision")}
@@ -431,11 +539,16 @@ def test_attention_alone_is_what_an_h200_measured(cell: dict[str, Any]) -> None:
         "saved_squares": found.get(("steady", "", "saved_square_bytes"), 0),
     }
     for what, nbytes in measured.items():
-        assert min(abs(nbytes - predicted[what] - other) for other in (-HOPPER, 0, HOPPER)) <= 0.04 * 1024**2, what
+        assert (
+            min(abs(nbytes - predicted[what] - other) for other in (-HOPPER, 0, HOPPER))
+            <= 0.04 * 1024**2
+        ), what
     assert measured["saved_squares"] == found["steady", "", "formula_saved_squares"] * one
     for phase in ("forward", "backward"):
         squares = (measured[phase] - measured["built"]) / one
-        mask = 0.4 if phase == "forward" else 0.0  # of one sequence: bytes, and where `math` adds it up in the inputs' width
+        mask = (
+            0.4 if phase == "forward" else 0.0
+        )  # of one sequence: bytes, and where `math` adds it up in the inputs' width
         assert -0.01 <= squares - found["steady", "", f"formula_{phase}_squares"] <= 0.1 + mask
 
 
@@ -452,5 +565,7 @@ def test_of_mixed_widths_there_is_no_formula_of_squares() -> None:
         assert any(s.metric == "square_bytes" for s in prediction.samples) is known
     cold = Predictor().predict(Request(make_cell("attention", {**shape, "cold_l2": True})))
     assert "only the GPU tells" in cold.reason
-    with_projections = Predictor().predict(Request(make_cell("attention", {**shape, "projections": True})))
+    with_projections = Predictor().predict(
+        Request(make_cell("attention", {**shape, "projections": True}))
+    )
     assert with_projections.role_bytes()["parameters"] == 4 * 4 * 16**2

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="pi
 
 
 def said(program: str) -> str:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     return done.stdout.strip()
 
 
@@ -27,7 +29,9 @@ def test_cores_as_the_kernel_writes_them() -> None:
     assert spans([4]) == "4"
 
 
-def test_a_cell_keeps_to_its_cores_and_its_row_says_which(make_attempt: Callable[..., Attempt]) -> None:
+def test_a_cell_keeps_to_its_cores_and_its_row_says_which(
+    make_attempt: Callable[..., Attempt],
+) -> None:
     last = max(os.sched_getaffinity(0))
     outcome = execute(make_attempt(settings={"cores": (last,)}))
     assert outcome.status is Status.OK
@@ -37,8 +41,13 @@ def test_a_cell_keeps_to_its_cores_and_its_row_says_which(make_attempt: Callable
 
 
 def test_cores_that_are_not_here_are_left() -> None:
-    program = "from tasks.process.cpu_affinity import pin; import os; before = os.sched_getaffinity(0)"
-    assert said(f"{program}; print(pin([4000]), os.sched_getaffinity(0) == before)") == "{'pinned_cores': None} True"
+    program = (
+        "from tasks.process.cpu_affinity import pin; import os; before = os.sched_getaffinity(0)"
+    )
+    assert (
+        said(f"{program}; print(pin([4000]), os.sched_getaffinity(0) == before)")
+        == "{'pinned_cores': None} True"
+    )
 
 
 def test_what_waits_for_others_comes_first_where_that_is_allowed() -> None:

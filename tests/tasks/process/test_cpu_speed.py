@@ -23,7 +23,9 @@ print(len(at), sorted({core for cores in at[1:] for core in cores}), max(map(len
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="nobody chooses a core here")
 def test_it_is_read_on_each_core_by_turns() -> None:
-    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     many, rest = done.stdout.split(" ", 1)
     assert int(many) > 2 * len(os.sched_getaffinity(0))
     assert rest.strip() == f"{sorted(os.sched_getaffinity(0))} 1"

@@ -15,7 +15,10 @@ def test_the_source_of_a_model_is_told_by_what_it_says(tmp_path: Path) -> None:
     paths = [str(tmp_path)]
     before = source_digest("one:Model", paths), source_digest("pack.within.gpt:Model", paths)
     assert all(before)
-    assert before == (source_digest("one:Model", paths), source_digest("pack.within.gpt:Model", paths))
+    assert before == (
+        source_digest("one:Model", paths),
+        source_digest("pack.within.gpt:Model", paths),
+    )
     (package / "layers.py").write_text("b = 2")
     assert source_digest("one:Model", paths) == before[0]
     assert source_digest("pack.within.gpt:Model", paths) != before[1]

@@ -15,7 +15,9 @@ from tasks.snapshots.replay import BEFORE, Record, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
 from tests.conftest import ROOT
 
-H200 = json.loads(gzip.decompress((ROOT / "tests" / "data" / "h200_snapshots.json.gz").read_bytes()))
+H200 = json.loads(
+    gzip.decompress((ROOT / "tests" / "data" / "h200_snapshots.json.gz").read_bytes())
+)
 
 
 class Recorder:
@@ -27,15 +29,21 @@ class Recorder:
         self._annotations: list[dict[str, Any]] = []
         self._clock = 0
 
-    def alloc(self, address: str, size: int, part: str = "", *frames: tuple[str, int, str]) -> Recorder:
-        named = [{"filename": filename, "line": line, "name": name} for filename, line, name in frames]
+    def alloc(
+        self, address: str, size: int, part: str = "", *frames: tuple[str, int, str]
+    ) -> Recorder:
+        named = [
+            {"filename": filename, "line": line, "name": name} for filename, line, name in frames
+        ]
         self._live[address] = (size, True)
         return self._event("alloc", address, size, part, named)
 
     def free(self, *addresses: str) -> Recorder:
         for address in addresses:
             size, _ = self._live.pop(address)
-            self._event("free_requested", address, size, "somewhere else", [])._event("free_completed", address, size, "", [])
+            self._event("free_requested", address, size, "somewhere else", [])._event(
+                "free_completed", address, size, "", []
+            )
         return self
 
     def begin(self, phase: str) -> Recorder:
@@ -49,25 +57,51 @@ class Recorder:
 
     def snapshot(self, last: int | None = None, rounding: int = 0) -> dict[str, Any]:
         blocks = [
-            {"address": ord(a), "size": size + rounding, "requested_size": size, "state": "active_allocated"}
+            {
+                "address": ord(a),
+                "size": size + rounding,
+                "requested_size": size,
+                "state": "active_allocated",
+            }
             for a, (size, _) in self._live.items()
         ]
         free = {"address": 1, "size": 10**6, "requested_size": 0, "state": "inactive"}
-        elsewhere = {"address": ord("a"), "size": 5, "requested_size": 5, "state": "active_allocated"}
+        elsewhere = {
+            "address": ord("a"),
+            "size": 5,
+            "requested_size": 5,
+            "state": "active_allocated",
+        }
         return {
-            "segments": [{"device": 0, "blocks": [*blocks, free]}, {"device": 1, "blocks": [elsewhere]}],
+            "segments": [
+                {"device": 0, "blocks": [*blocks, free]},
+                {"device": 1, "blocks": [elsewhere]},
+            ],
             "device_traces": [self._events[-last:] if last else self._events, []],
             "external_annotations": self._annotations,
         }
 
-    def _event(self, action: str, address: str, size: int, part: str, frames: list[Any]) -> Recorder:
-        entry = {"action": action, "addr": ord(address), "size": size, "user_metadata": part, "frames": frames}
+    def _event(
+        self, action: str, address: str, size: int, part: str, frames: list[Any]
+    ) -> Recorder:
+        entry = {
+            "action": action,
+            "addr": ord(address),
+            "size": size,
+            "user_metadata": part,
+            "frames": frames,
+        }
         self._events.append({**entry, "time_us": self._tick()})
         return self
 
     def _annotate(self, phase: str, stage: str) -> Recorder:
-        for name in (f"phase::{phase}", "Optimizer.step#AdamW.step"):  # torch's own ranges are on record too
-            self._annotations.append({"name": name, "stage": stage, "device": 0, "time_us": self._tick()})
+        for name in (
+            f"phase::{phase}",
+            "Optimizer.step#AdamW.step",
+        ):  # torch's own ranges are on record too
+            self._annotations.append(
+                {"name": name, "stage": stage, "device": 0, "time_us": self._tick()}
+            )
         return self
 
     def _tick(self) -> int:
@@ -78,9 +112,15 @@ class Recorder:
 def a_step() -> Recorder:
     """a: parameter, b: old gradient, c: hidden; then activations, a gradient, optimizer state."""
     recorder = Recorder(a=1000, b=1000, c=7).free("b").begin("forward")
-    recorder.alloc("d", 100, "mod::layers.0.ffn").alloc("e", 30, "mod::layers.0.ffn").free("e").alloc("f", 5, "").end("forward")
-    recorder.begin("backward").alloc("g", 300, "softmax").free("d").alloc("h", 1000, "mod::layers.0.ffn.w1").free("g", "f")
-    recorder.end("backward").begin("optimizer").alloc("i", 400, "").alloc("j", 1000, "").free("i").end("optimizer")
+    recorder.alloc("d", 100, "mod::layers.0.ffn").alloc("e", 30, "mod::layers.0.ffn").free(
+        "e"
+    ).alloc("f", 5, "").end("forward")
+    recorder.begin("backward").alloc("g", 300, "softmax").free("d").alloc(
+        "h", 1000, "mod::layers.0.ffn.w1"
+    ).free("g", "f")
+    recorder.end("backward").begin("optimizer").alloc("i", 400, "").alloc("j", 1000, "").free(
+        "i"
+    ).end("optimizer")
     return recorder
 
 
@@ -89,7 +129,10 @@ BOOK: Book = {
         Holding(ord("a"), Role.PARAMETERS, "layers.0.ffn.w1.weight"),
         Holding(ord("b"), Role.GRADIENTS, "layers.0.ffn.w1.weight"),
     ],
-    "backward": [Holding(ord("h"), Role.GRADIENTS, "layers.0.ffn.w1.weight"), Holding(ord("a"), Role.INPUTS)],
+    "backward": [
+        Holding(ord("h"), Role.GRADIENTS, "layers.0.ffn.w1.weight"),
+        Holding(ord("a"), Role.INPUTS),
+    ],
     AT_END: [Holding(ord("j"), Role.OPTIMIZER_STATE)],
 }
 
@@ -102,13 +145,21 @@ def test_what_lives_when() -> None:
     assert [phase.name for phase in record.step] == ["forward", "backward", "optimizer"]
     assert record.peak() == 16
     assert [record.phase_at(moment) for moment in (0, 2, 6)] == ["", "forward", "forward"]
-    assert [record.phase_at(moment) for moment in (7, 13, 15, 18)] == ["backward", "backward", "optimizer", "optimizer"]
+    assert [record.phase_at(moment) for moment in (7, 13, 15, 18)] == [
+        "backward",
+        "backward",
+        "optimizer",
+        "optimizer",
+    ]
     assert {chr(allocation.address) for allocation in record.live_at(16)} == set("acijh")
 
 
 def test_roles() -> None:
     labelled = attribute(a_step().record(), BOOK)
-    found = {(chr(one.allocation.address), one.allocation.start == BEFORE): (one.role, one.part, one.how) for one in labelled}
+    found = {
+        (chr(one.allocation.address), one.allocation.start == BEFORE): (one.role, one.part, one.how)
+        for one in labelled
+    }
     assert found == {
         ("a", True): (Role.PARAMETERS, "ffn", How.BOOK),
         ("b", True): (Role.GRADIENTS, "ffn", How.BOOK),
@@ -124,7 +175,14 @@ def test_roles() -> None:
 
 
 def test_an_address_that_is_used_again_is_another_allocation() -> None:
-    recorder = Recorder().begin("forward").alloc("a", 10, "ffn").free("a").alloc("a", 20, "ffn").end("forward")
+    recorder = (
+        Recorder()
+        .begin("forward")
+        .alloc("a", 10, "ffn")
+        .free("a")
+        .alloc("a", 20, "ffn")
+        .end("forward")
+    )
     book: Book = {"forward": [Holding(ord("a"), Role.OPTIMIZER_STATE)]}
     found = {one.allocation.size_bytes: one.role for one in attribute(recorder.record(), book)}
     assert found == {10: Role.TEMPORARY, 20: Role.OPTIMIZER_STATE}
@@ -133,11 +191,18 @@ def test_an_address_that_is_used_again_is_another_allocation() -> None:
 def test_rows_are_alike_in_all_and_add_up_with_the_slack() -> None:
     recorder = Recorder(p=50).begin("forward")
     for address in "abc":
-        recorder.alloc(address, 100, "mod::layers.3.ffn", ("/home/me/model/layers.py", 7, "forward"))
-    recorder.alloc("d", 100, "mod::layers.4.ffn", ("/home/me/model/layers.py", 8, "forward")).end("forward")
+        recorder.alloc(
+            address, 100, "mod::layers.3.ffn", ("/home/me/model/layers.py", 7, "forward")
+        )
+    recorder.alloc("d", 100, "mod::layers.4.ffn", ("/home/me/model/layers.py", 8, "forward")).end(
+        "forward"
+    )
     record = recorder.record(rounding=3)
     rows = to_rows(attribute(record, {}), record.peak(), PEAK, "forward", 12)
-    assert [(row.role, row.part, row.call_chain, row.size_bytes, row.count, row.total_bytes) for row in rows] == [
+    assert [
+        (row.role, row.part, row.call_chain, row.size_bytes, row.count, row.total_bytes)
+        for row in rows
+    ] == [
         ("activations", "ffn", "model/layers.py:7 forward", 100, 3, 300),
         ("activations", "ffn", "model/layers.py:8 forward", 100, 1, 100),
         ("unlabelled", "", "", 50, 1, 50),
@@ -170,9 +235,17 @@ def test_the_last_of_several_steps_counts() -> None:
 
 
 def test_where_memory_ran_out_what_was_made_until_then_is_kept() -> None:
-    recorder = Recorder(a=5).begin("forward").alloc("b", 70, "mod::layers.0.ffn").alloc("c", 10, "softmax").free("c")
+    recorder = (
+        Recorder(a=5)
+        .begin("forward")
+        .alloc("b", 70, "mod::layers.0.ffn")
+        .alloc("c", 10, "softmax")
+        .free("c")
+    )
     record = recorder.record(rounding=2)
-    rows = to_rows(attribute(record, BOOK), record.entries - 1, OUT_OF_MEMORY, "forward", record.rounding_bytes)
+    rows = to_rows(
+        attribute(record, BOOK), record.entries - 1, OUT_OF_MEMORY, "forward", record.rounding_bytes
+    )
     assert {(row.moment, row.role, row.part, row.total_bytes) for row in rows} == {
         ("out of memory", "parameters", "ffn", 5),
         ("out of memory", "activations", "ffn", 70),
@@ -183,14 +256,21 @@ def test_where_memory_ran_out_what_was_made_until_then_is_kept() -> None:
 def test_without_a_record_only_the_book_tells() -> None:
     record = replay({"segments": Recorder(a=5, b=6).snapshot()["segments"], "device_traces": [[]]})
     labelled = attribute(record, {AT_END: [Holding(ord("a"), Role.PARAMETERS, "w")]})
-    assert (record.entries, record.peak(), record.live_bytes(), to_curve(record, labelled)) == (0, BEFORE, [], [])
+    assert (record.entries, record.peak(), record.live_bytes(), to_curve(record, labelled)) == (
+        0,
+        BEFORE,
+        [],
+        [],
+    )
     assert {row.role: row.total_bytes for row in to_rows(labelled, BEFORE, OUT_OF_MEMORY, "", 0)} == {
         "parameters": 5, "unlabelled": 6, "slack": 0,
     }  # fmt: skip
 
 
 def test_what_vanished() -> None:
-    before, after = (Recorder(**there).snapshot()["segments"] for there in ({"b": 1, "w": 2}, {"b": 1}))
+    before, after = (
+        Recorder(**there).snapshot()["segments"] for there in ({"b": 1, "w": 2}, {"b": 1})
+    )
     assert vanished(before, after) == [ord("w")]
 
 
@@ -198,7 +278,10 @@ def test_what_vanished() -> None:
     ("made", "copies"),
     [
         (("weight", "result"), "b"),
-        (("input", "weight", "result"), "c"),  # all of one size: the input is cast before, the result comes after
+        (
+            ("input", "weight", "result"),
+            "c",
+        ),  # all of one size: the input is cast before, the result comes after
         (("weight", "small", "result"), "b"),
         (("small", "result"), ""),
     ],
@@ -208,15 +291,29 @@ def test_the_copy_of_a_weight(made: tuple[str, ...], copies: str) -> None:
     for address, what in zip("bcde", made, strict=False):
         recorder.alloc(address, 7 if what == "small" else 100, "mod::w1")
     recorder.alloc("y", 100, "mod::w2").alloc("z", 100, "mod::other").end("forward")
-    book: Book = {AT_BEGIN: [Holding(ord("a"), Role.PARAMETERS, "w1.weight"), Holding(ord("a"), Role.PARAMETERS, "w2.weight")]}
+    book: Book = {
+        AT_BEGIN: [
+            Holding(ord("a"), Role.PARAMETERS, "w1.weight"),
+            Holding(ord("a"), Role.PARAMETERS, "w2.weight"),
+        ]
+    }
     for autocast in (True, False):
         roles = attribute(recorder.record(), book, autocast)
-        found = "".join(chr(one.allocation.address) for one in roles if one.role is Role.AUTOCAST_COPIES)
+        found = "".join(
+            chr(one.allocation.address) for one in roles if one.role is Role.AUTOCAST_COPIES
+        )
         assert found == (copies if autocast else "")
 
 
 def test_what_is_released_before_the_forward_pass_ends_is_no_copy_of_a_weight() -> None:
-    recorder = Recorder(a=200).begin("forward").alloc("b", 100, "w").alloc("c", 50, "w").free("b").alloc("d", 1, "x")
+    recorder = (
+        Recorder(a=200)
+        .begin("forward")
+        .alloc("b", 100, "w")
+        .alloc("c", 50, "w")
+        .free("b")
+        .alloc("d", 1, "x")
+    )
     book: Book = {AT_BEGIN: [Holding(ord("a"), Role.PARAMETERS, "w.weight")]}
     roles = {one.role for one in attribute(recorder.end("forward").record(), book, autocast=True)}
     assert roles == {Role.PARAMETERS, Role.TEMPORARY, Role.ACTIVATIONS}
@@ -224,7 +321,11 @@ def test_what_is_released_before_the_forward_pass_ends_is_no_copy_of_a_weight() 
 
 def test_call_chains_tell_nobodys_folders() -> None:
     frames = [
-        {"filename": "/usr/lib/python3.12/site-packages/torch/nn/functional.py", "line": 1, "name": "linear"},
+        {
+            "filename": "/usr/lib/python3.12/site-packages/torch/nn/functional.py",
+            "line": 1,
+            "name": "linear",
+        },
         {"filename": "/home/somebody/model/layers.py", "line": 26, "name": "forward"},
         {"filename": "/home/somebody/model/parts.py", "line": 35, "name": "named"},
         {"filename": "<string>", "line": 1, "name": "generated"},
@@ -232,7 +333,10 @@ def test_call_chains_tell_nobodys_folders() -> None:
         {"filename": "/home/somebody/tasks/harness/workload.py", "line": 77, "name": "run_step"},
         {"filename": "own.py", "line": 3, "name": "main"},
     ]
-    assert call_chain(frames) == "model/layers.py:26 forward < tasks/train_step.py:158 inference < own.py:3 main"
+    assert (
+        call_chain(frames)
+        == "model/layers.py:26 forward < tasks/train_step.py:158 inference < own.py:3 main"
+    )
     assert call_chain([]) == ""
 
 
@@ -247,12 +351,17 @@ def test_the_curve_keeps_every_peak_and_is_short() -> None:
     assert len(moments) <= 250
     assert max(row.live_bytes for row in curve if row.role == "temporary") == 5000
     assert {row.live_bytes for row in curve if row.role == "parameters"} == {10}
-    assert curve[-1].at_ms == pytest.approx((record.times_us[curve[-1].event] - record.times_us[0]) / 1e3)
+    assert curve[-1].at_ms == pytest.approx(
+        (record.times_us[curve[-1].event] - record.times_us[0]) / 1e3
+    )
 
 
 def h200(way: str) -> tuple[Record, Book, dict[str, Any]]:
     sample = H200[way]
-    book = {seen: [Holding(address, Role(role), name) for address, role, name in held] for seen, held in sample["book"].items()}
+    book = {
+        seen: [Holding(address, Role(role), name) for address, role, name in held]
+        for seen, held in sample["book"].items()
+    }
     return replay(sample["snapshot"]), book, sample
 
 
@@ -260,7 +369,9 @@ def h200(way: str) -> tuple[Record, Book, dict[str, Any]]:
 def test_a_step_of_an_h200_is_replayed_to_the_byte(way: str) -> None:
     record, _, sample = h200(way)
     live = record.live_bytes()
-    assert {phase.name: max(live[phase.start : phase.end]) for phase in record.step} == sample["requested_peaks"]
+    assert {phase.name: max(live[phase.start : phase.end]) for phase in record.step} == sample[
+        "requested_peaks"
+    ]
     assert live[record.peak()] == max(sample["requested_peaks"].values())
 
 
@@ -300,4 +411,6 @@ def test_the_top_allocation_of_an_h200_says_where_it_was_asked_for() -> None:
     rows = to_rows(attribute(record, book, autocast=True), record.peak(), PEAK, "backward", 0)
     activation = next(row for row in rows if row.role == "activations")
     assert (activation.part, activation.size_bytes, activation.count) == ("loss", 40_960_000, 1)
-    assert activation.call_chain.startswith("tasks/train_step.py:149 compare < tasks/train_step.py:153 loss_of")
+    assert activation.call_chain.startswith(
+        "tasks/train_step.py:149 compare < tasks/train_step.py:153 loss_of"
+    )

@@ -6,7 +6,9 @@ import pytest
 from tasks.spec.order_statistics import CONFIDENCE, FEWEST, coverage, half_width, median_rank
 
 
-@pytest.mark.parametrize(("n", "rank"), [(1, 1), (5, 1), (6, 1), (10, 2), (20, 6), (50, 18), (10_000, 4902)])
+@pytest.mark.parametrize(
+    ("n", "rank"), [(1, 1), (5, 1), (6, 1), (10, 2), (20, 6), (50, 18), (10_000, 4902)]
+)
 def test_ranks(n: int, rank: int) -> None:
     assert median_rank(n) == rank
 
@@ -22,7 +24,9 @@ def test_the_interval_covers_the_median_as_often_as_it_says(n: int) -> None:
     """Of skewed samples with spikes, as timings are."""
     rng = np.random.default_rng(0)
     trials = 4000
-    values = np.sort(rng.lognormal(size=(trials, n)) + (rng.random((trials, n)) < 0.03) * 50, axis=1)
+    values = np.sort(
+        rng.lognormal(size=(trials, n)) + (rng.random((trials, n)) < 0.03) * 50, axis=1
+    )
     true_median = np.median(rng.lognormal(size=2_000_000) + (rng.random(2_000_000) < 0.03) * 50)
     k = median_rank(n)
     covered = np.mean((values[:, k - 1] <= true_median) & (true_median <= values[:, n - k]))
@@ -30,5 +34,9 @@ def test_the_interval_covers_the_median_as_often_as_it_says(n: int) -> None:
 
 
 def test_half_of_the_interval_against_the_median() -> None:
-    assert half_width([103.0, 97.0, 100.0, 100.0, 99.0, 101.0]) == pytest.approx(0.03)  # of six from the least to the greatest
-    assert half_width([1.0, 98.0, 99.0, 100.0, 100.0, 100.0, 100.0, 101.0, 102.0, 999.0]) == pytest.approx(0.02)  # x(2) to x(9)
+    assert half_width([103.0, 97.0, 100.0, 100.0, 99.0, 101.0]) == pytest.approx(
+        0.03
+    )  # of six from the least to the greatest
+    assert half_width(
+        [1.0, 98.0, 99.0, 100.0, 100.0, 100.0, 100.0, 101.0, 102.0, 999.0]
+    ) == pytest.approx(0.02)  # x(2) to x(9)

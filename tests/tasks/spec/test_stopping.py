@@ -40,12 +40,16 @@ def test_noise_takes_more_up_to_the_limits() -> None:
     assert measured(jumping(0.02)).stopped_by == "steps"
     short = measured(jumping(0.011), StopRule(0.01, 100, 2.0))
     assert (short.stopped_by, len(short.durations)) == ("seconds", 20)
-    assert len(measured(jumping(0.05), StopRule(0.01, 100, 0.05)).durations) == 6  # fewer have no interval
+    assert (
+        len(measured(jumping(0.05), StopRule(0.01, 100, 0.05)).durations) == 6
+    )  # fewer have no interval
     assert measured(jumping(0.05), StopRule(0.06, 100, 2.0)).stopped_by == "half-width"
 
 
 @pytest.mark.parametrize(("most_steps", "most_seconds"), [(13, 1e9), (100, 1.3)])
-def test_what_is_known_where_the_steps_end_is_no_limit(most_steps: int, most_seconds: float) -> None:
+def test_what_is_known_where_the_steps_end_is_no_limit(
+    most_steps: int, most_seconds: float
+) -> None:
     """The next look would be after the fourteenth. Four in thirteen are held up or fast: outside of the interval."""
     durations = [100.0, 104.0, 100.0, 96.0, 100.0, 100.0, 104.0, 100.0, 96.0, *repeat(100.0, 4)]
     steps = measured(durations, StopRule(0.01, most_steps, most_seconds))
@@ -58,7 +62,9 @@ def test_what_is_out_of_reach_is_not_striven_for() -> None:
     noisy = measured(jumping(0.05))  # 330 steps would do, were it normal noise
     assert (noisy.stopped_by, len(noisy.durations)) == ("out of reach", 6)
     assert measured(jumping(0.05), StopRule(0.01, 400, 1e9)).stopped_by == "steps"
-    assert measured(jumping(0.05), StopRule(0.01, 400, 20.0)).stopped_by == "out of reach"  # 200 steps
+    assert (
+        measured(jumping(0.05), StopRule(0.01, 400, 20.0)).stopped_by == "out of reach"
+    )  # 200 steps
 
 
 def test_one_step_that_was_held_up_is_no_noise() -> None:
@@ -68,7 +74,9 @@ def test_one_step_that_was_held_up_is_no_noise() -> None:
 
 def test_the_interval_is_looked_at_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    monkeypatch.setattr(stopping, "half_width", lambda steady: looks.append(len(steady)) or half_width(steady))
+    monkeypatch.setattr(
+        stopping, "half_width", lambda steady: looks.append(len(steady)) or half_width(steady)
+    )
     measured(jumping(0.02))
     assert looks == [6, 9, 14, 21, 32, 48, 72, 100]  # the last where the steps end
 
@@ -108,13 +116,20 @@ def test_one_fast_step_at_the_end_is_no_end_of_a_warm_up() -> None:
     assert warm_up_steps([*[100.0, 101.0] * 10, 50.0], leaving=6) == 0
 
 
-@pytest.mark.parametrize(("sd", "covered", "steps"), [(0.003, 0.969, 6), (0.02, 0.943, 39), (0.03, 0.95, 57), (0.06, 0.969, 10)])
-def test_the_interval_at_the_stop_still_covers_the_median(sd: float, covered: float, steps: int) -> None:
+@pytest.mark.parametrize(
+    ("sd", "covered", "steps"),
+    [(0.003, 0.969, 6), (0.02, 0.943, 39), (0.03, 0.95, 57), (0.06, 0.969, 10)],
+)
+def test_the_interval_at_the_stop_still_covers_the_median(
+    sd: float, covered: float, steps: int
+) -> None:
     """By simulation, lognormal: where it is reached, about to be given up, and given up. Looking after every step it would
     be 0.92 of samples that scatter by 2 %."""
     draw = noise(random.Random(1), sd)
     found = [measured(draw() for _ in repeat(0)) for _ in range(TRIALS)]
-    assert sum(covers(one.steady, 100.0) for one in found) / TRIALS == pytest.approx(covered, abs=0.025)
+    assert sum(covers(one.steady, 100.0) for one in found) / TRIALS == pytest.approx(
+        covered, abs=0.025
+    )
     assert sum(len(one.steady) for one in found) / TRIALS == pytest.approx(steps, rel=0.1)
 
 

@@ -19,7 +19,9 @@ def stack(*frames: tuple[str, str, str]) -> str:
     lines = []
     for function, code, called in frames:
         marks = " " * code.index(called) + "^" * len(called)
-        lines.append(f'  File "/somewhere/model.py", line 21, in {function}\n    {code}\n    {marks}\n')
+        lines.append(
+            f'  File "/somewhere/model.py", line 21, in {function}\n    {code}\n    {marks}\n'
+        )
     return "".join(lines)
 
 
@@ -38,16 +40,28 @@ NORM = stack(
 )
 QUERY = stack(
     ("forward", "x = x + self.attn(self.ln1(x))", "self.attn(self.ln1(x))"),
-    ("forward", "query = self.rope(rearrange(self.q_proj(x), split, heads=self.num_heads))", "self.q_proj(x)"),
+    (
+        "forward",
+        "query = self.rope(rearrange(self.q_proj(x), split, heads=self.num_heads))",
+        "self.q_proj(x)",
+    ),
     ("forward", "return functional.linear(x, self.weight)", "functional.linear(x, self.weight)"),
 )
 ROPE = stack(
-    ("forward", "query = self.rope(rearrange(self.q_proj(x), split))", "self.rope(rearrange(self.q_proj(x), split))"),
+    (
+        "forward",
+        "query = self.rope(rearrange(self.q_proj(x), split))",
+        "self.rope(rearrange(self.q_proj(x), split))",
+    ),
     ("forward", "even, odd = rearrange(x)", "rearrange(x)"),
 )
 SOFTMAX = stack(
     ("forward", "x = x + self.attn(self.ln1(x))", "self.attn(self.ln1(x))"),
-    ("naive", "return _weigh(softmax(_scores(query, key, causal)), value)", "softmax(_scores(query, key, causal))"),
+    (
+        "naive",
+        "return _weigh(softmax(_scores(query, key, causal)), value)",
+        "softmax(_scores(query, key, causal))",
+    ),
     ("named", "return function(*args, **kwargs)", "function(*args, **kwargs)"),
     ("softmax", "shifted = scores - scores.max(dim=-1).values", "scores.max(dim=-1)"),
 )
@@ -62,7 +76,9 @@ SUM = stack(
     ("forward", "return x + self.ffn(normed)  # type: ignore", "x + self.ffn(normed)"),
 )
 OWN = stack(
-    ("forward", "x = self.mixer(x)", "self.mixer(x)"), ("forward", "return self.c_proj(x)", "self.c_proj(x)"), ("f", "a", "a")
+    ("forward", "x = self.mixer(x)", "self.mixer(x)"),
+    ("forward", "return self.c_proj(x)", "self.c_proj(x)"),
+    ("f", "a", "a"),
 )
 
 
@@ -91,7 +107,9 @@ FORWARD = {
     "triton_red_fused_mean_pow_rsqrt_0:1": [NORM, NORM, RESIDUAL],
     "triton_per_fused_div_exp_max_sub_1:10": [ROPE, SOFTMAX],
     "extern_kernels.bmm:9": [SOFTMAX],
-    "triton_red_fused_mean_pow_rsqrt_0:11": [ROPE],  # the same code for another layer: it is of the parts of both
+    "triton_red_fused_mean_pow_rsqrt_0:11": [
+        ROPE
+    ],  # the same code for another layer: it is of the parts of both
 }
 
 
@@ -131,7 +149,9 @@ GRAPHS = (
 
 
 def works_of(trace: KinetoTrace, *graphs: Graph) -> dict[tuple[str, str], Work]:
-    return {(work.phase, work.name): work for work in attribute(from_json(trace.text), graphs=graphs)}
+    return {
+        (work.phase, work.name): work for work in attribute(from_json(trace.text), graphs=graphs)
+    }
 
 
 def test_a_region_is_of_the_graph_that_calls_the_same(trace: KinetoTrace) -> None:
@@ -140,7 +160,10 @@ def test_a_region_is_of_the_graph_that_calls_the_same(trace: KinetoTrace) -> Non
     assert works["forward", "triton_red_fused_0"].how == How.PROVENANCE
     assert works["backward", "triton_red_fused_0"].part == "softmax"
     assert works["forward", "nvjet_tst_forward"].part == "q projection"
-    assert (works["backward", "nvjet_tst_bmm"].part, works["backward", "nvjet_tst_:mm"].part) == ("scores", "ffn")
+    assert (works["backward", "nvjet_tst_bmm"].part, works["backward", "nvjet_tst_:mm"].part) == (
+        "scores",
+        "ffn",
+    )
     assert all(work.kind == "GEMM" for work in works.values() if work.name.startswith("nvjet"))
 
 
@@ -154,7 +177,9 @@ def test_a_region_is_of_the_graph_that_calls_the_same(trace: KinetoTrace) -> Non
     ],
     ids=["none kept", "two fit", "other products", "a kernel it has not"],
 )
-def test_where_no_graph_or_several_fit_nothing_is_said(trace: KinetoTrace, graphs: tuple[Graph, ...]) -> None:
+def test_where_no_graph_or_several_fit_nothing_is_said(
+    trace: KinetoTrace, graphs: tuple[Graph, ...]
+) -> None:
     works = works_of(trace, *graphs)
     for name in ("triton_red_fused_0", "nvjet_tst_forward"):
         assert (works["forward", name].part, works["forward", name].how) == ("", How.LAUNCH)

@@ -27,7 +27,9 @@ def works_of(trace: KinetoTrace) -> dict[str, list[Work]]:
 
 def numbers_of(trace: KinetoTrace) -> dict[tuple[str, str], float | None]:
     timeline = from_json(trace.text)
-    return {(s.metric, s.phase): s.value for s in to_samples(attribute(timeline), 1, timeline.on_device)}
+    return {
+        (s.metric, s.phase): s.value for s in to_samples(attribute(timeline), 1, timeline.on_device)
+    }
 
 
 def test_backward_kernels_of_another_thread_belong_to_the_modules_of_the_forward_pass() -> None:
@@ -47,18 +49,40 @@ def test_a_number_that_several_operators_share_is_of_the_last_begun() -> None:
 def test_the_optimizer_is_its_phase_and_a_gradient_kept_is_of_no_module() -> None:
     works = works_of(training_step())
     (foreach,) = works["void at::native::(anonymous namespace)::multi_tensor_apply_kernel<>"]
-    assert (foreach.phase, foreach.part, foreach.how, foreach.kind) == ("optimizer", "optimizer", How.PHASE, "optimizer")
+    assert (foreach.phase, foreach.part, foreach.how, foreach.kind) == (
+        "optimizer",
+        "optimizer",
+        How.PHASE,
+        "optimizer",
+    )
     (kept,) = works["Memcpy DtoD (Device -> Device)"]
-    assert (kept.phase, kept.part, kept.how, kept.operator) == ("backward", "", How.LAUNCH, "aten::copy_")
+    assert (kept.phase, kept.part, kept.how, kept.operator) == (
+        "backward",
+        "",
+        How.LAUNCH,
+        "aten::copy_",
+    )
 
 
 def test_an_unknown_kernel_without_a_launch_is_attributed_to_nothing() -> None:
     trace = training_step()
-    trace.kernel("some_vendors_mystery", None, 71, 91)  # while the device is in the middle of the forward pass
+    trace.kernel(
+        "some_vendors_mystery", None, 71, 91
+    )  # while the device is in the middle of the forward pass
     (mystery,) = works_of(trace)["some_vendors_mystery"]
     assert mystery[:5] == ("", -1, "", "other", How.NONE)
-    row = next(row for row in to_rows(attribute(from_json(trace.text)), 1) if row.name == "some_vendors_mystery")
-    assert (row.phase, row.module, row.kernel_class, row.attributed_by, row.total_ns) == ("", "", "other", "none", 20_000)
+    row = next(
+        row
+        for row in to_rows(attribute(from_json(trace.text)), 1)
+        if row.name == "some_vendors_mystery"
+    )
+    assert (row.phase, row.module, row.kernel_class, row.attributed_by, row.total_ns) == (
+        "",
+        "",
+        "other",
+        "none",
+        20_000,
+    )
     whole = 6 * 10 + 20
     for what, known in (("phase", 60), ("module", 50), ("class", 60)):
         assert numbers_of(trace)[f"attributed_to_{what}", ""] == pytest.approx(known / whole)
@@ -86,7 +110,20 @@ def test_rows_hold_what_was_measured() -> None:
         trace.kernel("k", 10 + index, 20 + 10 * index, 20 + 10 * index + length)
     (row,) = to_rows(attribute(from_json(trace.text)), steps=1)
     assert row == KernelRow(
-        "forward", "", "other", "launch", "", "k", 1, 3, 7500, 2500.0, 2000, 1500, 4000, pytest.approx(1322.8757)
+        "forward",
+        "",
+        "other",
+        "launch",
+        "",
+        "k",
+        1,
+        3,
+        7500,
+        2500.0,
+        2000,
+        1500,
+        4000,
+        pytest.approx(1322.8757),
     )
 
 
@@ -125,11 +162,18 @@ def test_a_part_of_a_backward_function_is_named_by_its_own_range() -> None:
     assert (found.part, found.how) == ("softmax", How.SCOPE)
 
 
-@pytest.mark.parametrize(("node", "part", "how"), [("", "gradient sums", How.ENGINE), ("AddBackward0", "norm", How.SEQUENCE)])
-def test_the_sum_of_a_tensors_gradients_is_of_none_that_used_it(node: str, part: str, how: How) -> None:
+@pytest.mark.parametrize(
+    ("node", "part", "how"),
+    [("", "gradient sums", How.ENGINE), ("AddBackward0", "norm", How.SEQUENCE)],
+)
+def test_the_sum_of_a_tensors_gradients_is_of_none_that_used_it(
+    node: str, part: str, how: How
+) -> None:
     """Autograd adds them up while it evaluates a node, and not in the node itself."""
     trace = training_step()
-    trace.operator("autograd::engine::evaluate_function: AddBackward0", 250, 290, AUTOGRAD, 8, backward=True)
+    trace.operator(
+        "autograd::engine::evaluate_function: AddBackward0", 250, 290, AUTOGRAD, 8, backward=True
+    )
     if node:
         trace.operator(node, 252, 288, AUTOGRAD, 8, backward=True)
     trace.operator("aten::add_", 255, 285, AUTOGRAD)
@@ -140,7 +184,9 @@ def test_the_sum_of_a_tensors_gradients_is_of_none_that_used_it(node: str, part:
 
 def test_a_file_is_read_as_its_events_are(tmp_path: Path) -> None:
     trace = training_step()
-    assert attribute(read_chrome(trace.write(tmp_path / "t.json"))) == attribute(from_json(trace.text))
+    assert attribute(read_chrome(trace.write(tmp_path / "t.json"))) == attribute(
+        from_json(trace.text)
+    )
     (tmp_path / "other.json").write_text("[]")
     with pytest.raises(ValueError, match="Expected `object`"):
         read_chrome(tmp_path / "other.json")
@@ -195,14 +241,28 @@ def test_nsys_ranges_that_somebody_wrote_by_hand(export: NsysExport) -> None:
     export.kernel("of_another_process", 421, 460, 470, process=99)
     export.kernel("never_launched", None, 470, 480)
     works = {work.name: work for work in attribute(read_nsys(export.path))}
-    assert works["ncclDevKernel_AllReduce_Sum"][:5] == ("optimizer", 2, "final matmul", "communication", How.SCOPE)
-    assert works["[CUDA memcpy Host-to-Device]"][:5] == ("optimizer", 2, "optimizer", "copy", How.PHASE)
+    assert works["ncclDevKernel_AllReduce_Sum"][:5] == (
+        "optimizer",
+        2,
+        "final matmul",
+        "communication",
+        How.SCOPE,
+    )
+    assert works["[CUDA memcpy Host-to-Device]"][:5] == (
+        "optimizer",
+        2,
+        "optimizer",
+        "copy",
+        How.PHASE,
+    )
     assert works["of_another_process"].part == "optimizer"
     assert works["never_launched"][:5] == ("", -1, "", "other", How.NONE)
 
 
 def test_what_is_no_export_of_nsys(tmp_path: Path) -> None:
-    (tmp_path / "text.sqlite").write_text("this is no database, not at all, it only is called one" * 20)
+    (tmp_path / "text.sqlite").write_text(
+        "this is no database, not at all, it only is called one" * 20
+    )
     with pytest.raises(ValueError, match="no export of Nsight Systems"):
         read_nsys(tmp_path / "text.sqlite")
     empty = NsysExport(tmp_path / "empty.sqlite")
@@ -315,7 +375,9 @@ NAMES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names]
+)
 def test_classes_of_real_kernels(kind: str, name: str) -> None:
     assert classify(name) == kind
 

@@ -23,10 +23,20 @@ def points(*rows: tuple[str | None, str, int]) -> pd.DataFrame:
 
 
 def test_a_panel_is_named_by_what_tells_it_apart() -> None:
-    rows = points(("full", "small", 128), ("full", "small", 256), ("full", "large", 128), (None, "large", 256))
+    rows = points(
+        ("full", "small", 128), ("full", "small", 256), ("full", "large", 128), (None, "large", 256)
+    )
     shown, panels = _in_panels(rows, ["run", "size"])
-    assert list(panels.titles) == ["full · small", "full · large", "large"]  # what there is nothing of goes unsaid
-    assert shown["panel"].value_counts().to_dict() == {"full · small": 2, "full · large": 1, "large": 1}
+    assert list(panels.titles) == [
+        "full · small",
+        "full · large",
+        "large",
+    ]  # what there is nothing of goes unsaid
+    assert shown["panel"].value_counts().to_dict() == {
+        "full · small": 2,
+        "full · large": 1,
+        "large": 1,
+    }
     assert list(_in_panels(rows[:3], ["run", "size"])[1].titles) == ["small", "large"]
     assert list(_in_panels(rows[:2], ["run", "size"])[1].titles) == []
     assert not panels.said
@@ -35,18 +45,31 @@ def test_a_panel_is_named_by_what_tells_it_apart() -> None:
 def test_of_too_many_panels_those_that_repeat_another_run_are_not_shown() -> None:
     """The fullest stands for the others, of equals that of the run that was named first; what it has not is no repetition."""
     poor = [(f"a{number:02}", "small", 128) for number in range(MOST_PANELS)]
-    rich = [(run, size, context) for run in ("b", "c") for size in ("small", "large") for context in (128, 256)]
+    rich = [
+        (run, size, context)
+        for run in ("b", "c")
+        for size in ("small", "large")
+        for context in (128, 256)
+    ]
     own = [("a00", "large", 512)]
     shown, panels = _in_panels(points(*poor, *rich, *own), ["run", "size"], ["a00", "c", "b"])
     assert list(panels.titles) == ["a00 · large", "c · small", "c · large"]
-    assert list(panels.said) == ["3 of 17 panels: none that repeats another run's; the tables have the others"]
+    assert list(panels.said) == [
+        "3 of 17 panels: none that repeats another run's; the tables have the others"
+    ]
     assert len(shown) == 5
 
 
 def test_what_all_that_are_shown_have_in_common_is_said_where_others_differ_in_it() -> None:
-    rows = [("full", size, context, "eager") for size in ("small", "large") for context in range(MOST_PANELS)]
+    rows = [
+        ("full", size, context, "eager")
+        for size in ("small", "large")
+        for context in range(MOST_PANELS)
+    ]
     more = [(*row[:3], "blocks") for row in rows[:1]]
-    cells = pd.DataFrame([*rows, *more], columns=["run", "size", "context_length", "compile"]).assign(value=1.0)
+    cells = pd.DataFrame(
+        [*rows, *more], columns=["run", "size", "context_length", "compile"]
+    ).assign(value=1.0)
     _, panels = _in_panels(cells, ["size", "context_length", "compile"])
     assert list(panels.said)[1:] == ["all of these: eager"]
 
@@ -54,7 +77,14 @@ def test_what_all_that_are_shown_have_in_common_is_said_where_others_differ_in_i
 def results_of_speed_ups(sizes: Sequence[str]) -> Results:
     """Of two runs, of which the second repeats a part of the first."""
     rows = [
-        {"run": run, "size": size, "compile": compiled, "pass": passed, "precision": precision, "context_length": context}
+        {
+            "run": run,
+            "size": size,
+            "compile": compiled,
+            "pass": passed,
+            "precision": precision,
+            "context_length": context,
+        }
         for run, contexts in (("full", (128, 256)), ("again", (128,)))
         for size in sizes
         for compiled in ("eager", "blocks")
@@ -68,14 +98,20 @@ def results_of_speed_ups(sizes: Sequence[str]) -> Results:
 
 def test_a_speed_up_is_shown_of_every_size() -> None:
     sizes = ["small", "medium", "large", "xl", "2.7B"]
-    chart = SpeedUps(varying("train_step", "precision"), "precision").draw(results_of_speed_ups(sizes))
-    assert facets_of(chart) == [f"{size} · {compiled}" for size in sizes for compiled in ("eager", "blocks")]
+    chart = SpeedUps(varying("train_step", "precision"), "precision").draw(
+        results_of_speed_ups(sizes)
+    )
+    assert facets_of(chart) == [
+        f"{size} · {compiled}" for size in sizes for compiled in ("eager", "blocks")
+    ]
     assert title_of(chart) == [
         "10 of 40 panels: none that repeats another run's, as many of each size as fit, the most different first; "
         "the tables have the others",
         "all of these: full · train_step",
     ]
-    small = SpeedUps(varying("train_step", "precision"), "precision").draw(results_of_speed_ups(["small"]))
+    small = SpeedUps(varying("train_step", "precision"), "precision").draw(
+        results_of_speed_ups(["small"])
+    )
     assert (len(facets_of(small)), title_of(small)) == (8, None)
 
 
@@ -92,7 +128,9 @@ def title_of(chart: Chart | None) -> object:
 
 def results_with_kernels(cells: Sequence[dict[str, Any]]) -> Results:
     """In the order given, a kernel of each phase in each cell."""
-    frame = pd.DataFrame([{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)]).convert_dtypes()
+    frame = pd.DataFrame(
+        [{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)]
+    ).convert_dtypes()
     kernels = pd.DataFrame(
         [
             {
@@ -120,9 +158,18 @@ def titles_of(results: Results) -> tuple[list[str], object]:
 
 
 def test_panels_of_cells_are_in_the_order_of_tables_and_titled_by_what_differs() -> None:
-    shuffled = [{"task": "train_step", "size": size, "context_length": n} for n in (512, 128) for size in ("xl", "small")]
+    shuffled = [
+        {"task": "train_step", "size": size, "context_length": n}
+        for n in (512, 128)
+        for size in ("xl", "small")
+    ]
     assert titles_of(results_with_kernels(shuffled)) == (
-        ["small · context_length=128", "small · context_length=512", "xl · context_length=128", "xl · context_length=512"],
+        [
+            "small · context_length=128",
+            "small · context_length=512",
+            "xl · context_length=128",
+            "xl · context_length=512",
+        ],
         None,
     )
     alone = [{"task": "train_step", "size": "xl", "context_length": n} for n in (512, 128)]
@@ -131,7 +178,11 @@ def test_panels_of_cells_are_in_the_order_of_tables_and_titled_by_what_differs()
 
 def test_panels_that_are_not_drawn_are_counted_and_name_no_other() -> None:
     """What only the cells differ in that are left out is in no title; what another task does not have is in none of its."""
-    many = [{"task": "train_step", "size": size, "seed": seed} for size in ("xl", "small") for seed in range(MOST_PANELS)]
+    many = [
+        {"task": "train_step", "size": size, "seed": seed}
+        for size in ("xl", "small")
+        for seed in range(MOST_PANELS)
+    ]
     titles, said = titles_of(results_with_kernels(many))
     seeds = [0, 1, 2, 3, 4, MOST_PANELS - 1]
     assert titles == [f"{size} · seed={seed}" for size in ("small", "xl") for seed in seeds]
@@ -146,7 +197,9 @@ def test_panels_that_are_not_drawn_are_counted_and_name_no_other() -> None:
 
 def results_with_live_memory(cells: Sequence[dict[str, Any]]) -> Results:
     """Of each cell a moment of its `peak`."""
-    frame = pd.DataFrame([{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)])
+    frame = pd.DataFrame(
+        [{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)]
+    )
     moment = {"event": 0, "at_ms": 1.0, "phase": "forward", "role": "activations"}
     live = frame[["cell", "attempt"]].assign(live_bytes=frame.pop("peak"), **moment)
     axes = tuple(name for name in frame if name not in ("cell", "attempt", "task"))
@@ -154,10 +207,18 @@ def results_with_live_memory(cells: Sequence[dict[str, Any]]) -> Results:
 
 
 def test_a_timeline_is_shown_of_each_task_and_of_each_size_the_largest() -> None:
-    attention = [{"task": "attention", "attention": f"a{place:02}", "peak": 2**20 + place} for place in range(2 * MOST_PANELS)]
+    attention = [
+        {"task": "attention", "attention": f"a{place:02}", "peak": 2**20 + place}
+        for place in range(2 * MOST_PANELS)
+    ]
     sizes = ["small", "medium", "large", "xl", "2.7B"]
     steps = [
-        {"task": "train_step", "size": size, "context_length": context, "peak": 2**30 * (10**place + context)}
+        {
+            "task": "train_step",
+            "size": size,
+            "context_length": context,
+            "peak": 2**30 * (10**place + context),
+        }
         for place, size in enumerate(sizes)
         for context in (128, 256, 512)
     ]
@@ -179,4 +240,7 @@ def test_a_timeline_is_shown_of_each_task_and_of_each_size_the_largest() -> None
 def test_a_picture_has_the_title_and_below_it_what_the_chart_says_of_itself() -> None:
     (plot,) = (plot for plot in PLOTS if plot.name == "kernel-classes")
     assert _with_title(Figure(plot, {}))["title"] == plot.title
-    assert _with_title(Figure(plot, {"title": "12 of 36"}))["title"] == {"text": plot.title, "subtitle": "12 of 36"}
+    assert _with_title(Figure(plot, {"title": "12 of 36"}))["title"] == {
+        "text": plot.title,
+        "subtitle": "12 of 36",
+    }

@@ -16,12 +16,20 @@ PASSES = ("forward", "forward_backward", "train_step")
 Rows = Sequence[tuple[object, ...]]
 
 
-def chosen(axes: Sequence[str], rows: Rows, much: Sequence[float] | None = None, marks: Sequence[str] | None = None) -> Choice:
+def chosen(
+    axes: Sequence[str],
+    rows: Rows,
+    much: Sequence[float] | None = None,
+    marks: Sequence[str] | None = None,
+) -> Choice:
     """Each row's label is the row itself. marks: of each row, a letter each."""
     panels = pd.DataFrame(rows, columns=list(axes)).set_index(pd.Index(rows, tupleize_cols=False))
     shown = Shown(
         dict(zip(rows, much or [1.0] * len(rows), strict=True)),
-        {row: frozenset(letters) for row, letters in zip(rows, marks or [""] * len(rows), strict=True)},
+        {
+            row: frozenset(letters)
+            for row, letters in zip(rows, marks or [""] * len(rows), strict=True)
+        },
     )
     return choose_panels(panels, axes, shown)
 
@@ -35,27 +43,37 @@ def test_what_another_run_repeats_goes_first_and_all_of_it() -> None:
     rows = [(size, run) for run in ("full", "again", "once-more") for size in SIZES]
     choice = chosen(["size", "run"], rows)
     assert choice.chosen == {(size, "full") for size in SIZES}
-    assert choice.said == "5 of 15 panels: none that repeats another run's; the tables have the others"
+    assert (
+        choice.said == "5 of 15 panels: none that repeats another run's; the tables have the others"
+    )
 
 
 def test_a_panel_with_a_mark_of_its_own_is_no_repetition() -> None:
     rows = [(size, run) for run in ("full", "again", "more") for size in SIZES]
     marks = ["ab"] * len(SIZES) + ["b"] * len(SIZES) + ["bc"] + ["a"] * (len(SIZES) - 1)
-    assert chosen(["size", "run"], rows, marks=marks).chosen == {*((size, "full") for size in SIZES), ("small", "more")}
+    assert chosen(["size", "run"], rows, marks=marks).chosen == {
+        *((size, "full") for size in SIZES),
+        ("small", "more"),
+    }
 
 
 def test_where_only_the_runs_differ_none_repeats_another() -> None:
     rows = [(f"run {number:02}",) for number in range(MOST_PANELS + 1)]
     choice = chosen(["run"], rows)
     assert len(choice.chosen) == MOST_PANELS
-    assert choice.said == "12 of 13 panels: as many as fit, the most different first; the tables have the others"
+    assert (
+        choice.said
+        == "12 of 13 panels: as many as fit, the most different first; the tables have the others"
+    )
 
 
 def test_every_size_is_there_with_the_same_of_each() -> None:
     rows = list(product(SIZES, ("eager", "blocks"), PASSES))
     choice = chosen(["size", "compile", "pass"], rows)
     assert choice.chosen == set(product(SIZES, ("eager", "blocks"), ("train_step",)))
-    assert choice.said.startswith("10 of 30 panels: as many of each size as fit, the most different first;")
+    assert choice.said.startswith(
+        "10 of 30 panels: as many of each size as fit, the most different first;"
+    )
 
 
 def test_the_ends_of_an_axis_are_chosen_before_what_is_between() -> None:
@@ -67,25 +85,36 @@ def test_the_ends_of_an_axis_are_chosen_before_what_is_between() -> None:
 def test_of_what_differs_as_much_that_is_chosen_which_shows_most() -> None:
     rows = list(product(SIZES, ("eager", "blocks"), PASSES))
     much = [2.0 if passed == "forward" else 1.0 for _, _, passed in rows]
-    assert {passed for _, _, passed in chosen(["size", "compile", "pass"], rows, much).chosen} == {"forward"}
+    assert {passed for _, _, passed in chosen(["size", "compile", "pass"], rows, much).chosen} == {
+        "forward"
+    }
 
 
 def test_a_side_experiment_of_one_size_takes_no_place_of_what_all_have() -> None:
     """Nor does a size that has little keep the others from having theirs."""
     side = [("small", "model", "train_step"), ("10B", "model", "forward")]
-    choice = chosen(["size", "compile", "pass"], [*product(SIZES, ("eager", "blocks"), PASSES), *side])
-    assert choice.chosen == {*product(SIZES, ("eager", "blocks"), ("train_step",)), ("10B", "model", "forward")}
+    choice = chosen(
+        ["size", "compile", "pass"], [*product(SIZES, ("eager", "blocks"), PASSES), *side]
+    )
+    assert choice.chosen == {
+        *product(SIZES, ("eager", "blocks"), ("train_step",)),
+        ("10B", "model", "forward"),
+    }
 
 
 def test_what_there_is_nothing_of_is_a_value_as_others() -> None:
     rows = list(product((None, 24.0, 80.0), ("fp32", "bf16"), PASSES))
     choice = chosen(["memory_limit_gib", "precision", "pass"], rows)
-    assert {limit: sum(row[0] == limit for row in choice.chosen) for limit in (None, 24.0, 80.0)} == {None: 4, 24.0: 4, 80.0: 4}
+    assert {
+        limit: sum(row[0] == limit for row in choice.chosen) for limit in (None, 24.0, 80.0)
+    } == {None: 4, 24.0: 4, 80.0: 4}
 
 
 @pytest.mark.parametrize("values", [MOST_PANELS + 1, 5 * MOST_PANELS])
 def test_of_more_values_than_fit_the_largest_are_drawn(values: int) -> None:
     rows = [(number, seed) for number in range(values) for seed in (0, 1)]
     choice = chosen(["context_length", "seed"], rows, much=[float(number) for number, _ in rows])
-    assert sorted(number for number, _ in choice.chosen) == list(range(values - MOST_PANELS, values))
+    assert sorted(number for number, _ in choice.chosen) == list(
+        range(values - MOST_PANELS, values)
+    )
     assert choice.said.startswith(f"12 of {2 * values} panels: as many as fit")

@@ -41,7 +41,10 @@ def test_few_cells_are_drawn_once_and_when_they_are_asked_for() -> None:
         ("M0,155.185L50.199,140.374", "M0,155.2L50.2,140.4"),
         ("M1.04,2L1.04,3.5L2.26,3.51L2.31,3.52L-0.04,7", "M1,2V3.5H2.3L0,7"),
         ("M0,0L0,5L0,5ZM0,5L0,6L0,0Z", "M0,0V5ZM0,5V6V0Z"),
-        ("M175.375,1.887379141862766e-14h51.75v58.303654906594524h-51.75Z", "M175.4,0h51.8v58.3h-51.8Z"),
+        (
+            "M175.375,1.887379141862766e-14h51.75v58.303654906594524h-51.75Z",
+            "M175.4,0h51.8v58.3h-51.8Z",
+        ),
         ("M2.739,0A2.739,2.739,0,1,1,-2.739,0L2.739,0L5,0", "M2.7,0A2.7,2.7,0,1,1,-2.7,0L2.7,0H5"),
     ],
 )
@@ -72,6 +75,13 @@ def drawn_with(fonts: Path) -> str:
     chart["encoding"] = {"x": {"field": "much", "type": "quantitative"}, "color": legend}
     program = f"from orchestrator.report.charts.rendering import draw; print(draw([{json.dumps(chart)}])[0].svg)"
     environment = {**os.environ, "FONTCONFIG_FILE": str(config)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.startswith("<svg")
     return done.stdout

@@ -75,20 +75,43 @@ def _measure(folders: list[Path], make_outcome: Callable[..., Outcome]) -> None:
             writer.write_manifest(_manifest(folder.name))
             for context in (16, 32):
                 writer.append(_with_all(make_outcome(context_length=context)), "abc")
-            writer.append(_told(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)), "abc")
+            writer.append(
+                _told(make_outcome(Status.OOM, context_length=64, memory_limit_gib=2.0)), "abc"
+            )
             writer.append(_told(make_outcome(Status.FAILED, context_length=128)), "abc")
             writer.write_cells(load_results(writer).cells)
 
 
 def _manifest(name: str) -> dict[str, object]:
-    config = {"name": name, "env": {"TOKEN": "s3cr3t"}, "grids": [{"task": "train_step", "fixed": {"size": "tiny"}}]}
+    config = {
+        "name": name,
+        "env": {"TOKEN": "s3cr3t"},
+        "grids": [{"task": "train_step", "fixed": {"size": "tiny"}}],
+    }
     command = ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"]
-    return {"name": name, "config": config, "invocations": [{"time": "2026-11-20", "command": command, "commit": "abc"}]}
+    return {
+        "name": name,
+        "config": config,
+        "invocations": [{"time": "2026-11-20", "command": command, "commit": "abc"}],
+    }
 
 
 def _with_all(outcome: Outcome) -> Outcome:
-    held = AllocationRow("peak", "forward", "activations", "ffn", "scope", "forward", "/home/ann/m.py:3 f", 512, 2, 1024)
-    lives = tuple(LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3))
+    held = AllocationRow(
+        "peak",
+        "forward",
+        "activations",
+        "ffn",
+        "scope",
+        "forward",
+        "/home/ann/m.py:3 f",
+        512,
+        2,
+        1024,
+    )
+    lives = tuple(
+        LiveRow(place, float(place), "forward", "activations", 1024) for place in range(3)
+    )
     return replace(_told(outcome), allocations=(held,), live=lives)
 
 
@@ -103,7 +126,11 @@ def command(*words: object) -> Result:
 
 
 def files_of(folder: Path) -> Mapping[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -126,9 +153,13 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rende
     time.tzset()
 
 
-def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(published: Path, runs: list[Path], elsewhere: Rendered) -> None:
+def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(
+    published: Path, runs: list[Path], elsewhere: Rendered
+) -> None:
     before = files_of(published / "report")
-    assert {"index.html", "answers.md", "timings.md", "failures.md", "composition.md"} <= set(before)
+    assert {"index.html", "answers.md", "timings.md", "failures.md", "composition.md"} <= set(
+        before
+    )
     assert command("report", published).exit_code == 0
     here = files_of(published / "report")
     assert {name: here[name] for name in before} == before
@@ -177,7 +208,11 @@ def test_nothing_is_lost_but_what_is_of_the_machine(published: Path, runs: list[
 
 
 def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list[Path]) -> None:
-    texts = [path.read_text() for path in published.rglob("*") if path.suffix in (".json", ".yaml", ".md", ".html")]
+    texts = [
+        path.read_text()
+        for path in published.rglob("*")
+        if path.suffix in (".json", ".yaml", ".md", ".html")
+    ]
     texts += [str(pq.read_table(path).to_pydict()) for path in published.rglob("*.parquet")]
     assert len(texts) > 20
     for secret in SECRETS:
@@ -189,28 +224,40 @@ def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list
     assert re.search(r"value of the environment variable TOKEN: [1-9]", page)
 
 
-def test_cells_that_were_not_measured_yet_are_said(runs: list[Path], tmp_path: Path, no_charts: None) -> None:
+def test_cells_that_were_not_measured_yet_are_said(
+    runs: list[Path], tmp_path: Path, no_charts: None
+) -> None:
     with Run(runs[0]).opened_for_writing() as writer:
         writer.write_manifest({**writer.read_manifest(), "asked": 7})
     done = command("publish", *runs, "--out", tmp_path / "published")
     assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
     assert "<b>3</b> not measured" in (tmp_path / "published" / "report" / "index.html").read_text()
     for folder in (tmp_path / "published", tmp_path / "published" / "full"):
-        assert command("report", folder, "--table", "timings").stderr.splitlines() == ["not measured: 3 of 7 of full"]
-    assert "3 cells that were asked for are still to be measured" in command("report", runs[0]).stderr
+        assert command("report", folder, "--table", "timings").stderr.splitlines() == [
+            "not measured: 3 of 7 of full"
+        ]
+    assert (
+        "3 cells that were asked for are still to be measured" in command("report", runs[0]).stderr
+    )
 
 
 def test_a_table_alone_is_that_alone(published: Path) -> None:
     done = command("report", published, "--table", "timings")
-    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == ["## End to end"]
-    assert command("report", published, "--table", "against-timings").exit_code == 0  # known without --against
+    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == [
+        "## End to end"
+    ]
+    assert (
+        command("report", published, "--table", "against-timings").exit_code == 0
+    )  # known without --against
 
 
 def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
     together = sweep.load(published)
     assert set(together.cells["run"]) == {"full", "capped"}
     assert len(together.cells) == 8
-    assert list(pq.read_table(published / "cells.parquet")["cell"].to_pylist()) == list(together.cells["cell"])
+    assert list(pq.read_table(published / "cells.parquet")["cell"].to_pylist()) == list(
+        together.cells["cell"]
+    )
     alone = sweep.load(published / "full")
     shown = command("show", published / "full", alone.cells["cell"].iloc[0])
     assert "parameters: " in shown.output
@@ -222,7 +269,9 @@ def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> Non
 
 
 @pytest.mark.usefixtures("no_charts")
-def test_runs_in_which_nothing_was_timed(tmp_path: Path, make_outcome: Callable[..., Outcome], no_charts: None) -> None:
+def test_runs_in_which_nothing_was_timed(
+    tmp_path: Path, make_outcome: Callable[..., Outcome], no_charts: None
+) -> None:
     """As those that look for what runs out of memory, or those of which all cells failed."""
     for name, status in (("limits", Status.OOM), ("broken", Status.FAILED)):
         with Run(tmp_path / name).opened_for_writing() as writer:
@@ -293,7 +342,9 @@ def come_from_the_future(folder: Path) -> None:
         (come_from_the_future, "was published with schema 99, newer than 1. Update"),
     ],
 )
-def test_a_missing_or_torn_piece_is_one_line(harm: Callable[[Path], None], said: str, published: Path) -> None:
+def test_a_missing_or_torn_piece_is_one_line(
+    harm: Callable[[Path], None], said: str, published: Path
+) -> None:
     harm(published)
     done = command("report", published)
     assert done.exit_code == 2
@@ -301,7 +352,9 @@ def test_a_missing_or_torn_piece_is_one_line(harm: Callable[[Path], None], said:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[Path], tmp_path: Path) -> None:
+def test_nothing_else_is_replaced_or_measured_into(
+    published: Path, runs: list[Path], tmp_path: Path
+) -> None:
     refused = command("publish", *runs, "--out", runs[1])
     assert refused.exit_code == 2
     assert "capped: holds something else than what was published" in refused.stderr
@@ -323,13 +376,26 @@ def test_nothing_else_is_replaced_or_measured_into(published: Path, runs: list[P
 
 @pytest.mark.parametrize("at_home", [False, True])
 def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on(
-    tmp_path: Path, write_config: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, no_charts: None, at_home: bool
+    tmp_path: Path,
+    write_config: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    no_charts: None,
+    at_home: bool,
 ) -> None:
     """In a copy, by a command that runs there, also where that of the day names a folder of somebody's machine."""
     path = write_config(TWO, "c.yaml")
     monkeypatch.chdir(tmp_path)
     config = path.absolute() if at_home else Path("c.yaml")
-    words = ["run", str(config), "--set", "size=tiny", "--time-limit", "9s", "--out", str(tmp_path / "own")]
+    words = [
+        "run",
+        str(config),
+        "--set",
+        "size=tiny",
+        "--time-limit",
+        "9s",
+        "--out",
+        str(tmp_path / "own"),
+    ]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     request = resolve(config, ["size=tiny"], [], tmp_path / "own")
     with request.run.opened_for_writing() as writer:
@@ -353,7 +419,10 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
         writer.append(ended(request.expansion.cells[1]), None)
     publish([Path("results/own")], tmp_path / "whole", 10**7, None)
     whole = command("status", tmp_path / "whole" / "own").stdout.splitlines()
-    assert whole == ["     2 ok", "this run is published and closed: 2 of the 2 cells asked for were measured"]
+    assert whole == [
+        "     2 ok",
+        "this run is published and closed: 2 of the 2 cells asked for were measured",
+    ]
 
 
 TWO = """
@@ -367,7 +436,15 @@ grids:
 
 def ended(cell: Cell) -> Outcome:
     return Outcome(
-        Attempt(cell, 1, "", Settings()), Status.OK, "", "", {}, {}, (Sample("timing", "duration", "ms", 1.0),), 1.7e9, 1.0
+        Attempt(cell, 1, "", Settings()),
+        Status.OK,
+        "",
+        "",
+        {},
+        {},
+        (Sample("timing", "duration", "ms", 1.0),),
+        1.7e9,
+        1.0,
     )
 
 
@@ -408,7 +485,9 @@ def test_what_was_published_before_is_back_where_the_new_one_does_not_come(
     assert ((out / "it").read_text(), beside(out)) == ("new", {"gpu"})
 
 
-def test_runs_that_would_have_one_name_are_refused(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> None:
+def test_runs_that_would_have_one_name_are_refused(
+    tmp_path: Path, make_outcome: Callable[..., Outcome]
+) -> None:
     folders = [tmp_path / name for name in ("x-y/z", "x/y-z", "w/z")]
     _measure(folders, make_outcome)
     refused = command("publish", *folders, "--out", tmp_path / "out")
@@ -430,7 +509,9 @@ def test_runs_that_would_have_one_name_are_refused(tmp_path: Path, make_outcome:
     ],
 )
 def test_what_git_keeps_of_results(path: str, tracked: bool) -> None:
-    asked = subprocess.run(["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT, capture_output=True)
+    asked = subprocess.run(
+        ["git", "check-ignore", "-q", "--no-index", path], cwd=ROOT, capture_output=True
+    )
     if asked.returncode == 128:
         pytest.skip("not a checkout")
     assert (asked.returncode == 1) is tracked

@@ -25,7 +25,10 @@ def redaction() -> Redaction:
     ("text", "left"),
     [
         ('File "/home/ann/sweep/tasks/__main__.py", line 79', 'File "tasks/__main__.py", line 79'),
-        ("/opt/v/lib/python3.12/site-packages/torch/nn/modules/module.py:1751", "torch/nn/modules/module.py:1751"),
+        (
+            "/opt/v/lib/python3.12/site-packages/torch/nn/modules/module.py:1751",
+            "torch/nn/modules/module.py:1751",
+        ),
         ("/usr/lib/python3.12/threading.py", "threading.py"),
         ("--out=/scratch/ann/res/full", "--out=…/full"),
         ("~/private/mine.yaml", "…/mine.yaml"),
@@ -34,10 +37,19 @@ def redaction() -> Redaction:
         ("on node-7.lab, GPU-" + UUID, f"on host 2, {GPU}"),
         ("alpha", "host 1"),
         ("alphabet, alpha.example, pre-alpha", "alphabet, alpha.example, pre-alpha"),
-        ("ms/step, 1/2, a/b/c, tasks/train_step.py:153", "ms/step, 1/2, a/b/c, tasks/train_step.py:153"),
-        ("https://pytorch.org/docs/stable/notes/cuda.html", "https://pytorch.org/docs/stable/notes/cuda.html"),
+        (
+            "ms/step, 1/2, a/b/c, tasks/train_step.py:153",
+            "ms/step, 1/2, a/b/c, tasks/train_step.py:153",
+        ),
+        (
+            "https://pytorch.org/docs/stable/notes/cuda.html",
+            "https://pytorch.org/docs/stable/notes/cuda.html",
+        ),
         ("torch 2.11.0+cu130, driver 580.159.04", "torch 2.11.0+cu130, driver 580.159.04"),
-        ("void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)", "void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)"),
+        (
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)",
+            "void cutlass::Kernel2<cutlass_80_simt_sgemm>(T1::Params)",
+        ),
     ],
 )
 def test_of_a_text(redaction: Redaction, text: str, left: str) -> None:
@@ -54,7 +66,13 @@ def test_of_an_attempt(redaction: Redaction) -> None:
         "env": {"HF_TOKEN": "secret"},
     }
     evidence = {"traceback": "/a/b/c.py", "asked_bytes": 7}
-    rows = pd.DataFrame({"facts": [json.dumps(facts)], "evidence": [json.dumps(evidence)], "params": ['{"model": "/a/b:C"}']})
+    rows = pd.DataFrame(
+        {
+            "facts": [json.dumps(facts)],
+            "evidence": [json.dumps(evidence)],
+            "params": ['{"model": "/a/b:C"}'],
+        }
+    )
     found = redaction.table("attempts", rows).iloc[0]
     kept = {"host": "host 1", "gpu": "host 1 200", "flops": {"forward": 3}, "torch": "2.11"}
     assert json.loads(found["facts"]) == {**kept, "env": {"HF_TOKEN": "…"}}
@@ -66,23 +84,36 @@ def test_what_was_published_before_is_called_as_it_was() -> None:
     facts = [{"gpu_uuid": name} for name in ("GPU 7", UUID, f"GPU-{UUID}")]
     redaction = Redaction(pd.DataFrame({"facts": map(json.dumps, facts), "started_at": [1, 2, 3]}))
     rows = pd.DataFrame({"facts": map(json.dumps, facts), "evidence": ["{}"] * 3})
-    assert [json.loads(one)["gpu_uuid"] for one in redaction.table("attempts", rows)["facts"]] == ["GPU 7", GPU, GPU]
+    assert [json.loads(one)["gpu_uuid"] for one in redaction.table("attempts", rows)["facts"]] == [
+        "GPU 7",
+        GPU,
+        GPU,
+    ]
 
 
 def test_of_a_manifest(redaction: Redaction) -> None:
     manifest = {
         "config": {
             "name": "n",
-            "env": {"HF_TOKEN": "secret", "NVIDIA_API_KEY": "secret", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+            "env": {
+                "HF_TOKEN": "secret",
+                "NVIDIA_API_KEY": "secret",
+                "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+            },
         },
         "invocations": [
-            {"command": ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"], "asked": {"env": {"HF_TOKEN": "secret"}}}
+            {
+                "command": ["run", "/home/ann/c.yaml", "--address", "10.0.0.5:6379"],
+                "asked": {"env": {"HF_TOKEN": "secret"}},
+            }
         ],
     }
     found = redaction.manifest(manifest)
     kept = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     assert found["config"]["env"] == {"HF_TOKEN": "…", "NVIDIA_API_KEY": "…", **kept}
-    assert found["invocations"] == [{"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}]
+    assert found["invocations"] == [
+        {"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}
+    ]
     assert manifest["config"]["env"]["HF_TOKEN"] == "secret"  # type: ignore[index]
     assert list(redaction.said()) == [
         "names of hosts: 2, called host 1 and so on",

@@ -66,14 +66,19 @@ def ugly() -> Page:
 
 def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
     assert {page.table.name for page in pages} >= {"timings", "precision", "failures"}
-    assert {name for name, _ in files_of(pages)} == {f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS}
+    assert {name for name, _ in files_of(pages)} == {
+        f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS
+    }
 
 
 def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it_and_what_would_be_tags(
     pages: list[Page], ugly: Page
 ) -> None:
     for page in (*pages, ugly):
-        printed, written = to_markdown(page).replace("<", r"\<").splitlines(), FORMATS["md"](page).splitlines()
+        printed, written = (
+            to_markdown(page).replace("<", r"\<").splitlines(),
+            FORMATS["md"](page).splitlines(),
+        )
         for aligned, compact in zip(printed, written, strict=True):
             rule = re.fullmatch(r"[|:-]+", compact)
             assert rule or re.sub(" +", " ", aligned) == re.sub(" +", " ", compact)
@@ -100,9 +105,13 @@ def test_a_mean_and_its_deviation_are_numbers(results: Results) -> None:
     assert float(read["total sd"]) > 0
     assert "mean ± sd" in phases.header
     assert {"mean", "sd"} < set(to_csv(phases).splitlines()[0].split(","))
-    failed = next(row for row in csv.reader(io.StringIO(to_csv(timings), newline="")) if "OOM" in row)
+    failed = next(
+        row for row in csv.reader(io.StringIO(to_csv(timings), newline="")) if "OOM" in row
+    )
     assert failed[header.index("total") :][:2] == ["OOM", "–"]
-    marked = replace(timings, rows=[[text + "†" * ("±" in text) for text in row] for row in timings.rows])
+    marked = replace(
+        timings, rows=[[text + "†" * ("±" in text) for text in row] for row in timings.rows]
+    )
     told, rows = written_out(marked)
     assert told[-1] == "CPU-bound (†)"
     assert rows[0][:-1] == row
@@ -130,13 +139,22 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
     """Where the frame that was written comes back, every table in every format is the same to the letter."""
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_cells(results_of_every_kind.cells)
-    from_file = replace(results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet"))
+    from_file = replace(
+        results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet")
+    )
     written = dict(files_of(lay_out(from_file)))
-    assert set(written) == {f"{table.name}.{suffix}" for table in TABLES for suffix in FORMATS if table.name != OF_SEVERAL_RUNS}
+    assert set(written) == {
+        f"{table.name}.{suffix}"
+        for table in TABLES
+        for suffix in FORMATS
+        if table.name != OF_SEVERAL_RUNS
+    }
     assert written == dict(files_of(every_page))
 
 
-def test_what_is_printed_is_what_the_frame_has(every_page: list[Page], results_of_every_kind: Results) -> None:
+def test_what_is_printed_is_what_the_frame_has(
+    every_page: list[Page], results_of_every_kind: Results
+) -> None:
     """To the last printed digit, by a way of its own: each number of a column is one of the frame, rounded."""
     for table, title, column, scale in (
         ("timings", "forward", "forward_ms_mean", 1),
@@ -147,7 +165,11 @@ def test_what_is_printed_is_what_the_frame_has(every_page: list[Page], results_o
     ):
         (page,) = (page for page in every_page if page.table.name == table)
         place = next(place for place, name in enumerate(page.header) if name.startswith(title))
-        printed = [found[0] for row in page.rows if (found := re.match(r"-?[\d.]+", row[place].replace(",", "")))]
+        printed = [
+            found[0]
+            for row in page.rows
+            if (found := re.match(r"-?[\d.]+", row[place].replace(",", "")))
+        ]
         values = [float(value) * scale for value in results_of_every_kind.cells[column].dropna()]
         assert printed
         for text in printed:
@@ -158,16 +180,32 @@ def test_what_is_printed_is_what_the_frame_has(every_page: list[Page], results_o
 def test_every_format_of_every_table_has_the_same_numbers(every_page: list[Page]) -> None:
     """Read back out of what was written: as many numbers, and each to the same digit."""
     for page in every_page:
-        numbers = [number for row in written_out(page)[1] for text in row for number in re.findall(r"\d+\.\d+", text)]
+        numbers = [
+            number
+            for row in written_out(page)[1]
+            for text in row
+            for number in re.findall(r"\d+\.\d+", text)
+        ]
         assert [number for row in list(csv.reader(io.StringIO(to_csv(page), newline="")))[1:] for text in row
                 for number in re.findall(r"\d+\.\d+", text)] == numbers  # fmt: skip
         for form in (to_markdown, to_latex, to_typst):
             found = Counter(re.findall(r"\d+\.\d+", form(page)))
-            assert not Counter(number for row in page.rows for text in row for number in re.findall(r"\d+\.\d+", text)) - found
+            assert (
+                not Counter(
+                    number
+                    for row in page.rows
+                    for text in row
+                    for number in re.findall(r"\d+\.\d+", text)
+                )
+                - found
+            )
 
 
 def test_nothing_of_a_name_is_markup(ugly: Page) -> None:
-    assert r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script" in to_latex(ugly)
+    assert (
+        r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script"
+        in to_latex(ugly)
+    )
     assert r"<script>alert(\"1\")</script>" in to_typst(ugly)  # inside a string
     assert "\\|" in to_markdown(ugly)
     assert r"\<script>" in FORMATS["md"](ugly)
@@ -182,7 +220,9 @@ def test_typst_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
         assert typst.compile(str(tmp_path / "table.typ")).startswith(b"%PDF")
 
 
-def test_a_long_table_goes_on_over_pages_in_typst_and_can_be_referred_to(ugly: Page, tmp_path: Path) -> None:
+def test_a_long_table_goes_on_over_pages_in_typst_and_can_be_referred_to(
+    ugly: Page, tmp_path: Path
+) -> None:
     typst = pytest.importorskip("typst")
     page = long(ugly)
     (tmp_path / "table.typ").write_text(f"{to_typst(page)}\n@tab-{page.table.name}")
@@ -204,15 +244,22 @@ def test_latex_has_ascii_alone_whatever_it_shows() -> None:
         r"Gr\"{o}\ss{}e fa\c{c}ade \r{A}ngstr\"{o}m fi 1/2 " + r"\'{e}"
     )
     assert to_ascii_latex("中文 🙂 --flag | `x`") == r"?? ? -{-}flag \ensuremath{|} \`{}x\`{}"
-    assert to_ascii_latex(f"9.5{HOST_MARK} 4.4{SLOWER_HOST_MARK}") == r"9.5\ensuremath{\dagger} 4.4\ensuremath{\ddagger}"
+    assert (
+        to_ascii_latex(f"9.5{HOST_MARK} 4.4{SLOWER_HOST_MARK}")
+        == r"9.5\ensuremath{\dagger} 4.4\ensuremath{\ddagger}"
+    )
     assert all(to_ascii_latex(chr(code)).isascii() for code in range(0x20, 0x30000))
 
 
-def test_every_table_in_latex_is_ascii_and_says_what_it_needs(every_page: list[Page], ugly: Page) -> None:
+def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
+    every_page: list[Page], ugly: Page
+) -> None:
     for page in (*every_page, ugly, long(ugly)):
         text = to_latex(page)
         assert text.isascii()
-        needs = "booktabs,graphicx,longtable" if r"\begin{longtable}" in text else "booktabs,graphicx"
+        needs = (
+            "booktabs,graphicx,longtable" if r"\begin{longtable}" in text else "booktabs,graphicx"
+        )
         assert text.startswith(rf"% needs \usepackage{{{needs}}}" + "\n")
 
 
@@ -231,12 +278,16 @@ def test_latex_compiles_and_fits(every_page: list[Page], ugly: Page, tmp_path: P
     if compiler is None:
         pytest.skip("needs pdflatex")
     strange = replace(ugly, rows=[["[1]", "*"], ["*", "≈ 中 ½ ä ḥ ÿ ™"], ["[", "]"]])
-    wide = replace(ugly, header=[f"column {place}" for place in range(24)], rows=[["12.34 ± 0.56"] * 24])
+    wide = replace(
+        ugly, header=[f"column {place}" for place in range(24)], rows=[["12.34 ± 0.56"] * 24]
+    )
     shown = (*every_page, ugly, strange, wide, long(strange), long(wide))
     begin = "\\documentclass{article}\\usepackage{booktabs,graphicx,longtable}\\begin{document}\n"
     text = "\\clearpage\n".join(map(to_latex, shown))
     (tmp_path / "all.tex").write_text(begin + text + "\\end{document}\n")
     for _ in range(2):  # how wide the columns of a longtable are, the second time knows
-        done = subprocess.run([compiler, "-halt-on-error", "all.tex"], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [compiler, "-halt-on-error", "all.tex"], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull \\hbox" not in done.stdout

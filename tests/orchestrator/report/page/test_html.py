@@ -42,7 +42,9 @@ class Outline(HTMLParser):
         self.links: list[str] = []
         self.tags: list[str] = []
         self.sources: list[str] = []
-        self.series: list[list[str]] = []  # the name and the unit of each series of samples, which cells name by its place
+        self.series: list[
+            list[str]
+        ] = []  # the name and the unit of each series of samples, which cells name by its place
         self.rows: list[list[list[str]]] = []  # of each table, those beyond the first
         self.charts: list[dict[str, Any]] = []
         self._texts: list[str] = []
@@ -98,7 +100,9 @@ def run(tmp_path: Path, make_outcome: MakeOutcome) -> Run:
         for place, context in enumerate((16, 32, 64)):
             for precision, share in (("fp32", 1.0), ("bf16", 0.5)):
                 times = tuple(share * (10.0 ** (place + 1) + step) for step in range(3))
-                writer.append(make_outcome(step_ms=times, context_length=context, precision=precision), SCRIPT)
+                writer.append(
+                    make_outcome(step_ms=times, context_length=context, precision=precision), SCRIPT
+                )
         failed = make_outcome(Status.OOM, context_length=128)
         failed.evidence["message"] = SCRIPT  # type: ignore[index]
         failed.attempt.path.mkdir(parents=True)
@@ -117,7 +121,12 @@ def test_every_table_and_chart_is_a_section_that_the_contents_name(run: Run) -> 
     outline = Outline(page_of(run, with_figures=True))
     pages = lay_out(load_results(run))
     assert {f"table-{page.table.name}" for page in pages} <= set(outline.ids)
-    assert {"chart-step-time", "chart-precision-speed-up", "chart-phases", "chart-kernel-classes"} <= set(outline.ids)
+    assert {
+        "chart-step-time",
+        "chart-precision-speed-up",
+        "chart-phases",
+        "chart-kernel-classes",
+    } <= set(outline.ids)
     local = {link.removeprefix("#") for link in outline.links}
     assert local >= {f"table-{page.table.name}" for page in pages}
     assert local <= set(outline.ids)
@@ -128,7 +137,11 @@ def test_every_table_and_chart_is_a_section_that_the_contents_name(run: Run) -> 
 def test_every_number_of_every_table_is_in_it(run: Run) -> None:
     text = page_of(run)
     for page in lay_out(load_results(run)):
-        assert all(f"<td>{number}" in text for row in page.rows for number in re.findall(r"^\d+\.\d+", " ".join(row)))
+        assert all(
+            f"<td>{number}" in text
+            for row in page.rows
+            for number in re.findall(r"^\d+\.\d+", " ".join(row))
+        )
         assert page.table.title in text
 
 
@@ -136,7 +149,9 @@ def test_nothing_that_came_from_outside_is_markup(run: Run) -> None:
     text = page_of(run)
     assert "<script>window" not in text
     assert "img" not in Outline(text).tags
-    assert SCRIPT.replace("<", "\\u003c").replace(">", "\\u003e").replace("'", "\\u0027") in text  # in the JSON of its cell
+    assert (
+        SCRIPT.replace("<", "\\u003c").replace(">", "\\u003e").replace("'", "\\u0027") in text
+    )  # in the JSON of its cell
     assert text.count("<script") == text.count("</script>")
 
 
@@ -159,9 +174,15 @@ def test_a_cell_says_all_that_is_known_of_it(run: Run) -> None:
     assert failed["log"] == f"said at the end: {SCRIPT}"
     assert "attempt.json" in failed["by_hand"]
     slowest = next(
-        cell for cell in cells if cell["parameters"]["context_length"] == "64" and cell["parameters"]["precision"] == "fp32"
+        cell
+        for cell in cells
+        if cell["parameters"]["context_length"] == "64"
+        and cell["parameters"]["precision"] == "fp32"
     )
-    assert [outline.series.index(["timing synced step duration", "ms"]), [1000, 1001, 1002]] in slowest["samples"]
+    assert [
+        outline.series.index(["timing synced step duration", "ms"]),
+        [1000, 1001, 1002],
+    ] in slowest["samples"]
     assert slowest["by_hand"] == ""
 
 
@@ -189,7 +210,10 @@ def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
 
 def test_figures_are_files_of_their_kind(run: Run) -> None:
     files = figure_files(begin_drawing(load_results(run)).figures())
-    assert {name for name in files if name.endswith(".svg")} >= {"figures/step-time.svg", "figures/phases.svg"}
+    assert {name for name in files if name.endswith(".svg")} >= {
+        "figures/step-time.svg",
+        "figures/phases.svg",
+    }
     for name, content in files.items():
         if isinstance(content, bytes):
             assert content.startswith(b"\x89PNG")
@@ -199,19 +223,32 @@ def test_figures_are_files_of_their_kind(run: Run) -> None:
 
 
 def test_a_chart_shows_the_medians_of_the_table(run: Run) -> None:
-    (figure,) = [figure for figure in begin_drawing(load_results(run)).figures() if figure.plot.name == "precision-speed-up"]
+    (figure,) = [
+        figure
+        for figure in begin_drawing(load_results(run)).figures()
+        if figure.plot.name == "precision-speed-up"
+    ]
     (points,) = figure.spec["datasets"].values()
-    assert {point["context_length"]: point["value"] for point in points} == {16: 2.0, 32: 2.0, 64: 2.0}
+    assert {point["context_length"]: point["value"] for point in points} == {
+        16: 2.0,
+        32: 2.0,
+        64: 2.0,
+    }
 
 
-def test_a_chart_of_kernels_alone_shows_what_they_gain(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+def test_a_chart_of_kernels_alone_shows_what_they_gain(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({})
         for length in (16, 32):
             for precision, ms in (("fp32", 30.0), ("bf16", 30.0 / length)):
                 outcome = make_outcome(precision=precision, context_length=length)
                 writer.append(with_samples(outcome, *watched([ms] * 6)), None)
-    figures = {figure.plot.name: figure for figure in begin_drawing(load_results(Run(tmp_path / "run"))).figures()}
+    figures = {
+        figure.plot.name: figure
+        for figure in begin_drawing(load_results(Run(tmp_path / "run"))).figures()
+    }
     (points,) = figures["precision-kernels"].spec["datasets"].values()
     assert {point["context_length"]: point["value"] for point in points} == {16: 16.0, 32: 32.0}
     (points,) = figures["precision-speed-up"].spec["datasets"].values()
@@ -222,22 +259,31 @@ def test_a_chart_of_one_point_is_left_out(tmp_path: Path, make_outcome: MakeOutc
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({})
         writer.append(make_outcome(context_length=16), None)
-    assert {figure.plot.name for figure in begin_drawing(load_results(Run(tmp_path / "run"))).figures()} == {
+    assert {
+        figure.plot.name for figure in begin_drawing(load_results(Run(tmp_path / "run"))).figures()
+    } == {
         "phases",
         "kernel-classes",
     }
 
 
-def test_a_chart_that_fails_takes_nothing_with_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chart_that_fails_takes_nothing_with_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing:
         def draw(self, results: object) -> None:
             raise ValueError("<b>no</b>")
 
-    monkeypatch.setattr("orchestrator.report.charts.registry.PLOTS", (Plot("failing", "Failing", "", Failing()), *PLOTS))
+    monkeypatch.setattr(
+        "orchestrator.report.charts.registry.PLOTS",
+        (Plot("failing", "Failing", "", Failing()), *PLOTS),
+    )
     text = page_of(run, with_figures=True)
     assert "could not be drawn: ValueError: &lt;b&gt;no" in text
     assert 'id="chart-step-time"' in text
-    assert not any("failing" in name for name in figure_files(begin_drawing(load_results(run)).figures()))
+    assert not any(
+        "failing" in name for name in figure_files(begin_drawing(load_results(run)).figures())
+    )
 
 
 def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any]) -> None:
@@ -250,7 +296,13 @@ def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["plan", "configs/demo.yaml"], ["status", "{run}"], ["report", "{run}", "--table", "timings"]]
+    "words",
+    [
+        ["--help"],
+        ["plan", "configs/demo.yaml"],
+        ["status", "{run}"],
+        ["report", "{run}", "--table", "timings"],
+    ],
 )
 def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path) -> None:
     program = (
@@ -267,7 +319,9 @@ def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path
 
 
 @pytest.mark.parametrize("ended", [None, Status.OOM, Status.LOST])
-def test_where_no_cell_is_finished_it_says_so(ended: Status | None, tmp_path: Path, make_outcome: MakeOutcome) -> None:
+def test_where_no_cell_is_finished_it_says_so(
+    ended: Status | None, tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({"name": "begun"})
         if ended is not None:
@@ -291,7 +345,10 @@ def test_a_torn_part_is_one_line(run: Run, sweep: Callable[..., Any]) -> None:
 @pytest.fixture
 def browser() -> Iterator[Any]:
     webdriver = pytest.importorskip("selenium.webdriver")
-    program, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    program, driver = (
+        shutil.which("chromium") or shutil.which("google-chrome"),
+        shutil.which("chromedriver"),
+    )
     if program is None or driver is None:
         pytest.skip("needs Chromium and its driver")
     options = webdriver.ChromeOptions()
@@ -310,7 +367,9 @@ def browser() -> Iterator[Any]:
 def wait(browser: Any, script: str) -> Any:
     from selenium.webdriver.support.wait import WebDriverWait
 
-    return WebDriverWait(browser, 30).until(lambda opened: opened.execute_script(f"return {script}"))
+    return WebDriverWait(browser, 30).until(
+        lambda opened: opened.execute_script(f"return {script}")
+    )
 
 
 def column(browser: Any, table: str, title: str) -> list[str]:
@@ -341,7 +400,12 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
     wait(browser, f"document.querySelectorAll('.chart svg.marks').length === {charts}")
     assert charts >= 4
     browser.set_window_size(700, 1000)
-    assert browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+    assert (
+        browser.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
+        == 0
+    )
     browser.set_window_size(1400, 1000)
     assert browser.execute_script("return window.broken") is None
 
@@ -373,22 +437,32 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
 
     before = browser.execute_script("return getComputedStyle(document.body).backgroundColor")
     browser.find_element("id", "theme").click()
-    assert browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+    assert (
+        browser.execute_script("return getComputedStyle(document.body).backgroundColor") != before
+    )
 
     assert browser.get_log("browser") == []
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = {sent["params"]["request"]["url"].split("#")[0] for sent in messages if sent["method"] == "Network.requestWillBeSent"}
+    asked = {
+        sent["params"]["request"]["url"].split("#")[0]
+        for sent in messages
+        if sent["method"] == "Network.requestWillBeSent"
+    }
     assert asked == {page.as_uri()}
 
 
 @pytest.mark.slow
-def test_in_a_browser_it_shows_what_it_holds_packed(tmp_path: Path, browser: Any, make_outcome: MakeOutcome) -> None:
+def test_in_a_browser_it_shows_what_it_holds_packed(
+    tmp_path: Path, browser: Any, make_outcome: MakeOutcome
+) -> None:
     """All rows of all tables, once they are asked for, and what is known of a cell."""
     with Run(tmp_path / "run").opened_for_writing() as writer:
         writer.write_manifest({"name": "many"})
         for seed in range(230):
             times = (0.125 + seed, 0.5, 1234.5678)
-            outcome = make_outcome(Status.OOM if seed == 229 else Status.OK, step_ms=times, seed=seed)
+            outcome = make_outcome(
+                Status.OOM if seed == 229 else Status.OK, step_ms=times, seed=seed
+            )
             if seed == 229:
                 outcome.evidence["traceback"] = "Traceback:\n  File x"  # type: ignore[index]
             writer.append(outcome, None)
@@ -398,15 +472,22 @@ def test_in_a_browser_it_shows_what_it_holds_packed(tmp_path: Path, browser: Any
     browser.get(page.as_uri())
     for table in lay_out(load_results(run)):
         section = f"document.getElementById('table-{table.table.name}')"
-        browser.execute_script(f"const more = {section}.querySelector('.more'); while (!more.hidden) more.click()")
+        browser.execute_script(
+            f"const more = {section}.querySelector('.more'); while (!more.hidden) more.click()"
+        )
         shown = f"[...{section}.querySelectorAll('tbody tr')].map((row) => [...row.cells].map((cell) => cell.textContent))"
         assert browser.execute_script(f"return {shown}") == table.rows, table.table.name
 
     outline = Outline(page.read_text())
-    well, badly = (next(cell for cell in outline.cells if cell["status"] == status) for status in ("ok", "oom"))
+    well, badly = (
+        next(cell for cell in outline.cells if cell["status"] == status) for status in ("ok", "oom")
+    )
     for known in (well, badly):
         browser.execute_script("location.hash = `#cell-${arguments[0]}`", known["cell"])
-        wait(browser, f"document.getElementById('cell-title')?.textContent.includes('{known['cell']}')")
+        wait(
+            browser,
+            f"document.getElementById('cell-title')?.textContent.includes('{known['cell']}')",
+        )
         said = browser.execute_script("return document.getElementById('cell-content').textContent")
         for name, value in {**known["parameters"], **known["attempts"][0]["evidence"]}.items():
             assert f"{name}{value}" in said
@@ -426,7 +507,9 @@ def click(browser: Any, selector: str, text: str = "") -> Any:
 
 
 @pytest.mark.slow
-def test_what_a_stranger_asks_takes_no_more_than_three_clicks(run_of_every_kind: Run, browser: Any, tmp_path: Path) -> None:
+def test_what_a_stranger_asks_takes_no_more_than_three_clicks(
+    run_of_every_kind: Run, browser: Any, tmp_path: Path
+) -> None:
     """Why a cell failed, and which kernel dominates the backward pass of xl, of cells that an H200 measured."""
     results = load_results(run_of_every_kind)
     page = tmp_path / "index.html"
@@ -450,7 +533,9 @@ def test_what_a_stranger_asks_takes_no_more_than_three_clicks(run_of_every_kind:
     kernels = results.kernels().merge(xl[["cell"]], on="cell")
     by_name = kernels[kernels["phase"] == "backward"].groupby("name")["ms"].sum()
     assert first[:60] in str(by_name.idxmax())
-    assert float(column(browser, "kernels", "total ms")[0]) == pytest.approx(by_name.max(), rel=1e-3)
+    assert float(column(browser, "kernels", "total ms")[0]) == pytest.approx(
+        by_name.max(), rel=1e-3
+    )
     assert browser.get_log("browser") == []
 
 

@@ -25,7 +25,9 @@ from orchestrator.report.page.packing import (
 from tests.orchestrator.report.page import unpacking
 
 SCRIPT = Path(orchestrator.report.page.__file__).parent / "templates" / "unpacking.js"
-Unpack = Callable[[str, list[list[Any]]], list[Any]]  # by what is called in JavaScript, of what it is given at each call
+Unpack = Callable[
+    [str, list[list[Any]]], list[Any]
+]  # by what is called in JavaScript, of what it is given at each call
 
 
 def in_python(function: str, calls: list[list[Any]]) -> list[Any]:
@@ -43,9 +45,13 @@ def in_javascript(function: str, calls: list[list[Any]]) -> list[Any]:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node.js")
-    program = f"{SCRIPT.read_text()}\nconst calls = JSON.parse(require('fs').readFileSync(0, 'utf8'));\n"
+    program = (
+        f"{SCRIPT.read_text()}\nconst calls = JSON.parse(require('fs').readFileSync(0, 'utf8'));\n"
+    )
     program += f"console.log(JSON.stringify(calls.map((call) => {function}(...call))));"
-    done = subprocess.run([node, "-e", program], input=_to_json(calls), capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [node, "-e", program], input=_to_json(calls), capture_output=True, text=True, check=True
+    )
     found: list[Any] = json.loads(done.stdout)
     return found
 
@@ -101,12 +107,16 @@ def test_a_text_of_many_rows_is_there_once() -> None:
 
 
 def test_the_rows_of_a_chart_come_back_as_they_were(unpack: Unpack) -> None:
-    records = [{"x": 1, "on": True, "y": 0.25 + place, "of": None if place else "a"} for place in range(5)]
+    records = [
+        {"x": 1, "on": True, "y": 0.25 + place, "of": None if place else "a"} for place in range(5)
+    ]
     records.append({"x": True, "on": 1, "y": math.pi, "of": "1"})
     spec = {"mark": "line", "data": {"name": "d"}, "datasets": {"d": records, "none": []}}
     for chart in (spec, {"mark": "line", "datasets": {}}):
         (found,) = unpack("chartOf", [[packed_chart(chart)]])
-        assert json.dumps(found) == json.dumps(chart)  # which tells 1 from true, and the order of the fields
+        assert json.dumps(found) == json.dumps(
+            chart
+        )  # which tells 1 from true, and the order of the fields
     assert packed_chart({"mark": "line"})["mark"] == "line"
 
 
@@ -114,9 +124,16 @@ def test_the_numbers_of_samples_come_back_to_the_last_digit(unpack: Unpack) -> N
     draw = random.Random(2)
     sizes = [10 ** draw.uniform(-9, 13) for _ in range(200)]
     series = [
-        (place, [float(f"{size * draw.uniform(0.9, 1.1):.6g}") for _ in range(place % 9 + 1)]) for place, size in enumerate(sizes)
+        (place, [float(f"{size * draw.uniform(0.9, 1.1):.6g}") for _ in range(place % 9 + 1)])
+        for place, size in enumerate(sizes)
     ]
-    series += [(200, [0.1, -0.25, 1e-3]), (201, [65028489216.0]), (205, [0.0]), (206, [1e-22]), (207, [123.456] * 3)]
+    series += [
+        (200, [0.1, -0.25, 1e-3]),
+        (201, [65028489216.0]),
+        (205, [0.0]),
+        (206, [1e-22]),
+        (207, [123.456] * 3),
+    ]
     (found,) = unpack("samplesOf", [[packed_samples(series)]])
     assert found == as_json(series)
     assert packed_samples(series)[-1] == []  # none but had to stay as it is
@@ -147,7 +164,12 @@ def test_a_cell_without_samples_comes_back(unpack: Unpack) -> None:
 
 def a_cell(place: int) -> dict[str, Any]:
     trace = f"Traceback:\n  File x\n  in y\nError: {place}"
-    ended = {"status": "oom", "where": "warm-up / step", "started": "2026-11-21 12:58:31", "wall_s": 4.2}
+    ended = {
+        "status": "oom",
+        "where": "warm-up / step",
+        "started": "2026-11-21 12:58:31",
+        "wall_s": 4.2,
+    }
     return {
         "cell": f"run:{place}",
         "task": "train_step",
@@ -166,7 +188,10 @@ def a_cell(place: int) -> dict[str, Any]:
 def test_all_that_is_known_of_cells_comes_back(unpack: Unpack) -> None:
     cells, packing = [a_cell(place) for place in range(3)], PackedCells()
     known = [packing.pack(cell) for cell in cells]
-    found = unpack("cellOf", [[cell["cell"], each, packing.texts] for cell, each in zip(cells, known, strict=True)])
+    found = unpack(
+        "cellOf",
+        [[cell["cell"], each, packing.texts] for cell, each in zip(cells, known, strict=True)],
+    )
     assert found == as_json(cells)
     assert [list(cell["parameters"]) for cell in found] == [["size", "year", "seed"]] * 3
     assert len(packing.texts) == len(set(packing.texts))

@@ -22,12 +22,16 @@ def unpacked(text: str) -> list[int]:
 def rows_of(packed: Any) -> list[list[Any]]:
     count, columns = packed
     places = [unpacked(text) or [0] * count for _, text in columns]
-    return [[values[of[row]] for (values, _), of in zip(columns, places, strict=True)] for row in range(count)]
+    return [
+        [values[of[row]] for (values, _), of in zip(columns, places, strict=True)]
+        for row in range(count)
+    ]
 
 
 def chart_of(spec: dict[str, Any]) -> dict[str, Any]:
     datasets = {
-        name: [dict(zip(fields, row, strict=True)) for row in rows_of(rows)] for name, (fields, rows) in spec["datasets"].items()
+        name: [dict(zip(fields, row, strict=True)) for row in rows_of(rows)]
+        for name, (fields, rows) in spec["datasets"].items()
     }
     return {**spec, "datasets": datasets}
 
@@ -47,7 +51,10 @@ def cell_of(cell: str, known: Any, texts: list[str]) -> dict[str, Any]:
                 "where": texts[where],
                 "started": started,
                 "wall_s": wall_s,
-                "evidence": {texts[name]: "\n".join(texts[line] for line in lines) for name, *lines in evidence},
+                "evidence": {
+                    texts[name]: "\n".join(texts[line] for line in lines)
+                    for name, *lines in evidence
+                },
             }
             for number, ended, where, started, wall_s, evidence in attempts
         ],

@@ -39,24 +39,53 @@ def outcome_of(number: Number) -> Outcome:
     timings = [Sample("timing", "duration", "ms", 10.0, "synced", phase, 0) for phase in PHASES]
     memory = [
         Sample("memory", f"{what}_allocated_bytes", "bytes", 2.0**30, mode, phase)
-        for mode, phase in (("built", ""), ("steady", "forward"), ("steady", "backward"), ("steady", "optimizer"))
+        for mode, phase in (
+            ("built", ""),
+            ("steady", "forward"),
+            ("steady", "backward"),
+            ("steady", "optimizer"),
+        )
         for what in ("held", "peak")
     ]
-    kept = [Sample("memory", metric, "bytes", 2.0**30, "steady", "") for metric in ("saved_bytes", "residual_stream_bytes")]
+    kept = [
+        Sample("memory", metric, "bytes", 2.0**30, "steady", "")
+        for metric in ("saved_bytes", "residual_stream_bytes")
+    ]
     watched = [
         Sample("kernels", "attributed_to_phase", "1", 1.0, "profiled"),
         Sample("memory_snapshot", "peak_allocated_bytes", "bytes", 2.0**30, "steady"),
         Sample("finding", "sum", "1", 10.0),
     ]
     kernels = [
-        KernelRow(phase, module, kind, "scope", "aten::mm", f"{module} {copy}", 1, 4, ns, 1e6, 1e6, 1, 2, 0.5)
+        KernelRow(
+            phase,
+            module,
+            kind,
+            "scope",
+            "aten::mm",
+            f"{module} {copy}",
+            1,
+            4,
+            ns,
+            1e6,
+            1e6,
+            1,
+            2,
+            0.5,
+        )
         for phase in PHASES[:3]
         for copy in range(4)
-        for module, kind, ns in zip(MODULES, ("GEMM", "softmax", "GEMM"), (10**6, 2 * 10**6, 3 * 10**6), strict=True)
+        for module, kind, ns in zip(
+            MODULES, ("GEMM", "softmax", "GEMM"), (10**6, 2 * 10**6, 3 * 10**6), strict=True
+        )
     ]
-    roles = [("activations", part) for part in PARTS] + [("gradients", "ffn"), ("optimizer state", "ffn")]
+    roles = [("activations", part) for part in PARTS] + [
+        ("gradients", "ffn"),
+        ("optimizer state", "ffn"),
+    ]
     allocations = [
-        AllocationRow("peak", "backward", role, part, "scope", "forward", "", 2**20, 12, 12 * 2**20) for role, part in roles
+        AllocationRow("peak", "backward", role, part, "scope", "forward", "", 2**20, 12, 12 * 2**20)
+        for role, part in roles
     ]
     samples = (*timings, *memory, *kept, *watched)
     measured = {"samples": samples, "kernels": tuple(kernels), "allocations": tuple(allocations)}
@@ -88,23 +117,38 @@ def test_every_published_table_is_listed_with_ours() -> None:
     found = counterparts()
     assert list(found) == TABLES
     assert all(found.values())
-    assert {name for names in found.values() for name in names} == {table.name for table in against(ALL)}
+    assert {name for names in found.values() for name in names} == {
+        table.name for table in against(ALL)
+    }
 
 
 @pytest.mark.parametrize("key", [key for key in TABLES if key not in REPEATED], ids=": ".join)
-def test_every_published_table_has_a_row_beside_ours(key: tuple[str, str], pages: dict[str, Page]) -> None:
+def test_every_published_table_has_a_row_beside_ours(
+    key: tuple[str, str], pages: dict[str, Page]
+) -> None:
     """With a ratio, wherever it says which size and length it is of."""
     writeup = key[0]
-    (title,) = (table.title for one in writeups() for table in one.table if (one.name, table.name) == key)
+    (title,) = (
+        table.title for one in writeups() for table in one.table if (one.name, table.name) == key
+    )
     of_table = re.compile(rf"{re.escape(f'{writeup}: {title}')}(: .*|, .*)?")
     found = [pages[table] for table in counterparts()[key] if table in pages]
-    beside = [(page, row) for page in found for row in page.rows if of_table.fullmatch(row[page.header.index("published in")])]
+    beside = [
+        (page, row)
+        for page in found
+        for row in page.rows
+        if of_table.fullmatch(row[page.header.index("published in")])
+    ]
     assert beside
     for page, row in beside:
         notes = notes_of(page, row)
-        assert [note for note in notes if note.startswith("What differs in `")] == [explanations()[key]]
+        assert [note for note in notes if note.startswith("What differs in `")] == [
+            explanations()[key]
+        ]
         named = "Without a ratio" not in " ".join(notes)
-        theirs = row[next(place for place, title in enumerate(page.header) if title.startswith("theirs"))]
+        theirs = row[
+            next(place for place, title in enumerate(page.header) if title.startswith("theirs"))
+        ]
         ratio = row[page.header.index("ours / theirs")]
         assert (ratio != "–") is (named and theirs != "OOM") or theirs == "0.00"
 
@@ -112,7 +156,11 @@ def test_every_published_table_has_a_row_beside_ours(key: tuple[str, str], pages
 def test_all_devices_stand_in_one_table(pages: dict[str, Page], results: Results) -> None:
     timings = pages["against-timings"]
     found = {row[timings.header.index("on")] for row in timings.rows}
-    assert {"H100 80 GB", "RTX 5090", "A100 40 GB", "MacBook Air"} <= found <= {device.name for device in devices().values()}
+    assert (
+        {"H100 80 GB", "RTX 5090", "A100 40 GB", "MacBook Air"}
+        <= found
+        <= {device.name for device in devices().values()}
+    )
     (one,) = lay_out(results, ["against-timings"], against("h100"))
     assert "on" not in one.header
 
@@ -125,6 +173,9 @@ def test_what_differs_is_said_of_each() -> None:
         "fp32, 494.5 in tf32, 989 in bf16, 3350 GB/s); in fp32 or tf32 (which is not said); a step with an optimizer (forward, "
         "backward and optimizer); batch 4; warm-up not said."
     )
-    assert "whether forward keeps a graph for a backward pass is not said" in said["analysis report", "timings"]
+    assert (
+        "whether forward keeps a graph for a backward pass is not said"
+        in said["analysis report", "timings"]
+    )
     assert "0, 1, 5 steps of warm-up" in said["analysis report", "timings"]
     assert "in bf16; no optimizer" in said["assignment report", "timings-bf16"]

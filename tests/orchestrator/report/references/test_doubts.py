@@ -14,8 +14,20 @@ from orchestrator.report.references.doubts import computed_doubts, implied_tflop
 from orchestrator.report.references.records import Number, published
 
 GIB = 1024**3
-LARGE = {"size": ("large",), "context_length": (512,), "batch_size": (4,), "precision": ("fp32", "tf32"), "pass": ("train_step",)}
-ATTENTION = {"attention": ("naive",), "d_head": (64,), "context_length": (8192,), "batch_size": (8,), "precision": ("fp32",)}
+LARGE = {
+    "size": ("large",),
+    "context_length": (512,),
+    "batch_size": (4,),
+    "precision": ("fp32", "tf32"),
+    "pass": ("train_step",),
+}
+ATTENTION = {
+    "attention": ("naive",),
+    "d_head": (64,),
+    "context_length": (8192,),
+    "batch_size": (8,),
+    "precision": ("fp32",),
+}
 
 
 def number(value: float, phase: str = "step", params: Any = LARGE, **changes: Any) -> Number:
@@ -45,7 +57,9 @@ def test_nothing_is_implied_of_a_cell_that_is_not_named(axis: str) -> None:
 
 
 def test_the_least_of_the_possible_passes_counts() -> None:
-    assert least_flops(number(1.0, params={**LARGE, "pass": ("forward", "train_step")})) == least_flops(number(1.0, "forward"))
+    assert least_flops(
+        number(1.0, params={**LARGE, "pass": ("forward", "train_step")})
+    ) == least_flops(number(1.0, "forward"))
 
 
 def test_faster_than_fp32_can_be_is_tf32() -> None:
@@ -60,7 +74,9 @@ def test_faster_than_fp32_can_be_is_tf32() -> None:
 
 def test_attention_cannot_outrun_the_memory() -> None:
     """Four squares of 8 × 8192² × 4 bytes at 3350 GB/s: 2.56 ms."""
-    fast, slow = (number(ms, "forward", ATTENTION, unit="ms", task="attention") for ms in (2.5, 2.6))
+    fast, slow = (
+        number(ms, "forward", ATTENTION, unit="ms", task="attention") for ms in (2.5, 2.6)
+    )
     assert "at 3350 GB/s: it was not waited for, or attention is fused" in doubts(fast)
     assert "GB/s" not in doubts(slow)
     unsaid = number(0.25, "forward", ATTENTION, task="attention", over=100, or_unit="ms")
@@ -76,13 +92,19 @@ def test_a_negative_time() -> None:
 def test_a_scatter_larger_than_its_mean() -> None:
     mean = number(0.5)
     assert "deviation exceeds" in doubts(mean, replace(mean, statistic="sd", value=Decimal("0.6")))
-    assert "deviation exceeds" not in doubts(mean, replace(mean, statistic="sd", value=Decimal("0.4")))
-    assert "deviation exceeds" not in doubts(mean, replace(mean, statistic="sd", value=Decimal("0.6"), row=1))
+    assert "deviation exceeds" not in doubts(
+        mean, replace(mean, statistic="sd", value=Decimal("0.4"))
+    )
+    assert "deviation exceeds" not in doubts(
+        mean, replace(mean, statistic="sd", value=Decimal("0.6"), row=1)
+    )
 
 
 def test_a_whole_and_its_parts() -> None:
     forward, backward = number(0.2111, "forward"), number(0.4222, "backward")
-    assert doubts(number(0.6334), forward, backward) == ""  # by the last digit, which is rounded three times
+    assert (
+        doubts(number(0.6334), forward, backward) == ""
+    )  # by the last digit, which is rounded three times
     assert "do not add up" in doubts(number(0.6343), forward, backward)
     assert "Shorter than its own forward pass" in doubts(number(0.19), number(0.2, "forward"))
 
@@ -94,12 +116,21 @@ def test_memory_has_a_lower_and_an_upper_bound() -> None:
     assert doubts(enough) == ""
     assert "Less memory than parameters" in doubts(little)
     assert doubts(replace(little, params={**LARGE, "pass": ("forward", "train_step")})) == ""
-    assert "More memory than the H100 80 GB has" in doubts(number(80.5, "", metric="peak", unit="GiB"))
+    assert "More memory than the H100 80 GB has" in doubts(
+        number(80.5, "", metric="peak", unit="GiB")
+    )
 
 
 def test_memory_that_falls_with_the_length() -> None:
     def held(length: int, gib: float) -> Number:
-        return number(gib, "forward", {**ATTENTION, "context_length": (length,)}, metric="held", unit="GiB", task="attention")
+        return number(
+            gib,
+            "forward",
+            {**ATTENTION, "context_length": (length,)},
+            metric="held",
+            unit="GiB",
+            task="attention",
+        )
 
     assert "More memory than a longer context" in doubts(held(256, 0.164), held(1024, 0.144))
     assert doubts(held(1024, 0.144), held(256, 0.164)) == ""
@@ -110,7 +141,9 @@ def test_two_tables_about_one_cell() -> None:
     assert "`Other` of the same write-up" in doubts(number(0.5), other)
     assert doubts(number(0.7), other) == ""
     assert doubts(number(0.5), replace(other, writeup="another")) == ""
-    assert doubts(number(0.5), replace(other, params={**LARGE, "warmup_steps": (0,)})) == ""  # cold, which is no contradiction
+    assert (
+        doubts(number(0.5), replace(other, params={**LARGE, "warmup_steps": (0,)})) == ""
+    )  # cold, which is no contradiction
 
 
 def found(writeup: str, table: str, sentence: str) -> list[Number]:
@@ -121,14 +154,19 @@ def found(writeup: str, table: str, sentence: str) -> list[Number]:
 def test_compiled_with_float32_on_the_h100_is_tf32() -> None:
     flagged = found("yyin-dev", "training-compiled", "it is tf32, or was not waited for")
     assert {one.variant for one in flagged} == {"with float32"}
-    assert {(one.one("size"), one.one("context_length")) for one in flagged} >= {("2.7B", 512), ("xl", 512), ("2.7B", 256)}
+    assert {(one.one("size"), one.one("context_length")) for one in flagged} >= {
+        ("2.7B", 512),
+        ("xl", 512),
+        ("2.7B", 256),
+    }
 
 
 def test_float32_on_the_rtx_pro_6000_is_tf32() -> None:
     assert len(found("assignment report", "attention", "126 TFLOP/s in fp32: it is tf32")) == 13
-    assert [one.one("size") for one in found("assignment report", "timings-compiled", "126 TFLOP/s in fp32: it is tf32")] == [
-        "2.7B"
-    ]
+    assert [
+        one.one("size")
+        for one in found("assignment report", "timings-compiled", "126 TFLOP/s in fp32: it is tf32")
+    ] == ["2.7B"]
     (near,) = found("assignment report", "timings", "TFLOP/s")
     assert (near.phase, near.one("size")) == ("forward", "2.7B")
 
@@ -138,7 +176,9 @@ def test_a_backward_pass_by_subtraction() -> None:
     assert (impossible.phase, impossible.one("size")) == ("backward", "medium")
     (negative,) = found("assignment report", "timings-no-warm-up", "less than nothing")
     assert (negative.phase, negative.one("size")) == ("backward", "small")
-    (shorter,) = found("assignment report", "timings-no-warm-up", "Shorter than its own forward pass")
+    (shorter,) = found(
+        "assignment report", "timings-no-warm-up", "Shorter than its own forward pass"
+    )
     assert shorter.phase == "step"
 
 
@@ -150,6 +190,10 @@ def test_the_unit_that_a_write_up_does_not_say_is_not_ms() -> None:
 def test_what_is_within_the_limits_is_not_doubted() -> None:
     """The eager timings of the H100, and the plain fp32 of a GPU without a name."""
     assert not [
-        one for one in published() if one.table == "training-compiled" and one.one("compile") == "eager" and computed_doubts(one)
+        one
+        for one in published()
+        if one.table == "training-compiled"
+        and one.one("compile") == "eager"
+        and computed_doubts(one)
     ]
     assert not found("answer.md", "timings", "TFLOP/s")

@@ -60,12 +60,18 @@ def test_a_cell_is_the_same_in_all_that_is_said(changes: dict[str, Any], fit: bo
 def test_what_is_not_said_is_left_open_and_named() -> None:
     unsaid = said(batch_size=None, context_length=None)
     assert fits(unsaid, {**OURS, "batch_size": 32, "context_length": 128})
-    assert "context_length, batch_size, precision (fp32 or tf32), optimizer, warmup_steps. Without a ratio" in left_open(unsaid)
+    assert (
+        "context_length, batch_size, precision (fp32 or tf32), optimizer, warmup_steps. Without a ratio"
+        in left_open(unsaid)
+    )
     assert "Without a ratio" not in left_open(NUMBER)
     assert "batch_size" not in left_open(NUMBER)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "fit"), [(5, 5, True), (10, 5, True), (0, 0, True), (0, 5, False), (5, 1, False)])
+@pytest.mark.parametrize(
+    ("theirs", "ours", "fit"),
+    [(5, 5, True), (10, 5, True), (0, 0, True), (0, 5, False), (5, 1, False)],
+)
 def test_warm_is_warm(theirs: int, ours: int, fit: bool) -> None:
     assert fits(said(warmup_steps=(theirs,)), {**OURS, "warmup_steps": ours}) is fit
 
@@ -79,13 +85,17 @@ def test_warm_by_rule_is_warm() -> None:
 def test_phases_of_a_training_step_are_those_of_both_passes() -> None:
     forward = replace(NUMBER, phase="forward")
     assert fits(forward, {**OURS, "pass": "train_step"})
-    assert "pass" not in left_open(replace(forward, params={**SAID, "pass": ("forward_backward", "train_step")}))
+    assert "pass" not in left_open(
+        replace(forward, params={**SAID, "pass": ("forward_backward", "train_step")})
+    )
     assert not fits(forward, {**OURS, "pass": "forward"})  # of inference
     either = replace(forward, params={**SAID, "pass": ("forward", "forward_grad")})
     assert fits(either, {**OURS, "pass": "forward"})
     assert fits(either, {**OURS, "pass": "train_step"})
     assert "pass (forward or forward_grad)" in left_open(either)
-    assert not fits(replace(forward, params={**SAID, "pass": ("forward",)}), {**OURS, "pass": "train_step"})
+    assert not fits(
+        replace(forward, params={**SAID, "pass": ("forward",)}), {**OURS, "pass": "train_step"}
+    )
 
 
 def test_a_run_from_before_an_axis_fits() -> None:
@@ -98,14 +108,28 @@ def test_how_many_steps_were_measured_is_no_matter() -> None:
 
 
 def test_each_number_meets_each_cell_of_its_task() -> None:
-    rows = [OURS, {**OURS, "cell": "b", "precision": "tf32"}, {**OURS, "cell": "c", "task": "attention"}]
-    found = [(number.phase, row["cell"]) for number, row in matches([NUMBER, replace(NUMBER, phase="optimizer")], rows)]
+    rows = [
+        OURS,
+        {**OURS, "cell": "b", "precision": "tf32"},
+        {**OURS, "cell": "c", "task": "attention"},
+    ]
+    found = [
+        (number.phase, row["cell"])
+        for number, row in matches([NUMBER, replace(NUMBER, phase="optimizer")], rows)
+    ]
     assert found == [("step", "a"), ("step", "b"), ("optimizer", "a"), ("optimizer", "b")]
 
 
 def test_a_sibling_differs_in_one_axis_alone() -> None:
     axes = ("precision", "compile", "compile_mode", "context_length")
-    eager = {"cell": "e", "task": "t", "precision": "fp32", "compile": "eager", "compile_mode": None, "context_length": 128}
+    eager = {
+        "cell": "e",
+        "task": "t",
+        "precision": "fp32",
+        "compile": "eager",
+        "compile_mode": None,
+        "context_length": 128,
+    }
     compiled = {**eager, "cell": "m", "compile": "model", "compile_mode": "default"}
     longer = {**compiled, "cell": "l", "context_length": 256}
     found = siblings([eager, compiled, longer], axes, "compile", "eager", ("compile_mode",))
@@ -117,4 +141,8 @@ def test_a_cell_of_a_task_without_the_axis_is_no_base() -> None:
     axes = ("compile", "context_length")
     rows = [{"cell": "n", "task": "norms", "compile": pd.NA, "context_length": pd.NA}]
     eager = {"cell": "e", "task": "t", "compile": "eager", "context_length": 128}
-    assert set(siblings([*rows, eager, {**eager, "cell": "m", "compile": "model"}], axes, "compile", "eager")) == {"e", "m"}
+    assert set(
+        siblings(
+            [*rows, eager, {**eager, "cell": "m", "compile": "model"}], axes, "compile", "eager"
+        )
+    ) == {"e", "m"}

@@ -30,7 +30,9 @@ def writeup(**changes: Any) -> Writeup:
         "rows": [["small", 512, Decimal("0.0500")], ["xl", 512, "OOM"], ["2.7B", 512, "N/A"]],
         **changes,
     }
-    return Writeup.model_validate({"name": "w", "title": "W", "source": "nobody", "year": 2025, "table": [table]})
+    return Writeup.model_validate(
+        {"name": "w", "title": "W", "source": "nobody", "year": 2025, "table": [table]}
+    )
 
 
 def numbers(**changes: Any) -> list[Any]:
@@ -39,7 +41,13 @@ def numbers(**changes: Any) -> list[Any]:
 
 
 def test_the_files_load_and_each_says_where_it_is_from() -> None:
-    assert [one.name for one in writeups()] == ["analysis report", "answer.md", "assignment report", "section 1.2", "yyin-dev"]
+    assert [one.name for one in writeups()] == [
+        "analysis report",
+        "answer.md",
+        "assignment report",
+        "section 1.2",
+        "yyin-dev",
+    ]
     assert all(one.source and one.year == 2025 for one in writeups())
 
 
@@ -50,13 +58,18 @@ def test_a_number_keeps_its_digits_and_names_its_cell() -> None:
     assert fifty.one("size") == "small"
     assert (fifty.one("precision"), fifty.params["precision"]) == (None, ("fp32", "tf32"))
     assert fifty.doubts == ("of the table",)
-    assert (out_of_memory.value, out_of_memory.amount, out_of_memory.one("size")) == (None, None, "xl")
+    assert (out_of_memory.value, out_of_memory.amount, out_of_memory.one("size")) == (
+        None,
+        None,
+        "xl",
+    )
 
 
 def test_doubts_are_of_a_table_a_column_or_a_row() -> None:
     column = {**SECONDS, "doubts": ["of the column"]}
     first, second = numbers(
-        columns=["size", "context_length", column], row_doubts=[{"where": {"size": "xl"}, "says": "of the row"}]
+        columns=["size", "context_length", column],
+        row_doubts=[{"where": {"size": "xl"}, "says": "of the row"}],
     )
     assert first.doubts == ("of the table", "of the column")
     assert second.doubts == ("of the table", "of the column", "of the row")
@@ -69,7 +82,10 @@ def test_a_cell_may_have_a_unit_of_its_own() -> None:
 
 
 def test_several_passes_in_one_number() -> None:
-    (one,) = numbers(columns=["size", {**SECONDS, "over": 100, "or_unit": "ms"}], rows=[["small", Decimal("4.7718")]])
+    (one,) = numbers(
+        columns=["size", {**SECONDS, "over": 100, "or_unit": "ms"}],
+        rows=[["small", Decimal("4.7718")]],
+    )
     assert one.amount == pytest.approx(47.718)
     assert one.amount_in("ms") == pytest.approx(4.7718)
 
@@ -79,7 +95,9 @@ def test_a_model_that_is_spelled_out_has_its_size() -> None:
     (one,) = numbers(columns=[*dims, SECONDS], rows=[[1600, 6400, 48, 25, Decimal("1.5")]])
     assert one.params == {"size": ("xl",), "compile": ("eager",), "precision": ("fp32", "tf32")}
     with pytest.raises(ValueError, match="is not"):
-        numbers(columns=["size", *dims, SECONDS], rows=[["large", 1600, 6400, 48, 25, Decimal("1.5")]])
+        numbers(
+            columns=["size", *dims, SECONDS], rows=[["large", 1600, 6400, 48, 25, Decimal("1.5")]]
+        )
 
 
 @pytest.mark.parametrize(
@@ -122,6 +140,7 @@ def test_devices_are_held_against_gpus_whose_peaks_are_known() -> None:
 def test_an_unknown_device_is_told_the_known_ones() -> None:
     assert find_device("h100") == "h100"
     with pytest.raises(
-        ConfigError, match=r"--against h200: .*Did you mean 'h100'\? Published are a100, h100, rtx5090, .*not-named"
+        ConfigError,
+        match=r"--against h200: .*Did you mean 'h100'\? Published are a100, h100, rtx5090, .*not-named",
     ):
         find_device("h200")

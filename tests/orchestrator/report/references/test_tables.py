@@ -30,7 +30,13 @@ from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
 from tasks.spec.registry import make_cell
 from tests.conftest import ROOT, with_samples
 
-COURSE = {"vocab_size": 10_000, "size": "small", "context_length": 512, "batch_size": 4, "warmup_steps": 5}
+COURSE = {
+    "vocab_size": 10_000,
+    "size": "small",
+    "context_length": 512,
+    "batch_size": 4,
+    "warmup_steps": 5,
+}
 MakeOutcome = Callable[..., Outcome]
 MakeRun = Callable[..., Run]
 
@@ -81,28 +87,45 @@ def test_the_interval_is_called_that_of_the_median_which_a_mean_may_lie_out_of(
     run_of: MakeRun, make_outcome: MakeOutcome
 ) -> None:
     """Theirs is a mean, and so is ours; one slow step of ten moves it."""
-    timings = page(load_results(run_of(make_outcome(step_ms=(80.0,) * 9 + (180.0,), **COURSE))), "against-timings")
+    timings = page(
+        load_results(run_of(make_outcome(step_ms=(80.0,) * 9 + (180.0,), **COURSE))),
+        "against-timings",
+    )
     assert set(column(timings, "ours ms")) == {"90.00"}
     assert set(column(timings, "95 % interval of our median")) == {"80.00 to 80.00"}
     assert set(column(timings, "both are")) == {"means"}
-    assert "Ours is a mean where theirs is, else a median; the interval is of our median in either case" in timings.table.read
+    assert (
+        "Ours is a mean where theirs is, else a median; the interval is of our median in either case"
+        in timings.table.read
+    )
     assert "95 % interval" not in timings.header
 
 
 def test_doubts_are_notes_that_each_row_names(run: Run) -> None:
     timings = page(load_results(run), "against-timings")
     of_rows = [notes_of(timings, row) for row in timings.rows]
-    assert len(timings.notes) == len(set(timings.notes)) == len({note for notes in of_rows for note in notes})
+    assert (
+        len(timings.notes)
+        == len(set(timings.notes))
+        == len({note for notes in of_rows for note in notes})
+    )
     assert any("precision (fp32 or tf32)" in note for note in of_rows[0])
     assert not any("What is set with `float32`" in note for note in of_rows[1])
     assert any("What is set with `float32`" in note for note in of_rows[2])
 
 
-def test_what_a_write_up_says_and_where_it_is_from(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
+def test_what_a_write_up_says_and_where_it_is_from(
+    run_of: MakeRun, make_outcome: MakeOutcome
+) -> None:
     results = load_results(run_of(make_outcome(**{**COURSE, "context_length": 256})))
     timings = page(results, "against-timings", "rtx-pro-6000")
-    assert "assignment report is CS336 2025, assignment 2, Assignment report (author not named)" in timings.table.read
-    assert all("Said there: precision: dtype float32." in notes_of(timings, row) for row in timings.rows)
+    assert (
+        "assignment report is CS336 2025, assignment 2, Assignment report (author not named)"
+        in timings.table.read
+    )
+    assert all(
+        "Said there: precision: dtype float32." in notes_of(timings, row) for row in timings.rows
+    )
 
 
 def test_a_time_beyond_the_hardware_says_so(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
@@ -121,11 +144,19 @@ def test_what_compiling_gains_is_compared_as_a_gain(run: Run) -> None:
 
 def test_what_a_narrow_precision_gains(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
     cell = {**COURSE, "size": "large"}
-    results = load_results(run_of(make_outcome(step_ms=(90.0,), **cell), make_outcome(step_ms=(30.0,), precision="bf16", **cell)))
+    results = load_results(
+        run_of(
+            make_outcome(step_ms=(90.0,), **cell),
+            make_outcome(step_ms=(30.0,), precision="bf16", **cell),
+        )
+    )
     gains = page(results, "against-precision", "not-named")
     forward = [row for row in gains.rows if row[gains.header.index("phase")] == "forward"]
     assert {row[gains.header.index("ours")] for row in forward} == {"3.00×"}
-    assert [row[gains.header.index("theirs")] for row in forward] == ["1.85×", "1.86×"]  # 0.286054 and 0.286982 s over 0.154221 s
+    assert [row[gains.header.index("theirs")] for row in forward] == [
+        "1.85×",
+        "1.86×",
+    ]  # 0.286054 and 0.286982 s over 0.154221 s
     assert all(" over " in row[gains.header.index("published in")] for row in forward)
 
 
@@ -134,8 +165,18 @@ def attention(forward_ms: float, held_gib: float, **params: Any) -> Outcome:
     samples = (
         Sample("timing", "duration", "ms", forward_ms, "synced", "forward", 0),
         Sample("timing", "duration", "ms", 3 * forward_ms, "synced", "step", 0),
-        Sample("memory", "held_allocated_bytes", "bytes", held_gib * 1024**3, "steady", "forward", 0),
-        Sample("memory", "peak_allocated_bytes", "bytes", 2 * held_gib * 1024**3, "steady", "forward", 0),
+        Sample(
+            "memory", "held_allocated_bytes", "bytes", held_gib * 1024**3, "steady", "forward", 0
+        ),
+        Sample(
+            "memory",
+            "peak_allocated_bytes",
+            "bytes",
+            2 * held_gib * 1024**3,
+            "steady",
+            "forward",
+            0,
+        ),
     )
     attempt = Attempt(make_cell("attention", values), 1, "/nowhere", Settings())
     return Outcome(attempt, Status.OK, "", "", {}, {"gpu": "Test GPU"}, samples, 1.7e9, 2.5)
@@ -145,7 +186,11 @@ def test_attention_and_its_memory(run_of: MakeRun) -> None:
     """Theirs at 64/8192: 1.3693 s of a hundred passes, 4336.75 MiB; printed twice, told once."""
     results = load_results(run_of(attention(10.0, 4.0), attention(1.0, 0.1, attention="flash")))
     times, memory = page(results, "against-attention"), page(results, "against-attention-memory")
-    assert (column(times, "ours ms"), column(times, "theirs ms"), column(times, "ours / theirs")) == (
+    assert (
+        column(times, "ours ms"),
+        column(times, "theirs ms"),
+        column(times, "ours / theirs"),
+    ) == (
         ["10.00"],
         ["13.69"],
         ["0.73"],
@@ -158,24 +203,42 @@ def test_attention_and_its_memory(run_of: MakeRun) -> None:
 def test_without_a_shape_there_is_no_ratio(run: Run) -> None:
     """Full steps of a write-up that says no context length: beside ours, and no more."""
     timings = page(load_results(run), "against-timings", "not-named")
-    unsaid = [row for row in timings.rows if "section 1.2" in row[timings.header.index("published in")]]
-    assert {row[timings.header.index("theirs ms")] for row in unsaid} == {"48.47", "36.86", "15.87", "9.206", "174.4", "725.0"}
+    unsaid = [
+        row for row in timings.rows if "section 1.2" in row[timings.header.index("published in")]
+    ]
+    assert {row[timings.header.index("theirs ms")] for row in unsaid} == {
+        "48.47",
+        "36.86",
+        "15.87",
+        "9.206",
+        "174.4",
+        "725.0",
+    }
     assert {row[timings.header.index("ours / theirs")] for row in unsaid} == {"–"}
     assert all("Without a ratio" in " ".join(notes_of(timings, row)) for row in unsaid)
 
 
 def test_on_what_of_a_machine_it_ran(run_of: MakeRun, make_outcome: MakeOutcome) -> None:
     results = load_results(run_of(make_outcome(**{**COURSE, "context_length": 256})))
-    assert set(column(page(results, "against-timings", "macbook-air"), "there on")) == {"cpu", "mps"}
+    assert set(column(page(results, "against-timings", "macbook-air"), "there on")) == {
+        "cpu",
+        "mps",
+    }
     assert "there on" not in page(results, "against-timings", "rtx-pro-6000").header
 
 
 def test_sums(run_of: MakeRun) -> None:
     def adding(total: float, **params: Any) -> Outcome:
-        attempt = Attempt(make_cell("accumulation", {"device": "cpu", **params}), 1, "/nowhere", Settings())
-        return Outcome(attempt, Status.OK, "", "", {}, {}, (Sample("finding", "sum", "1", total),), 1.7e9, 2.5)
+        attempt = Attempt(
+            make_cell("accumulation", {"device": "cpu", **params}), 1, "/nowhere", Settings()
+        )
+        return Outcome(
+            attempt, Status.OK, "", "", {}, {}, (Sample("finding", "sum", "1", total),), 1.7e9, 2.5
+        )
 
-    results = load_results(run_of(adding(9.953125, accumulator="fp16", addend="fp16"), adding(10.0, at_once=True)))
+    results = load_results(
+        run_of(adding(9.953125, accumulator="fp16", addend="fp16"), adding(10.0, at_once=True))
+    )
     sums = page(results, "against-accumulation", "not-named")
     assert set(column(sums, "theirs")) == {"9.953100000", "9.953125000"}
     assert len(sums.rows) == 4  # a write-up each; the sum at once is none of theirs
@@ -185,8 +248,14 @@ def test_every_format_says_the_same(run: Run) -> None:
     timings = page(load_results(run), "against-timings")
     for form in FORMATS.values():
         text = form(timings)
-        numbers = [number for title in ("ours ms", "theirs ms", "ours / theirs") for number in column(timings, title)]
-        assert all((to_ascii_latex(number) if form is to_latex else number) in text for number in numbers)
+        numbers = [
+            number
+            for title in ("ours ms", "theirs ms", "ours / theirs")
+            for number in column(timings, title)
+        ]
+        assert all(
+            (to_ascii_latex(number) if form is to_latex else number) in text for number in numbers
+        )
     assert "\n1. The unit is not said" in to_markdown(timings)
     assert r"\footnotesize 1. The unit is not said" in to_latex(timings)
     assert '#enum("The unit is not said' in to_typst(timings)
@@ -202,7 +271,11 @@ def test_typst_with_notes_compiles(run: Run, tmp_path: Path) -> None:
 
 def test_the_page_has_the_notes(run: Run) -> None:
     results = load_results(run)
-    html = "".join(to_html(results, 0, [], [page(results, "against-timings")], Drawing(), Details([], iter([]))))
+    html = "".join(
+        to_html(
+            results, 0, [], [page(results, "against-timings")], Drawing(), Details([], iter([]))
+        )
+    )
     assert '<ol class="notes">' in html
     assert "<code>float32</code>" in html
 

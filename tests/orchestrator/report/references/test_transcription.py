@@ -32,7 +32,10 @@ def rows(writeup: str, *tables: str) -> Iterator[dict[tuple[str, str, str], floa
             by_row[number.row].append(number)
         for numbers in by_row.values():
             if all(number.amount is not None for number in numbers):
-                yield {(number.metric, number.phase, number.statistic): float(number.amount or 0.0) for number in numbers}
+                yield {
+                    (number.metric, number.phase, number.statistic): float(number.amount or 0.0)
+                    for number in numbers
+                }
 
 
 def test_nothing_is_lost() -> None:
@@ -48,10 +51,17 @@ def test_nothing_is_lost() -> None:
 
 def test_each_number_names_a_cell_that_our_tasks_could_measure() -> None:
     """Whatever the write-up leaves open: each axis is one of the task's, and each value one that it takes."""
-    said = {(number.task, axis, value) for number in NUMBERS for axis, values in number.params.items() for value in values}
+    said = {
+        (number.task, axis, value)
+        for number in NUMBERS
+        for axis, values in number.params.items()
+        for value in values
+    }
     for task, axis, value in said:
         others = {"size": "small"} if task == "train_step" and axis != "size" else {}
-        made = all_tasks()[task].params.model_validate({**others, axis: value}, by_alias=True, by_name=True)
+        made = all_tasks()[task].params.model_validate(
+            {**others, axis: value}, by_alias=True, by_name=True
+        )
         assert made.values()[axis] == value
 
 
@@ -65,10 +75,13 @@ def test_parameters_are_those_of_the_sizes() -> None:
 def test_launches_of_a_kernel_come_to_its_time(table: str) -> None:
     for row in rows("yyin-dev", f"kernels-{table}"):
         mean, total = (
-            next(row[key] for key in row if key[0] == metric and key[2] == "mean") for metric in ("duration", "kernel_time")
+            next(row[key] for key in row if key[0] == metric and key[2] == "mean")
+            for metric in ("duration", "kernel_time")
         )
         (launches,) = (row[key] for key in row if key[0] == "launches")
-        times = {statistic: ms for (metric, _, statistic), ms in row.items() if metric == "duration"}
+        times = {
+            statistic: ms for (metric, _, statistic), ms in row.items() if metric == "duration"
+        }
         assert mean * launches == pytest.approx(total, rel=6e-4)
         assert times["min"] <= times["median"] <= times["max"]
         assert times["min"] <= mean <= times["max"]
@@ -90,19 +103,29 @@ def _shares(table: str) -> Iterator[tuple[float, float]]:
 
 def test_both_passes_are_the_sum_of_each() -> None:
     tables = {
-        number.table for number in NUMBERS if number.writeup == "assignment report" and number.kind in ("timings", "attention")
+        number.table
+        for number in NUMBERS
+        if number.writeup == "assignment report" and number.kind in ("timings", "attention")
     }
     assert len(tables) == 12
     for row in rows("assignment report", *tables):
-        forward, backward, both = (row["duration", phase, "mean"] for phase in ("forward", "backward", "step"))
+        forward, backward, both = (
+            row["duration", phase, "mean"] for phase in ("forward", "backward", "step")
+        )
         assert forward + backward == pytest.approx(both, rel=2e-5, abs=1e-5), row
 
 
 def test_memory_added_is_what_is_held_more() -> None:
-    for row in rows("assignment report", "attention", "attention-compiled", "attention-compiled-bf16"):
-        built, forward, backward = (row["held", phase, "mean"] for phase in ("built", "forward", "backward"))
+    for row in rows(
+        "assignment report", "attention", "attention-compiled", "attention-compiled-bf16"
+    ):
+        built, forward, backward = (
+            row["held", phase, "mean"] for phase in ("built", "forward", "backward")
+        )
         assert forward - built == pytest.approx(row["held_more", "forward", "mean"], rel=2e-3)
-        assert backward - forward == pytest.approx(row["held_more", "backward", "mean"], rel=2e-3, abs=6e3)
+        assert backward - forward == pytest.approx(
+            row["held_more", "backward", "mean"], rel=2e-3, abs=6e3
+        )
 
 
 def test_means_and_warm_up_come_to_the_total() -> None:
@@ -116,7 +139,9 @@ def test_means_and_warm_up_come_to_the_total() -> None:
             )
     assert len(by_cell) == 33 + 27
     for parts in by_cell.values():
-        assert parts["duration"] + parts["warmup_total"] == pytest.approx(parts["total"], abs=0.8)  # of means told to 0.1 ms
+        assert parts["duration"] + parts["warmup_total"] == pytest.approx(
+            parts["total"], abs=0.8
+        )  # of means told to 0.1 ms
 
 
 @pytest.mark.parametrize("table", ["mixed-forward", "mixed-both", "mixed-scores"])
@@ -141,10 +166,17 @@ def test_softmax_over_matmul_is_a_quotient() -> None:
         (n.labels["part"], n.params["size"], n.params["context_length"]): n.amount
         for n in of("analysis report", "softmax-matmul")
     }
-    quotients = [number for number in of("analysis report", "softmax-matmul-ratio") if number.amount is not None]
+    quotients = [
+        number
+        for number in of("analysis report", "softmax-matmul-ratio")
+        if number.amount is not None
+    ]
     assert len(quotients) == 11
     for number in quotients:
-        softmax, matmul = (times[part, number.params["size"], number.params["context_length"]] for part in ("softmax", "matmul"))
+        softmax, matmul = (
+            times[part, number.params["size"], number.params["context_length"]]
+            for part in ("softmax", "matmul")
+        )
         assert softmax is not None
         assert matmul is not None
         assert softmax / matmul == pytest.approx(number.amount, abs=0.005)
@@ -178,14 +210,21 @@ def test_errors_are_those_of_the_sums() -> None:
 
 def test_what_is_printed_again_is_the_same() -> None:
     """A whole table, or one rounded; and the columns of a table that another repeats."""
-    repeated = {(writeup.name, table.name): table.repeats for writeup in writeups() for table in writeup.table if table.repeats}
+    repeated = {
+        (writeup.name, table.name): table.repeats
+        for writeup in writeups()
+        for table in writeup.table
+        if table.repeats
+    }
     assert len(repeated) == 7
     for (writeup, name), original in repeated.items():
         first = {_what(number): number.amount for number in of(writeup, str(original))}
         again = [number for number in of(writeup, name) if _what(number) in first]
         assert again, name
         for number in again:
-            assert number.amount == pytest.approx(first[_what(number)], abs=6e-4), number  # told to a microsecond
+            assert number.amount == pytest.approx(first[_what(number)], abs=6e-4), (
+                number
+            )  # told to a microsecond
 
 
 def _what(number: Number) -> object:
@@ -194,14 +233,25 @@ def _what(number: Number) -> object:
 
 def test_the_h100_repeats_its_eager_attention() -> None:
     first = {_what(number): number.value for number in of("yyin-dev", "attention")}
-    again = [number for number in of("yyin-dev", "attention-compiled") if number.one("compile") == "eager"]
+    again = [
+        number
+        for number in of("yyin-dev", "attention-compiled")
+        if number.one("compile") == "eager"
+    ]
     assert len(again) == len(first) == 60
     assert all(number.value == first[_what(number)] for number in again)
 
 
 def test_memory_of_attention_is_at_least_its_squares() -> None:
     """Two of fp32 wait for the backward pass, one where softmax keeps no other; whoever printed it."""
-    held = [n for n in NUMBERS if n.metric == "held" and n.phase == "forward" and n.one("attention") == "naive" and n.amount]
+    held = [
+        n
+        for n in NUMBERS
+        if n.metric == "held"
+        and n.phase == "forward"
+        and n.one("attention") == "naive"
+        and n.amount
+    ]
     assert len(held) == 20 + 20 + 20 + 20 + 20 + 20 + 20
     for number in held:
         square = number.one("batch_size") * number.one("context_length") ** 2 * 4
@@ -222,8 +272,12 @@ def test_attention_grows_with_the_square_of_the_length() -> None:
             "naive",
         )
         if told and length >= 4096:
-            others = frozenset((axis, values) for axis, values in number.params.items() if axis != "context_length")
-            groups[number.writeup, number.table, number.phase, number.variant, others].append((length, number.amount or 0.0))
+            others = frozenset(
+                (axis, values) for axis, values in number.params.items() if axis != "context_length"
+            )
+            groups[number.writeup, number.table, number.phase, number.variant, others].append(
+                (length, number.amount or 0.0)
+            )
     assert len(groups) == (2 + 6) * 4 + 2 * 4 + 2 * 4 + 2 * 2 * 4
     for key, times in groups.items():
         growth = [later / earlier for (_, earlier), (_, later) in pairwise(sorted(times))]

@@ -21,9 +21,13 @@ MakeOutcome = Callable[..., Outcome]
 GIB, MIB = 1024**3, 1024**2
 
 
-def alike(role: str, part: str, size_mib: int, count: int, made_in: str = "", chain: str = "") -> AllocationRow:
+def alike(
+    role: str, part: str, size_mib: int, count: int, made_in: str = "", chain: str = ""
+) -> AllocationRow:
     size = size_mib * MIB
-    return AllocationRow("peak", "backward", role, part, "part", made_in, chain, size, count, size * count)
+    return AllocationRow(
+        "peak", "backward", role, part, "part", made_in, chain, size, count, size * count
+    )
 
 
 STEP = (
@@ -60,7 +64,9 @@ def table(results: Results, name: str) -> list[dict[str, str]]:
     return [dict(zip(page.header, row, strict=True)) for page in pages for row in page.rows]
 
 
-def test_the_composition_adds_up(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_the_composition_adds_up(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     rows = table(results_of(replace(make_outcome(), allocations=STEP)), "composition")
     assert [(row["role"], row["part"], row["GiB"], row["allocations"]) for row in rows] == [
         ("parameters", "–", "0.250", "3"),
@@ -78,7 +84,9 @@ def test_the_composition_adds_up(results_of: Callable[..., Results], make_outcom
     assert rows[-1]["share"] == "100.0%"
 
 
-def test_two_moments_of_one_cell_are_two_compositions(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_two_moments_of_one_cell_are_two_compositions(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     later = tuple(replace(row, moment="end", phase="optimizer") for row in STEP)
     rows = table(results_of(replace(make_outcome(), allocations=STEP + later)), "composition")
     assert [(row["moment"], row["GiB"]) for row in rows if row["role"] == "in all"] == [
@@ -86,9 +94,13 @@ def test_two_moments_of_one_cell_are_two_compositions(results_of: Callable[..., 
     ]  # fmt: skip
 
 
-def test_the_largest_of_each_role(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_the_largest_of_each_role(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     rows = table(results_of(replace(make_outcome(), allocations=STEP)), "largest-allocations")
-    assert [(row["role"], row["MiB"], row["as large"], row["part"], row["made in"]) for row in rows] == [
+    assert [
+        (row["role"], row["MiB"], row["as large"], row["part"], row["made in"]) for row in rows
+    ] == [
         ("parameters", "100.00", "2", "ffn", "before"),
         ("temporary", "90.00", "1", "loss", "backward"),
         ("activations", "64.00", "8", "softmax", "forward"),
@@ -98,23 +110,42 @@ def test_the_largest_of_each_role(results_of: Callable[..., Results], make_outco
     assert rows[2]["call chain"] == "model/attention.py:32 softmax"
 
 
-def test_the_ten_that_take_most(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
-    many = tuple(alike("activations", f"part {place}", 1, place + 1, "forward") for place in range(20))
+def test_the_ten_that_take_most(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
+    many = tuple(
+        alike("activations", f"part {place}", 1, place + 1, "forward") for place in range(20)
+    )
     rows = table(results_of(replace(make_outcome(), allocations=many)), "top-allocations")
     assert [row["allocations"] for row in rows] == [str(count) for count in range(20, 10, -1)]
     assert (rows[0]["MiB each"], rows[0]["share"]) == ("1.00", f"{20 / 210:.1%}")
     assert (rows[0]["role"], rows[0]["part"]) == ("activations", "part 19")
 
 
-def test_predicted_beside_measured(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_predicted_beside_measured(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     outcome = replace(make_outcome(), allocations=STEP)
-    roles = {"parameters": 256, "activations: ffn": 100, "activations: attention squares": 500, "inputs": 6, "workspace": 32}
+    roles = {
+        "parameters": 256,
+        "activations: ffn": 100,
+        "activations: attention squares": 500,
+        "inputs": 6,
+        "workspace": 32,
+    }
     predicted = [Sample("prediction", "at_peak_bytes", "bytes", mib * MIB, "steady", "backward", note=role)
                  for role, mib in roles.items()]  # fmt: skip
-    predicted.append(Sample("prediction", "peak_allocated_bytes", "bytes", GIB, "steady", "backward", note="tracked"))
+    predicted.append(
+        Sample(
+            "prediction", "peak_allocated_bytes", "bytes", GIB, "steady", "backward", note="tracked"
+        )
+    )
     results = results_of(outcome, predictions={outcome.attempt.cell.id: predicted})
     rows = {row["role"]: row for row in table(results, "composition-predicted")}
-    found = {role: (row["predicted GiB"], row["measured GiB"], row["off by, of the peak"]) for role, row in rows.items()}
+    found = {
+        role: (row["predicted GiB"], row["measured GiB"], row["off by, of the peak"])
+        for role, row in rows.items()
+    }
     assert found == {
         "parameters": ("0.250", "0.250", "+0.00%"),
         "inputs": ("0.006", "0.006", "+0.00%"),
@@ -126,7 +157,9 @@ def test_predicted_beside_measured(results_of: Callable[..., Results], make_outc
     }
 
 
-def test_what_filled_the_memory_stands_beside_the_peaks(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_what_filled_the_memory_stands_beside_the_peaks(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     filled = tuple(replace(row, moment="out of memory", phase="forward") for row in STEP)
     oom = replace(make_outcome(Status.OOM, context_length=64), allocations=filled)
     results = results_of(replace(make_outcome(), allocations=STEP), oom)
@@ -137,21 +170,39 @@ def test_what_filled_the_memory_stands_beside_the_peaks(results_of: Callable[...
     }
 
 
-def test_without_snapshots_there_are_no_such_tables(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_without_snapshots_there_are_no_such_tables(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     results = results_of(make_outcome())
-    for name in ("composition", "largest-allocations", "top-allocations", "composition-predicted", "snapshots"):
+    for name in (
+        "composition",
+        "largest-allocations",
+        "top-allocations",
+        "composition-predicted",
+        "snapshots",
+    ):
         assert table(results, name) == []
-    assert "memory-timeline" not in {figure.plot.name for figure in begin_drawing(results).figures()}
+    assert "memory-timeline" not in {
+        figure.plot.name for figure in begin_drawing(results).figures()
+    }
 
 
-def test_how_much_the_record_explains(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
+def test_how_much_the_record_explains(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
     outcome = make_outcome()
     numbers = {"peak_allocated_bytes": 4 * GIB, "peak_requested_bytes": 2 * GIB, "peak_reserved_bytes": 5 * GIB,
                "replayed_peak_bytes": 2 * GIB, "unlabelled_bytes": GIB, "events": 200_000, "wrapped": 1.0}  # fmt: skip
-    samples = tuple(Sample("memory_snapshot", metric, "", value) for metric, value in numbers.items())
+    samples = tuple(
+        Sample("memory_snapshot", metric, "", value) for metric, value in numbers.items()
+    )
     results = results_of(with_samples(outcome, *samples))
     (row,) = table(results, "snapshots")
-    assert (row["allocated"], row["replayed / requested"], row["unlabelled"]) == ("4.00", "1.0000", "25.00%")
+    assert (row["allocated"], row["replayed / requested"], row["unlabelled"]) == (
+        "4.00",
+        "1.0000",
+        "25.00%",
+    )
     assert (row["events"], row["wrapped"]) == ("200000", "yes")
     assert "peak_allocated_bytes" not in results.cells  # of a step on record: no peak of training
 
@@ -165,9 +216,18 @@ def curve(scale: float) -> tuple[LiveRow, ...]:
     )
 
 
-def test_what_lives_when_is_a_picture(results_of: Callable[..., Results], make_outcome: MakeOutcome) -> None:
-    training, forward = replace(make_outcome(), live=curve(1)), replace(make_outcome(**{"pass": "forward"}), live=curve(0.5))
-    (figure,) = (f for f in begin_drawing(results_of(training, forward)).figures() if f.plot.name == "memory-timeline")
+def test_what_lives_when_is_a_picture(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome
+) -> None:
+    training, forward = (
+        replace(make_outcome(), live=curve(1)),
+        replace(make_outcome(**{"pass": "forward"}), live=curve(0.5)),
+    )
+    (figure,) = (
+        f
+        for f in begin_drawing(results_of(training, forward)).figures()
+        if f.plot.name == "memory-timeline"
+    )
     assert figure.problem == ""
     assert figure.png.startswith(b"\x89PNG")
     (data,) = figure.spec["datasets"].values()
@@ -182,11 +242,14 @@ def test_what_lives_when_is_a_picture(results_of: Callable[..., Results], make_o
         assert f">{phase}</text>" in figure.svg
 
 
-def test_frames_hold_what_counts(results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path) -> None:
+def test_frames_hold_what_counts(
+    results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path
+) -> None:
     import orchestrator
 
     results_of(
-        replace(make_outcome(), allocations=STEP[:1], live=curve(1)), replace(make_outcome(number=2), allocations=STEP, live=())
+        replace(make_outcome(), allocations=STEP[:1], live=curve(1)),
+        replace(make_outcome(number=2), allocations=STEP, live=()),
     )
     run = orchestrator.load(tmp_path / "allocations")
     assert len(run.allocations) == len(STEP)

@@ -20,10 +20,16 @@ MakeOutcome = Callable[..., Outcome]
 STEPS = 2
 
 
-def kernel(name: str, phase: str, module: str, kind: str, durations_us: tuple[float, ...]) -> KernelRow:
+def kernel(
+    name: str, phase: str, module: str, kind: str, durations_us: tuple[float, ...]
+) -> KernelRow:
     ordered = sorted(1000 * us for us in durations_us)
     count, total = len(ordered), sum(ordered)
-    spread = (sum((ns - total / count) ** 2 for ns in ordered) / (count - 1)) ** 0.5 if count > 1 else None
+    spread = (
+        (sum((ns - total / count) ** 2 for ns in ordered) / (count - 1)) ** 0.5
+        if count > 1
+        else None
+    )
     middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     return KernelRow(
         phase, module, kind, "scope", "aten::x", name, STEPS, count, int(total), total / count, middle, int(ordered[0]),
@@ -63,7 +69,10 @@ def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Resul
                 outcome = make_outcome(**params)
                 seen = Sample("kernels", "attributed_to_phase", "ratio", 0.5)
                 facts = {**outcome.facts, "softmax_flops": 50, "attention_matmul_flops": 400}
-                writer.append(replace(outcome, kernels=rows, samples=(*outcome.samples, seen), facts=facts), None)
+                writer.append(
+                    replace(outcome, kernels=rows, samples=(*outcome.samples, seen), facts=facts),
+                    None,
+                )
         return load_results(run)
 
     return load
@@ -77,14 +86,22 @@ def table(results: Results, name: str) -> list[dict[str, str]]:
 def test_top_kernels_by_phase(results_of: Callable[..., Results]) -> None:
     rows = table(results_of((TRAINING, {})), "kernels")
     first = rows[0]
-    assert (first["phase"], first["name"], first["modules"], first["class"]) == ("forward", "gemm_a", "ffn, scores", "GEMM")
+    assert (first["phase"], first["name"], first["modules"], first["class"]) == (
+        "forward",
+        "gemm_a",
+        "ffn, scores",
+        "GEMM",
+    )
     assert (first["time"], first["total ms"], first["instances"]) == ("56.3%", "0.450", "3")
     assert (first["avg µs"], first["min µs"], first["max µs"]) == ("150.0", "50.0", "300.0")
     assert first["sd µs"] == "118.3"  # of 100, 100, 300, 300, 50, 50
     assert first["med µs"] == "≈200.0"
     second = rows[1]
     assert (second["name"], second["med µs"], second["time"]) == ("exp_kernel", "200.0", "25.0%")
-    assert [row["phase"] for row in rows] == ["forward"] * 4 + ["backward"] * 2 + ["optimizer", "outside"]
+    assert [row["phase"] for row in rows] == ["forward"] * 4 + ["backward"] * 2 + [
+        "optimizer",
+        "outside",
+    ]
     assert rows[-1]["modules"] == "not attributed"
     assert "outside operators" not in {row["name"] for row in rows}
 
@@ -103,41 +120,76 @@ def test_matrix_products_in_inference_and_training(results_of: Callable[..., Res
     assert by_pass["forward"]["precision"] == "fp32"
     assert (by_pass["forward"]["of all"], by_pass["forward"]["of forward"]) == ("80.0%", "80.0%")
     training = by_pass["train_step"]
-    assert (training["of forward"], training["of backward"], training["of optimizer"]) == ("62.5%", "50.0%", "0.0%")
+    assert (training["of forward"], training["of backward"], training["of optimizer"]) == (
+        "62.5%",
+        "50.0%",
+        "0.0%",
+    )
     assert training["of all"] == f"{(500 + 400) / 1760:.1%}"
 
 
 def test_softmax_against_matrix_products(results_of: Callable[..., Results]) -> None:
     (row,) = table(results_of((TRAINING, {})), "softmax-matmul")
-    assert (row["softmax ms"], row["matmul ms"], row["softmax / matmul"]) == ("0.300", "0.100", "3.00")
+    assert (row["softmax ms"], row["matmul ms"], row["softmax / matmul"]) == (
+        "0.300",
+        "0.100",
+        "3.00",
+    )
     assert row["in FLOPs"] == "0.125"
     assert "backward softmax ms" not in row
 
 
-def test_a_softmax_that_is_fused_with_more_is_not_told_by_what_is_left_of_it(results_of: Callable[..., Results]) -> None:
-    fused = kernel("triton_per_fused__softmax_mul", "forward", "scores+softmax", "softmax", (80, 80))
-    eager, compiled = table(results_of((TRAINING, {}), ((*TRAINING, fused), {"compile": "blocks"})), "softmax-matmul")
-    assert (eager["compile"], eager["softmax ms"], eager["softmax / matmul"]) == ("eager", "0.300", "3.00")
-    assert (compiled["softmax ms"], compiled["matmul ms"], compiled["softmax / matmul"]) == ("–", "0.100", "–")
+def test_a_softmax_that_is_fused_with_more_is_not_told_by_what_is_left_of_it(
+    results_of: Callable[..., Results],
+) -> None:
+    fused = kernel(
+        "triton_per_fused__softmax_mul", "forward", "scores+softmax", "softmax", (80, 80)
+    )
+    eager, compiled = table(
+        results_of((TRAINING, {}), ((*TRAINING, fused), {"compile": "blocks"})), "softmax-matmul"
+    )
+    assert (eager["compile"], eager["softmax ms"], eager["softmax / matmul"]) == (
+        "eager",
+        "0.300",
+        "3.00",
+    )
+    assert (compiled["softmax ms"], compiled["matmul ms"], compiled["softmax / matmul"]) == (
+        "–",
+        "0.100",
+        "–",
+    )
 
 
 def test_a_class_is_what_is_known_of_the_name_today(results_of: Callable[..., Results]) -> None:
-    cast = kernel("bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)", "forward", "", "elementwise", (70, 70))
+    cast = kernel(
+        "bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)", "forward", "", "elementwise", (70, 70)
+    )
     ours = kernel("a_kernel_that_nobody_knows", "forward", "", "reduction", (30, 30))
     kernels = results_of(((cast, ours), {})).kernels()
-    assert kernels.set_index("name")["kernel_class"].to_dict() == {cast.name: "copy", ours.name: "reduction"}
+    assert kernels.set_index("name")["kernel_class"].to_dict() == {
+        cast.name: "copy",
+        ours.name: "reduction",
+    }
 
 
 def test_classes_of_each_phase(results_of: Callable[..., Results]) -> None:
     rows = table(results_of((TRAINING, {})), "kernel-classes")
     assert rows[0]["kernel ms"] == "0.800"
-    assert [rows[0][f"{name} share"] for name in ("GEMM", "elementwise", "reduction")] == ["62.5%", "25.0%", "12.5%"]
+    assert [rows[0][f"{name} share"] for name in ("GEMM", "elementwise", "reduction")] == [
+        "62.5%",
+        "25.0%",
+        "12.5%",
+    ]
     assert rows[2]["optimizer share"] == "100.0%"
 
 
 def test_modules_by_phase(results_of: Callable[..., Results]) -> None:
     rows = {row["module"]: row for row in table(results_of((TRAINING, {})), "kernel-modules")}
-    assert (rows["ffn"]["forward ms"], rows["ffn"]["backward ms"], rows["ffn"]["optimizer ms"]) == ("0.400", "0.400", "–")
+    assert (rows["ffn"]["forward ms"], rows["ffn"]["backward ms"], rows["ffn"]["optimizer ms"]) == (
+        "0.400",
+        "0.400",
+        "–",
+    )
     assert rows["not attributed"]["backward ms"] == "0.400"
     assert rows["not attributed"]["outside ms"] == "0.010"
     assert rows["ffn"]["share"] == f"{800 / 1760:.1%}"
@@ -146,7 +198,10 @@ def test_modules_by_phase(results_of: Callable[..., Results]) -> None:
 def test_what_was_fused(results_of: Callable[..., Results]) -> None:
     forward = {"pass": "forward"}
     rows = {
-        row["class"]: row for row in table(results_of((FORWARD, forward), (COMPILED, {**forward, "compile": "blocks"})), "fused")
+        row["class"]: row
+        for row in table(
+            results_of((FORWARD, forward), (COMPILED, {**forward, "compile": "blocks"})), "fused"
+        )
     }
     assert list(rows) == ["GEMM", "elementwise", "softmax"]
     assert (rows["elementwise"]["eager kernels"], rows["elementwise"]["eager ms"]) == ("1", "0.100")
@@ -159,13 +214,19 @@ def test_nothing_was_fused_where_nothing_was_compiled(results_of: Callable[..., 
 
 
 def test_kernels_that_differ(results_of: Callable[..., Results]) -> None:
-    cells = ((FORWARD, {"pass": "forward"}), (COMPILED, {"pass": "forward", "compile": "blocks"}), (TRAINING, {"seed": 3}))
+    cells = (
+        (FORWARD, {"pass": "forward"}),
+        (COMPILED, {"pass": "forward", "compile": "blocks"}),
+        (TRAINING, {"seed": 3}),
+    )
     results = results_of(*cells)
     rows = table(results, "kernel-diff")
     assert [(row["name"], row["compile=eager ms"], row["compile=blocks ms"], row["more ms"]) for row in rows[:2]] == [
         ("exp_kernel", "0.100", "0.000", "-0.100"), ("triton_red_fused__softmax_exp", "0.000", "0.050", "+0.050"),
     ]  # fmt: skip
-    chosen = choose_cells(results, list(results.cells.loc[results.cells["compile"] == "eager", "cell"]))
+    chosen = choose_cells(
+        results, list(results.cells.loc[results.cells["compile"] == "eager", "cell"])
+    )
     assert {"train_step", "forward"} == set(chosen.cells["pass"])
     assert any("pass=train_step" in title for title in table(chosen, "kernel-diff")[0])
 

@@ -29,7 +29,9 @@ def results_of(tmp_path: Path) -> Callable[..., Results]:
             for params, measured, predicted in cells:
                 cell = make_cell(task, params)
                 attempt = Attempt(cell, 1, "/nowhere", Settings())
-                writer.append(Outcome(attempt, Status.OK, "", "", {}, {}, tuple(measured), 1.7e9, 1.0), None)
+                writer.append(
+                    Outcome(attempt, Status.OK, "", "", {}, {}, tuple(measured), 1.7e9, 1.0), None
+                )
                 writer.append_predictions({cell.id: predicted})
             return load_results(writer)
 
@@ -46,61 +48,141 @@ def saved(instrument: str, *operations: tuple[str, float]) -> list[Sample]:
         Sample(instrument, "saved_block_bytes", "bytes", 10 * MIB, "steady"),
         Sample(instrument, "residual_stream_bytes", "bytes", MIB, "steady"),
         *(
-            Sample(instrument, "saved_operation_bytes", "bytes", mib * MIB, "steady", step=rank, note=operation)
+            Sample(
+                instrument,
+                "saved_operation_bytes",
+                "bytes",
+                mib * MIB,
+                "steady",
+                step=rank,
+                note=operation,
+            )
             for rank, (operation, mib) in enumerate(operations, start=1)
         ),
     ]
 
 
-def test_saved_tensors_are_held_against_each_other_by_their_operation(results_of: Callable[..., Results]) -> None:
+def test_saved_tensors_are_held_against_each_other_by_their_operation(
+    results_of: Callable[..., Results],
+) -> None:
     results = results_of(
         "train_step",
-        ({"size": "tiny"}, saved("memory", ("ffn", 4), ("attn", 3)), saved("prediction", ("attn", 3), ("ffn", 2))),
+        (
+            {"size": "tiny"},
+            saved("memory", ("ffn", 4), ("attn", 3)),
+            saved("prediction", ("attn", 3), ("ffn", 2)),
+        ),
         ({"size": "tiny", "compile": "blocks"}, [], saved("prediction", ("ffn", 4))),
     )
     rows = table(results, "saved-tensors")
-    eager, compiled = (rows[rows["compile"] == how].set_index("what") for how in ("eager", "blocks"))
+    eager, compiled = (
+        rows[rows["compile"] == how].set_index("what") for how in ("eager", "blocks")
+    )
     assert list(eager.index) == ["one block", "1.", "2.", "residual stream"]
     assert list(eager["saved by"]) == ["–", "ffn", "attn", "–"]
     assert list(eager["predicted MiB"]) == ["10.00", "2.00", "3.00", "1.00"]
     assert list(eager["measured MiB"]) == ["10.00", "4.00", "3.00", "1.00"]
     assert list(eager["of the block"]) == ["100.0%", "40.0%", "30.0%", "10.0%"]
-    assert list(compiled.loc["1.", ["saved by", "predicted MiB", "measured MiB"]]) == ["ffn", "4.00", "–"]
+    assert list(compiled.loc["1.", ["saved by", "predicted MiB", "measured MiB"]]) == [
+        "ffn",
+        "4.00",
+        "–",
+    ]
 
 
 def by_formula(**gib: float) -> list[Sample]:
     return [
-        Sample("prediction", "closed_form_bytes", "bytes", value * GIB, "steady", note=term.replace("__", ": ").replace("_", " "))
+        Sample(
+            "prediction",
+            "closed_form_bytes",
+            "bytes",
+            value * GIB,
+            "steady",
+            note=term.replace("__", ": ").replace("_", " "),
+        )
         for term, value in gib.items()
     ]
 
 
-def test_the_closed_form_stands_beside_what_was_predicted_and_measured(results_of: Callable[..., Results]) -> None:
-    peak = [Sample("prediction", "peak_allocated_bytes", "bytes", 11 * GIB, "steady", "backward", note="tracked")]
+def test_the_closed_form_stands_beside_what_was_predicted_and_measured(
+    results_of: Callable[..., Results],
+) -> None:
+    peak = [
+        Sample(
+            "prediction",
+            "peak_allocated_bytes",
+            "bytes",
+            11 * GIB,
+            "steady",
+            "backward",
+            note="tracked",
+        )
+    ]
     measured = [Sample("memory", "peak_allocated_bytes", "bytes", 12.5 * GIB, "steady", "backward")]
-    whole = by_formula(parameters=1, activations__ffn=2, activations__attention_squares=3, activations__norm=3, temporary=1)
+    whole = by_formula(
+        parameters=1,
+        activations__ffn=2,
+        activations__attention_squares=3,
+        activations__norm=3,
+        temporary=1,
+    )
     results = results_of(
         "train_step",
         ({"size": "tiny"}, measured, [*peak, *whole]),
         (
             {"model": "a:B"},
             [],
-            [Sample("prediction", "peak_allocated_bytes", "bytes", None, note="why"), *by_formula(parameters=4)],
+            [
+                Sample("prediction", "peak_allocated_bytes", "bytes", None, note="why"),
+                *by_formula(parameters=4),
+            ],
         ),
     )
     rows = table(results, "closed-form").set_index("size")
-    shown = ["parameters", "attention squares", "activations", "temporary", "at least", "closed form", "predicted", "measured"]
-    assert list(rows.loc["tiny", shown]) == ["1.00", "3.00", "5.00", "1.00", "–", "10.00", "11.00", "12.50"]
+    shown = [
+        "parameters",
+        "attention squares",
+        "activations",
+        "temporary",
+        "at least",
+        "closed form",
+        "predicted",
+        "measured",
+    ]
+    assert list(rows.loc["tiny", shown]) == [
+        "1.00",
+        "3.00",
+        "5.00",
+        "1.00",
+        "–",
+        "10.00",
+        "11.00",
+        "12.50",
+    ]
     assert rows.loc["tiny", "closed form / measured"] == "0.8000"
-    assert list(rows.loc["–", ["parameters", "at least", "closed form", "measured"]]) == ["4.00", "4.00", "–", "–"]
+    assert list(rows.loc["–", ["parameters", "at least", "closed form", "measured"]]) == [
+        "4.00",
+        "4.00",
+        "–",
+        "–",
+    ]
 
 
-def test_squares_of_attention_by_formula_predicted_and_measured(results_of: Callable[..., Results]) -> None:
+def test_squares_of_attention_by_formula_predicted_and_measured(
+    results_of: Callable[..., Results],
+) -> None:
     def sizes(instrument: str, saved_gib: float, forward_gib: float) -> list[Sample]:
         return [
             Sample(instrument, "saved_square_bytes", "bytes", saved_gib * GIB, "steady"),
             Sample(instrument, "held_allocated_bytes", "bytes", GIB, "built"),
-            Sample(instrument, "peak_allocated_bytes", "bytes", (forward_gib + 1) * GIB, "steady", "forward"),
+            Sample(
+                instrument,
+                "peak_allocated_bytes",
+                "bytes",
+                (forward_gib + 1) * GIB,
+                "steady",
+                "forward",
+            ),
         ]
 
     formula = [
@@ -110,7 +192,11 @@ def test_squares_of_attention_by_formula_predicted_and_measured(results_of: Call
     ]
     results = results_of(
         "attention",
-        ({"attention": "naive"}, sizes("memory", 4, 8.5), [*sizes("prediction", 4, 8.25), *formula]),
+        (
+            {"attention": "naive"},
+            sizes("memory", 4, 8.5),
+            [*sizes("prediction", 4, 8.25), *formula],
+        ),
         ({"attention": "sdpa"}, sizes("memory", 0, 1), sizes("prediction", 0, 1)),
     )
     rows = table(results, "attention-memory").set_index("what")

@@ -87,10 +87,16 @@ def measured(attempt: Attempt) -> Outcome:
     return outcome
 
 
-def go(tmp_path: Path, *lengths: int, measure: Callable[[Attempt], Outcome] = measured) -> tuple[Summary, list[int]]:
+def go(
+    tmp_path: Path, *lengths: int, measure: Callable[[Attempt], Outcome] = measured
+) -> tuple[Summary, list[int]]:
     """The summary of a run, and what it measured."""
     scheduler = FakeScheduler(measure)
-    summary = run_sweep(request_of(tmp_path, *lengths), Choice(), Means(lambda example: scheduler, lambda total, left: Silent()))
+    summary = run_sweep(
+        request_of(tmp_path, *lengths),
+        Choice(),
+        Means(lambda example: scheduler, lambda total, left: Silent()),
+    )
     return summary, lengths_of(scheduler)
 
 
@@ -120,7 +126,10 @@ def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_pa
     assert "timings.md" in bucket.names("runs/x/report/")
     run = open_run(ADDRESS)
     run.bring_artifacts()  # for the page of a report
-    assert {path.name for path in (run.folder / "artifacts").glob("*/1/*")} == {ATTEMPT_FILE, LOG_FILE}
+    assert {path.name for path in (run.folder / "artifacts").glob("*/1/*")} == {
+        ATTEMPT_FILE,
+        LOG_FILE,
+    }
 
 
 def test_which_run_it_is_is_there_before_anything_is_measured(
@@ -141,7 +150,9 @@ def test_which_run_it_is_is_there_before_anything_is_measured(
     assert go(tmp_path, 16, measure=measure)[1] == [16]
 
 
-def test_a_row_is_there_after_all_that_it_is_of(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+def test_a_row_is_there_after_all_that_it_is_of(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
     early = []
 
     def look(method: str, key: str) -> bool:
@@ -234,7 +245,10 @@ def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
     monkeypatch.setattr(store, "MERGE_BATCH", 2)  # of what is not there nothing is merged
     bucket.fails = lambda method, key: method == "PUT" and "/samples/" in key
-    with pytest.raises(RunUnwritable, match=r"8 files could not be carried there: .*the next `sweep run` from here carries them"):
+    with pytest.raises(
+        RunUnwritable,
+        match=r"8 files could not be carried there: .*the next `sweep run` from here carries them",
+    ):
         go(tmp_path)
     assert not bucket.names("runs/x/attempts/")
     bucket.fails = lambda method, key: False
@@ -247,11 +261,16 @@ def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
 
 def wait_until_no_claim_is_renewed(but: int = 0) -> None:
     deadline = time.monotonic() + 20
-    while sum("_beat" in thread.name for thread in threading.enumerate()) > but and time.monotonic() < deadline:
+    while (
+        sum("_beat" in thread.name for thread in threading.enumerate()) > but
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
 
 
-def test_two_drivers_at_one_address(bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_drivers_at_one_address(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second is sent away. A first that is not heard of for long, and was cut off, it learns that it is driver no more."""
     monkeypatch.setattr(claim, "BEAT_S", 0.05)
     began: list[Any] = []
@@ -261,10 +280,15 @@ def test_two_drivers_at_one_address(bucket: Bucket, on_host: Host, tmp_path: Pat
             began.append(attempt)
             (own,) = bucket.names("runs/x/drivers/")
             on_host("second")
-            with pytest.raises(RunLocked, match=r"another driver is at work in it: process \d+ on .* since .*Wait for it"):
+            with pytest.raises(
+                RunLocked,
+                match=r"another driver is at work in it: process \d+ on .* since .*Wait for it",
+            ):
                 go(tmp_path)
             monkeypatch.setattr(claim, "LAPSE_S", -1.0)
-            bucket.fails = lambda method, key: method == "PUT" and key.endswith(own)  # the first is cut off
+            bucket.fails = lambda method, key: (
+                method == "PUT" and key.endswith(own)
+            )  # the first is cut off
             go(tmp_path, 32)
             bucket.fails = lambda method, key: False
             on_host("first")
@@ -288,9 +312,19 @@ def test_who_was_taken_over_carries_nothing_there_any_more(
             on_host("second")
             monkeypatch.setattr(claim, "LAPSE_S", -1.0)
             bucket.fails = lambda method, key: method == "PUT" and key.endswith(own)
-            assert go(tmp_path, measure=lambda one: replace(measured(one), wall_s=9.0))[1] == [16, 32, 64, 128]
+            assert go(tmp_path, measure=lambda one: replace(measured(one), wall_s=9.0))[1] == [
+                16,
+                32,
+                64,
+                128,
+            ]
             bucket.fails = lambda method, key: False
-            there.update({name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in bucket.names("runs/x/")})
+            there.update(
+                {
+                    name: bucket.objects[f"bucket/runs/x/{name}"][0]
+                    for name in bucket.names("runs/x/")
+                }
+            )
             on_host("first")
         return measured(attempt)
 
@@ -300,7 +334,9 @@ def test_who_was_taken_over_carries_nothing_there_any_more(
     assert time.monotonic() - began < 15  # nor does it try for long
     kept = {name for name in there if name.startswith(("attempts/", "samples/", "artifacts/"))}
     assert len(kept) >= 4
-    assert {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in kept} == {name: there[name] for name in kept}
+    assert {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in kept} == {
+        name: there[name] for name in kept
+    }
 
 
 def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
@@ -317,7 +353,10 @@ def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
 
     with monkeypatch.context() as broken:
         broken.setattr(Place, "put", refuse)
-        with pytest.raises(RunUnwritable, match=r"\d files could not be carried there: LookupError: the server went away"):
+        with pytest.raises(
+            RunUnwritable,
+            match=r"\d files could not be carried there: LookupError: the server went away",
+        ):
             go(tmp_path)
     assert go(tmp_path)[1] == []
     assert len(bucket.names("runs/x/attempts/")) == 4
@@ -330,7 +369,9 @@ def test_a_host_of_the_same_name_is_another(monkeypatch: pytest.MonkeyPatch) -> 
     assert not claim._is_dead({**own, "pid": 2**22 + 1, "boot": "another"})
 
 
-def test_a_claim_written_anew_in_the_moment_in_which_it_lapsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_written_anew_in_the_moment_in_which_it_lapsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its driver had just found it there, and wrote, when the other removed it."""
     monkeypatch.setattr(claim, "BEAT_S", 0.2)
     place = Place(tmp_path.as_uri())
@@ -347,7 +388,11 @@ def test_a_claim_written_anew_in_the_moment_in_which_it_lapsed(tmp_path: Path, m
 
 
 def test_what_two_hosts_measured_counts_once(
-    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bucket: Bucket,
+    on_host: Host,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One was cut off from the bucket with rows that another then measured: those there count, its own are set aside."""
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
@@ -357,8 +402,14 @@ def test_what_two_hosts_measured_counts_once(
         go(tmp_path, 16, 32)
     bucket.fails = lambda method, key: False
     on_host("second")
-    assert go(tmp_path, 16, 32, measure=lambda attempt: replace(measured(attempt), wall_s=9.0))[1] == [32]
-    there = {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in bucket.names("runs/x/") if name.startswith("a")}
+    assert go(tmp_path, 16, 32, measure=lambda attempt: replace(measured(attempt), wall_s=9.0))[
+        1
+    ] == [32]
+    there = {
+        name: bucket.objects[f"bucket/runs/x/{name}"][0]
+        for name in bucket.names("runs/x/")
+        if name.startswith("a")
+    }
     on_host("first")
     capsys.readouterr()
     assert go(tmp_path, 16, 32)[1] == []
@@ -366,7 +417,10 @@ def test_what_two_hosts_measured_counts_once(
     assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
     run = open_run(ADDRESS)
     assert len(run.read("attempts")) == len(run.read("samples")) == 2
-    aside = [path.relative_to(run.folder / "aside").parts[1:] for path in (run.folder / "aside").rglob("*.*")]
+    aside = [
+        path.relative_to(run.folder / "aside").parts[1:]
+        for path in (run.folder / "aside").rglob("*.*")
+    ]
     assert {part[0] for part in aside} >= {"attempts", "artifacts"}
 
 
@@ -412,7 +466,9 @@ def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
 ) -> None:
     """Cut off, one host has samples of an attempt at which another then failed, without samples or files."""
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
-    bucket.fails = lambda method, key: method == "PUT" and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
+    bucket.fails = lambda method, key: (
+        method == "PUT" and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
+    )
     with pytest.raises(RunUnwritable):
         go(tmp_path, 16)
     bucket.fails = lambda method, key: False
@@ -435,16 +491,23 @@ def test_what_was_measured_and_has_no_row_there_keeps_its_number(
     bucket.fails = lambda method, key: False
     on_host("second")
     go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
-    assert list(open_run(ADDRESS).read("attempts")[["attempt", "status"]].itertuples(index=False)) == [(2, "oom")]
+    assert list(
+        open_run(ADDRESS).read("attempts")[["attempt", "status"]].itertuples(index=False)
+    ) == [(2, "oom")]
     on_host("first")
     assert go(tmp_path, 16)[1] == []
     on_host("third")
     run = open_run(ADDRESS)
-    assert sorted(run.read("attempts")[["attempt", "status"]].itertuples(index=False)) == [(1, "ok"), (2, "oom")]
+    assert sorted(run.read("attempts")[["attempt", "status"]].itertuples(index=False)) == [
+        (1, "ok"),
+        (2, "oom"),
+    ]
     assert set(run.read("samples")["attempt"]) == {1}
 
 
-def test_a_load_is_through_before_it_is_given_up(bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_load_is_through_before_it_is_given_up(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What fails does not leave the slower ones of its stage on their way: another host may be at work when they arrive."""
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
     arriving: list[str] = []
@@ -463,7 +526,9 @@ def test_a_load_is_through_before_it_is_given_up(bucket: Bucket, tmp_path: Path,
     assert len(bucket.names("runs/x/samples/")) == 1
 
 
-def test_where_one_file_does_not_go_the_others_are_not_tried_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_one_file_does_not_go_the_others_are_not_tried_in_vain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
     tried: list[str] = []
 
@@ -472,7 +537,12 @@ def test_where_one_file_does_not_go_the_others_are_not_tried_in_vain(monkeypatch
         time.sleep(0.2)
         raise OSError("no route to host")
 
-    copy: Any = SimpleNamespace(carry=carry, place="s3://bucket/x", folder="here", ledger=SimpleNamespace(has=lambda name: False))
+    copy: Any = SimpleNamespace(
+        carry=carry,
+        place="s3://bucket/x",
+        folder="here",
+        ledger=SimpleNamespace(has=lambda name: False),
+    )
     loads = uploads.Uploads(copy, lambda: None)
     loads.put([str(number) for number in range(100)])
     with pytest.raises(RunUnwritable, match="100 files could not be carried there"):
@@ -493,17 +563,25 @@ def test_a_bucket_that_was_emptied_begins_anew(
     assert len(list(open_run(ADDRESS).folder.glob("aside/*/attempts/*.parquet"))) == 2
 
 
-def test_a_copy_that_a_driver_is_at_work_in_is_left_to_it(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+def test_a_copy_that_a_driver_is_at_work_in_is_left_to_it(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
     def measure(attempt: Attempt) -> Outcome:
         before = len(bucket.requests)
         assert open_run(ADDRESS).exists
-        assert not [asked for asked in bucket.requests[before:] if asked.startswith("GET") and "parquet" in asked]
+        assert not [
+            asked
+            for asked in bucket.requests[before:]
+            if asked.startswith("GET") and "parquet" in asked
+        ]
         return measured(attempt)
 
     assert go(tmp_path, 16, 32, measure=measure)[1] == [16, 32]
 
 
-def test_a_copy_that_is_lost_or_torn_is_made_again(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+def test_a_copy_that_is_lost_or_torn_is_made_again(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
     go(tmp_path)
     folder = open_run(ADDRESS).folder
     with (folder / ".carried").open("a") as file:
@@ -530,14 +608,22 @@ def test_a_run_within_has_its_own_place(bucket: Bucket, on_host: Host, tmp_path:
 @pytest.mark.parametrize(
     ("address", "said"),
     [
-        ("s3://bukket/x", "no such bucket: NoSuchBucket it says. Create the bucket, or name another with --out"),
+        (
+            "s3://bukket/x",
+            "no such bucket: NoSuchBucket it says. Create the bucket, or name another with --out",
+        ),
         ("s3://nobody@bucket/x", "credentials are no part of an address"),
-        ("s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http", "Check the network and the address"),
+        (
+            "s3://bucket/x?endpoint_override=127.0.0.1:1&scheme=http",
+            "Check the network and the address",
+        ),
         ("s3://bucket/x?wrong=1", "unexpected keyword argument 'wrong'. Write s3://bucket/folder"),
         ("s4://bucket/x", "Protocol not known: s4"),
     ],
 )
-def test_a_place_that_does_not_answer_is_one_line(bucket: Bucket, on_host: Host, tmp_path: Path, address: str, said: str) -> None:
+def test_a_place_that_does_not_answer_is_one_line(
+    bucket: Bucket, on_host: Host, tmp_path: Path, address: str, said: str
+) -> None:
     request_of(tmp_path)
     done = call("run", tmp_path / "test.yaml", "--out", address, "--scheduler", "serial")
     assert done.exit_code == 2, done.output
@@ -545,11 +631,15 @@ def test_a_place_that_does_not_answer_is_one_line(bucket: Bucket, on_host: Host,
     assert len(done.output.splitlines()) == 1
 
 
-def test_who_may_not_come_in_is_told_what_to_set(bucket: Bucket, on_host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_may_not_come_in_is_told_what_to_set(
+    bucket: Bucket, on_host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     done = call("status", ADDRESS)
     assert done.exit_code == 2
-    assert done.output.startswith(f"sweep: {ADDRESS}: cannot be reached: access denied. Set AWS_ACCESS_KEY_ID")
+    assert done.output.startswith(
+        f"sweep: {ADDRESS}: cannot be reached: access denied. Set AWS_ACCESS_KEY_ID"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["s3://bucket", "file://{tmp}", "memory://{tmp}"])
@@ -579,4 +669,7 @@ def test_places_of_all_kinds_are_alike(bucket: Bucket, tmp_path: Path, scheme: s
 def test_a_cell_is_told_from_an_address() -> None:
     assert split_cell("s3://b/run:3f2a") == ("s3://b/run", "3f2a")
     assert split_cell("s3://b/run") == ("s3://b/run", "")
-    assert split_cell("s3://b/run?endpoint_override=h:9000") == ("s3://b/run?endpoint_override=h:9000", "")
+    assert split_cell("s3://b/run?endpoint_override=h:9000") == (
+        "s3://b/run?endpoint_override=h:9000",
+        "",
+    )
