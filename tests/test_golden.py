@@ -32,11 +32,11 @@ from click.testing import CliRunner
 
 # All imports from the program. When a module moves, only these lines change.
 from orchestrator import load
-from orchestrator.cli import main as sweep_command
-from orchestrator.config import load_config
-from orchestrator.grid import Selection, expand
-from orchestrator.parts import SCHEMAS
-from tasks.harness.cell import Cell
+from orchestrator.cli.main import main as sweep_command
+from orchestrator.config.grid import Selection, expand
+from orchestrator.config.schema import load_config
+from orchestrator.store.parquet_parts import SCHEMAS
+from tasks.spec.cell import Cell
 from tests.conftest import ROOT
 
 GOLDEN = ROOT / "tests" / "data" / "golden"

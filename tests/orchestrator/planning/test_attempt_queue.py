@@ -41,7 +41,7 @@ class Simulation:
         gpus: int,
         choice: Choice = Choice(),
         **queue: Any,
-    ) -> None:  # noqa: B008
+    ) -> None:
         self.now = 0.0
         self.gpus = gpus
         self.began: list[tuple[float, Cell]] = []
