@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.report.columns import describe_columns
 from orchestrator.report.formats.markdown import lay_out, written_out
 from orchestrator.report.references.devices import find_device
 from orchestrator.report.references.tables import against as tables_against
-from orchestrator.report.tables.formatters import NOTHING
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import open_runs

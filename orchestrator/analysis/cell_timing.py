@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from orchestrator.analysis.cells import step_additions, step_attempts, step_kernel_times, that_count
+from orchestrator.analysis.cells import that_count
 from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
 from orchestrator.analysis.machine_variation import MADE_WITH
 from orchestrator.analysis.results import Results, load_with_samples
 from orchestrator.analysis.statistics import summarise
+from orchestrator.analysis.timing_columns import step_additions, step_attempts, step_kernel_times
 from orchestrator.store.run import Run
 
 AGREEMENT = 0.02

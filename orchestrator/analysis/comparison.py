@@ -17,6 +17,7 @@ from typing import Any
 
 import pandas as pd
 
+from orchestrator.analysis.axes import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import (
     Interval,
     Side,
@@ -40,7 +41,6 @@ from orchestrator.analysis.machine_variation import pairs as pairs_of
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.execution.measuring_process import PROGRAM_SOURCE
-from orchestrator.report.tables.layouts import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.store.run import Run, find_cell
 from orchestrator.store.run_collection import together
 

@@ -18,11 +18,12 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cpu_bound import Decides, decides
 from orchestrator.analysis.results import Results
 from orchestrator.report.export.redaction import called
 from orchestrator.report.tables.cell_filters import having
-from orchestrator.report.tables.formatters import HOST_MARK, NOTHING, SLOWER_HOST_MARK
+from orchestrator.report.tables.formatters import HOST_MARK, SLOWER_HOST_MARK
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.store.run_collection import MARK
 

@@ -12,7 +12,6 @@ import pandas as pd
 
 from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError, nearest
-from orchestrator.report.tables.formatters import is_null
 from orchestrator.store.parquet_parts import give_back_memory
 from orchestrator.store.run import Run
 from tasks.traces.classes import UNKNOWN, classify
@@ -137,7 +136,7 @@ def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> R
                 f"--where {name}: these cells have no such parameter", nearest(name, known)
             )
         cells = cells[
-            [None in wanted if is_null(value) else value in wanted for value in cells[name]]
+            [None in wanted if pd.isna(value) else value in wanted for value in cells[name]]
         ]
     if cells.empty:
         raise RunError(

@@ -388,15 +388,9 @@ def _result(
     attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame
 ) -> Iterator[str]:
     """What the tables say of a cell, as far as its own rows tell."""
+    from orchestrator.analysis.axes import is_null
     from orchestrator.analysis.cells import derive_cells
-    from orchestrator.report.tables.formatters import (
-        gib,
-        is_null,
-        median_interval,
-        number,
-        of_steps,
-        plain,
-    )
+    from orchestrator.report.tables.formatters import gib, median_interval, number, of_steps, plain
 
     (row,) = derive_cells(attempts, samples, predictions).to_dict("records")
     shown = {

@@ -140,7 +140,7 @@ def _facts(text: str) -> tuple[str, str, str]:
 
 
 def _timed(run: Run) -> Iterable[str]:
-    from orchestrator.analysis.cells import step_attempts
+    from orchestrator.analysis.timing_columns import step_attempts
 
     steps = step_attempts(run.read("samples", categories=True))
     return [str(cell) for cell in steps["cell"].unique()]

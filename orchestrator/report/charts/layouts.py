@@ -12,19 +12,20 @@ from typing import Any, Protocol
 import altair as alt
 import pandas as pd
 
-from orchestrator.analysis.results import Results
-from orchestrator.report.charts.panels import Choice, Shown, choose_panels
-from orchestrator.report.tables.allocation_layouts import ROLES
-from orchestrator.report.tables.cell_filters import Selection
-from orchestrator.report.tables.formatters import GIB, is_null
-from orchestrator.report.tables.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
-from orchestrator.report.tables.layouts import (
-    each,
+from orchestrator.analysis.axes import (
+    GIB,
+    is_null,
     key_axes,
     ordered_values,
     sort_cells,
     varying_axes,
 )
+from orchestrator.analysis.results import Results
+from orchestrator.report.charts.panels import Choice, Shown, choose_panels
+from orchestrator.report.tables.allocation_layouts import ROLES
+from orchestrator.report.tables.cell_filters import Selection
+from orchestrator.report.tables.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
+from orchestrator.report.tables.layouts import each
 
 Chart = alt.Chart | alt.FacetChart
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.report.tables.layouts import places_in_order
+from orchestrator.analysis.axes import places_in_order
 
 MOST_PANELS = 12
 _RUN = "run"  # the axis that `orchestrator.store.run_collection` adds

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.analysis.axes import GIB
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.layouts import (
     KernelClasses,
@@ -18,7 +19,7 @@ from orchestrator.report.charts.layouts import (
 )
 from orchestrator.report.charts.rendering import Picture, begin, described, draw, script_of_charts
 from orchestrator.report.tables.cell_filters import of_task, varying, with_baseline
-from orchestrator.report.tables.formatters import GIB, KERNEL_TIME
+from orchestrator.report.tables.formatters import KERNEL_TIME
 
 PICTURES = ("svg", "png")
 _COMPILED = with_baseline("compile", "eager", ("compile_mode", "compile_cache"))

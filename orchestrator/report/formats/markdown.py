@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from tabulate import tabulate
 
+from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT
 from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, Report, Verdict
 from orchestrator.analysis.cpu_bound import Decides
@@ -19,13 +20,7 @@ from orchestrator.analysis.machine_variation import LIKELY, Factors
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, nearest
 from orchestrator.report.key_findings import Answer
-from orchestrator.report.tables.formatters import (
-    HOST_MARK,
-    NOISE_MARK,
-    NOTHING,
-    SLOWER_HOST_MARK,
-    format_ms,
-)
+from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK, SLOWER_HOST_MARK, format_ms
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import NOTES, Table

@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
+from orchestrator.analysis.axes import Row, known
 from orchestrator.report.references.records import Number
-from orchestrator.report.tables.formatters import Row, known
 
 WARM = 5  # steps of warm-up, from which on more of them change nothing
 _NAMING = {  # by task, the axes without which a cell is not named

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator.analysis.axes import Row, known
 from orchestrator.analysis.results import Results
 from orchestrator.report.references.matching import dimensions_of
 from orchestrator.report.references.records import Number
-from orchestrator.report.tables.formatters import Row, known
 from orchestrator.report.tables.kernel_layouts import (
     ATTENTION_MATMULS,
     GEMM,

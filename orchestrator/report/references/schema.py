@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from orchestrator.analysis.axes import ORDERED
 from orchestrator.report.references.devices import devices
-from orchestrator.report.tables.layouts import ORDERED
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]

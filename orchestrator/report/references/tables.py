@@ -10,6 +10,7 @@ from functools import cache
 
 import pandas as pd
 
+from orchestrator.analysis.axes import GIB, NOTHING, Row, axis_texts, key_axes, known, sort_cells
 from orchestrator.analysis.results import Results
 from orchestrator.report.references.devices import ALL, devices
 from orchestrator.report.references.doubts import doubts_of, implied_tflops, is_time_of_a_phase
@@ -33,17 +34,9 @@ from orchestrator.report.references.parts import (
 from orchestrator.report.references.records import Number, published_on
 from orchestrator.report.references.schema import writeups
 from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.formatters import GIB, NOTHING, Row, absent, format_ms, known, mark
+from orchestrator.report.tables.formatters import absent, format_ms, mark
 from orchestrator.report.tables.kernel_tables import gemm_shares, softmax_and_matmul
-from orchestrator.report.tables.layouts import (
-    PHASE,
-    Header,
-    Rows,
-    axis_texts,
-    each,
-    key_axes,
-    sort_cells,
-)
+from orchestrator.report.tables.layouts import PHASE, Header, Rows, each
 from orchestrator.report.tables.table import NOTES, Table
 
 Numbers = tuple[Number, ...]

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from orchestrator.analysis.axes import GIB, NOTHING, Row, axis_texts, key_axes, known, sort_cells
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import GIB, NOTHING, Row, known
-from orchestrator.report.tables.layouts import Header, Rows, axis_texts, each, key_axes, sort_cells
+from orchestrator.report.tables.layouts import Header, Rows, each
 
 MIB = 1024**2
 ROLES = (

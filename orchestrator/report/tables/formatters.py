@@ -6,28 +6,17 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pandas as pd
-
+from orchestrator.analysis.axes import GIB, MIB, NOTHING, Row, is_null, known
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 
-Row = Any  # a row of `cells`: its values by the names of their columns, as `layouts.each` or pandas gives it
 Value = Callable[[Row], str]
 
-GIB, MIB = 1024**3, 1024**2
-OF_TIMING = (
-    "warmup_steps",
-    "measured_steps",
-    "half_width",
-    "most_steps",
-    "most_seconds",
-)  # null with the other `timing`
 KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # of the operations that save most
 _PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
 LONGEST_NAME = 100
 _LONGEST_REASON = 160
 _SHOWN_IN_GIB = GIB / 100  # of which less is none in two digits
-NOTHING = "–"
 HOST_MARK = "†"  # after a time, or a ratio of times, that is CPU-bound: another CPU with the same GPU gives another
 SLOWER_HOST_MARK = "‡"  # after one that is GPU-bound here, and CPU-bound with a CPU a third as fast
 NOISE_MARK = "~"  # after a ratio of times whose intervals overlap: which is the shorter is not told
@@ -38,15 +27,6 @@ STATUS_WORDS = {
     "host_oom": "host OOM",
     "timeout": "time-out",
 }
-
-
-def is_null(value: Any) -> bool:
-    """Of one value what `pd.isna` says, in a fraction of its time."""
-    return value is None or value is pd.NA or bool(value != value)
-
-
-def known(row: Row, column: str) -> bool:
-    return not is_null(row.get(column))
 
 
 def absent(row: Row, column: str = "status") -> str:

@@ -7,19 +7,10 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
+from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import NOTHING, Row, format_ms, short_kernel_name
-from orchestrator.report.tables.layouts import (
-    PHASE,
-    Header,
-    Layout,
-    Rows,
-    axis_texts,
-    each,
-    groups,
-    key_axes,
-    sort_cells,
-)
+from orchestrator.report.tables.formatters import format_ms, short_kernel_name
+from orchestrator.report.tables.layouts import PHASE, Header, Layout, Rows, each, groups
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"

@@ -5,114 +5,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import pandas as pd
 
-from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import (
+from orchestrator.analysis.axes import (
     NOTHING,
-    OF_TIMING,
     Row,
-    Value,
-    absent,
-    is_null,
+    axis_texts,
+    key_axes,
     known,
+    ordered_values,
+    sort_cells,
 )
+from orchestrator.analysis.results import Results
+from orchestrator.report.tables.formatters import Value, absent
 
 Header = list[str]
 Rows = list[list[str]]
 
 PHASE = "phase"  # the title of the column
-ALWAYS_SHOWN = ("size", "d_head", "context_length")
-ORDERED: dict[str, list[Any]] = {
-    "size": ["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"],
-    "precision": ["fp32", "tf32", "bf16", "fp16", "bf16_pure"],
-    "compile": ["eager", "blocks", "model"],
-    "compile_mode": ["default", "reduce-overhead", "max-autotune"],
-    "attention": [
-        "naive",
-        "torch_softmax",
-        "weights_only",
-        "recompute",
-        "math",
-        "efficient",
-        "flash",
-        "cudnn",
-        "flex",
-        "sdpa",
-    ],
-    "accumulator": ["fp64", "fp32", "fp16", "bf16"],
-    "addend": ["fp64", "fp32", "fp16", "bf16"],
-    "pass": ["forward", "forward_grad", "forward_backward", "train_step"],
-    "optimizer": ["course", "foreach", "fused"],
-}
 
 
 class Layout(Protocol):
     def lay_out(self, results: Results) -> tuple[Header, Rows]: ...
-
-
-def key_axes(results: Results, without: tuple[str, ...] = ()) -> list[str]:
-    """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
-    shown = [
-        axis for axis in ALWAYS_SHOWN if axis in results.axes and results.cells[axis].notna().any()
-    ]
-    return [axis for axis in dict.fromkeys([*shown, *varying_axes(results)]) if axis not in without]
-
-
-def varying_axes(results: Results) -> list[str]:
-    """Those in which cells of the same task differ."""
-    cells = results.cells
-    tasks = cells["task"] if "task" in cells and cells["task"].nunique() > 1 else None
-    return [
-        axis
-        for axis in results.axes
-        if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)
-    ]
-
-
-def _varies_within_a_task(
-    values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None
-) -> bool:
-    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells.
-
-    tasks: of each value, where there are several.
-    """
-    if values.nunique(dropna=without_null) < 2:
-        return False
-    return tasks is None or bool((values.groupby(tasks).nunique(dropna=without_null) > 1).any())
-
-
-def ordered_values(axis: str, values: Any) -> list[Any]:
-    known_order = ORDERED.get(axis, [])
-    present = [value for value in pd.unique(values) if not pd.isna(value)]
-    rank = {value: place for place, value in enumerate(known_order)}
-    return sorted(present, key=lambda value: (rank.get(value, len(rank)), str(type(value)), value))
-
-
-def sort_cells(cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
-    ranks = pd.DataFrame(index=cells.index)
-    for axis in axes:
-        ranks[axis] = places_in_order(axis, cells[axis])
-    return cells.loc[ranks.sort_values(axes, kind="stable").index] if axes else cells
-
-
-def places_in_order(axis: str, values: pd.Series[Any]) -> pd.Series[int]:
-    """Of each value among all; what is null stands before them."""
-    place = {value: rank for rank, value in enumerate(ordered_values(axis, values))}
-    return values.map(place, na_action="ignore").fillna(-1).astype(int)
-
-
-def axis_texts(row: Row, axes: list[str]) -> list[str]:
-    return [axis_text(row[axis]) for axis in axes]
-
-
-@lru_cache(maxsize=4096, typed=True)
-def axis_text(value: Any) -> str:
-    """The same text for the same value, which stands in many rows of many tables."""
-    return NOTHING if is_null(value) else str(value)
 
 
 class _Columns(dict[str, list[Any]]):

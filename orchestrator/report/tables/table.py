@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import Selection
-from orchestrator.report.tables.formatters import NOTHING
 from orchestrator.report.tables.layouts import PHASE, Header, Layout, Rows
 
 NOTES = "doubts"  # the title of a column of sentences, one a line, that stand as numbered notes under a table
