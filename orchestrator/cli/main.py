@@ -452,9 +452,10 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
 
 
 def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
+    from orchestrator.cli.text.capacity import describe_limits
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_card
-    from orchestrator.sweep.capacity_search import Bounds, describe_limits, find_limits
+    from orchestrator.sweep.capacity_search import Bounds, find_limits
     from orchestrator.sweep.pipeline import require_devices, resolve
     from tasks.spec.cell import varying_axes
 

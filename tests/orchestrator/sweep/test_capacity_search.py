@@ -14,6 +14,7 @@ from click.testing import Result
 
 from orchestrator.cli.inspection import describe_status
 from orchestrator.cli.main import main
+from orchestrator.cli.text.capacity import describe_limits
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.supervisor import Started
 from orchestrator.hardware.gpu_catalog import Card
@@ -21,7 +22,7 @@ from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.plan import Choice, read_history
 from orchestrator.sweep import capacity_search as limits
-from orchestrator.sweep.capacity_search import Bounds, Found, Search, describe_limits, find_limits
+from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limits
 from orchestrator.sweep.pipeline import Means, Request, resolve, resolve_again, run_sweep
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
 from tasks.prediction.records import Request as Asked

@@ -1,0 +1,1 @@
+"""Text that commands print: functions that turn results into lines."""
