@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.config.grid import Selection, expand, require_matches
+from orchestrator.config.grid import expand, require_matches
 from orchestrator.config.schema import parse_config
+from orchestrator.config.selection import Selection
 from tests.conftest import ROOT
 
 Mutation = Callable[[list[str], random.Random], None]

@@ -33,8 +33,9 @@ from click.testing import CliRunner
 # All imports from the program. When a module moves, only these lines change.
 from orchestrator import load
 from orchestrator.cli.main import main as sweep_command
-from orchestrator.config.grid import Selection, expand
+from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
+from orchestrator.config.selection import Selection
 from orchestrator.store.parquet_parts import SCHEMAS
 from tasks.spec.cell import Cell
 from tests.conftest import ROOT

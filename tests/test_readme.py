@@ -18,8 +18,9 @@ from click.testing import Result
 
 from orchestrator.cli.main import main
 from orchestrator.common.errors import SweepError
-from orchestrator.config.grid import Selection, expand
+from orchestrator.config.grid import expand
 from orchestrator.config.schema import parse_config
+from orchestrator.config.selection import Selection
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.report.tables.registry import TABLES
 from tests.conftest import ROOT

@@ -137,7 +137,7 @@ def report(
     Example: sweep report results/demo --table timings
     """
     from orchestrator.analysis.results import choose_cells, choose_where, load_results
-    from orchestrator.config.grid import parse_selection
+    from orchestrator.config.selection import parse_selection
     from orchestrator.report.formats.files import FORMATS, files_of
     from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
     from orchestrator.report.references.tables import nothing_in_common, published_tables

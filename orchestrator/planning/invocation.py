@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.config.grid import Selection
+from orchestrator.config.selection import Selection
 from orchestrator.execution import measuring_process as program
 from orchestrator.planning.plan import Choice
 from orchestrator.planning.prior_results import how_asked

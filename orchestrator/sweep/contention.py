@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from orchestrator.config.grid import Expansion, choose_sample
+from orchestrator.config.grid import Expansion
+from orchestrator.config.selection import choose_sample
 from orchestrator.planning.invocation import new_invocation
 from orchestrator.planning.plan import Choice
 from orchestrator.planning.resumption import note_finished

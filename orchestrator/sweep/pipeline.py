@@ -15,21 +15,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import EnvironmentError, GpusLost, NodesLost, SweepError
-from orchestrator.config.grid import (
-    Expansion,
-    Selection,
-    expand,
-    parse_selection,
-    require_effect,
-    require_matches,
-)
-from orchestrator.config.schema import (
-    Source,
-    SweepConfig,
-    load_config,
-    validate_config,
-    with_instruments,
-)
+from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
+from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
+from orchestrator.config.selection import Selection, parse_selection
+from orchestrator.config.yaml_source import Source
 from orchestrator.execution import nsys
 from orchestrator.execution.attempt import recover
 from orchestrator.execution.measuring_process import PROGRAM_SOURCE, git_commit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.common.hashing import file_digest, text_digest
-from orchestrator.config.grid import choose_sample
+from orchestrator.config.selection import choose_sample
 from orchestrator.report.export.redaction import called
 from tasks.spec.registry import make_cell
 

@@ -8,15 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.config.grid import (
-    Expansion,
-    choose_sample,
-    expand,
-    matches,
-    parse_selection,
-    require_matches,
-)
+from orchestrator.config.grid import Expansion, expand, require_matches
 from orchestrator.config.schema import parse_config
+from orchestrator.config.selection import choose_sample, matches, parse_selection
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 

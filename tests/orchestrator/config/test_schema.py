@@ -11,14 +11,10 @@ import pytest
 from ruamel.yaml import YAML
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.config.grid import Selection, expand, parse_selection
-from orchestrator.config.schema import (
-    Source,
-    json_schema,
-    load_config,
-    parse_config,
-    validate_config,
-)
+from orchestrator.config.grid import expand
+from orchestrator.config.schema import json_schema, load_config, parse_config, validate_config
+from orchestrator.config.selection import Selection, parse_selection
+from orchestrator.config.yaml_source import Source
 from tests.conftest import ROOT
 from tests.fuzz import mutants, outcome_of
 

@@ -14,8 +14,9 @@ import torch
 from pydantic import ValidationError
 
 from orchestrator.common.errors import ConfigError
-from orchestrator.config.grid import Expansion, Selection, expand, parse_selection
+from orchestrator.config.grid import Expansion, expand
 from orchestrator.config.schema import parse_config
+from orchestrator.config.selection import Selection, parse_selection
 from tasks.harness.stage import Session
 from tasks.harness.workload import PhaseMarker, Workload
 from tasks.instruments import timing
