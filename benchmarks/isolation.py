@@ -124,7 +124,7 @@ def note(taken: dict[str, Taken], way: str, found: Taken) -> None:
 def unmeasured_in(folder: Path) -> int:
     """Of the cells that `sweep run` came to there, how many have no result."""
     from orchestrator.store.run import Run
-    from tasks.spec.records import Status
+    from tasks.spec.status import Status
 
     return sum(status != Status.OK for (status,) in Run(folder).rows("attempts", ["status"]))
 

@@ -39,9 +39,10 @@ from model.config import SIZES
 from model.optimizer import OPTIMIZERS
 from model.transformer import TransformerLM
 from tasks.__main__ import _measure
+from tasks.process.journal import read_journal
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.order_statistics import median_rank
-from tasks.spec.records import Attempt, Settings, read_journal
 
 TOLERANCE = 0.02
 PLAIN = ("fp32", "tf32", "bf16")
@@ -222,8 +223,8 @@ def by_sweep(cell: Cell) -> dict[str, list[float]]:
                 by_hand=True,
             )
         account = read_journal(journal)
-    if account.ending is None or account.ending.status != "ok":
-        raise RuntimeError(f"{cell.describe()}: {account.ending}")
+    if account.final is None or account.final.status != "ok":
+        raise RuntimeError(f"{cell.describe()}: {account.final}")
     times: dict[tuple[str, str], list[float]] = {}
     for sample in account.samples:
         if sample.metric == "duration" and sample.value is not None:

@@ -29,7 +29,8 @@ from tabulate import tabulate
 
 from orchestrator.hardware.nvml import gpu_uuids
 from tasks.process.fork_server import import_everything
-from tasks.train_step import TrainStepParams, build
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
 
 Took = Mapping[str, float]  # by its name, the milliseconds of each part
 

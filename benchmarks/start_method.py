@@ -17,8 +17,9 @@ from options import asked, cell_options, ending_in_order
 from tabulate import tabulate
 
 from orchestrator.execution.attempt import execute
+from tasks.spec.attempt import Attempt, Settings, StartMethod
 from tasks.spec.cell import Cell
-from tasks.spec.records import Attempt, Outcome, Settings, StartMethod
+from tasks.spec.outcome import Outcome
 
 METHODS: tuple[StartMethod, ...] = ("fork", "spawn")
 

@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tasks.process.cpu_affinity import come_first, go_first, pin
+from tasks.process.journal import FinalStatus
 from tasks.process.lifeline import die_with_parent
-from tasks.spec.records import PHASE_FILE, PREPARATION_S, Attempt, Ending, StartMethod, Status
+from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod
+from tasks.spec.status import Status
 
 _STACK_BEFORE_TIMEOUT = 0.9
 
@@ -157,7 +159,7 @@ def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: 
     except BaseException as error:  # whatever it is, it is this cell's result
         journal.end(_describe(attempt, error, evidence))
     else:
-        journal.end(Ending(Status.OK))
+        journal.end(FinalStatus(Status.OK))
 
 
 def _run_stages(
@@ -230,7 +232,7 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
         journal.samples(taken)
 
 
-def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) -> Ending:
+def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) -> FinalStatus:
     from tasks.harness.device import (
         Skip,
         asked_bytes,
@@ -242,7 +244,7 @@ def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) 
     )
 
     if isinstance(error, Skip) or backend_refused(error):
-        return Ending(Status.SKIPPED, {"reason": message_of(error)})
+        return FinalStatus(Status.SKIPPED, {"reason": message_of(error)})
     evidence: dict[str, Any] = {
         "exception": type(error).__qualname__,
         "message": message_of(error),
@@ -251,9 +253,9 @@ def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) 
     }
     capped = attempt.cell.params.caps_host
     if not (device_refused(error) or host_refused(error) or (capped and thread_refused(error))):
-        return Ending(Status.FAILED, evidence)
+        return FinalStatus(Status.FAILED, evidence)
     status = Status.OOM if device_refused(error) or capped else Status.HOST_OOM
-    return Ending(
+    return FinalStatus(
         status, {**evidence, "asked_bytes": asked_bytes(error), **_memory_at_death(attempt)}
     )
 

@@ -45,7 +45,7 @@ def build(params: AccumulationParams) -> Finding:
 
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
-    from tasks.spec.records import Sample
+    from tasks.spec.tables import Sample
 
     dtypes = {
         "fp64": torch.float64,

@@ -35,7 +35,7 @@ def build(params: AutocastDtypesParams) -> Finding:
     from tasks.harness.precision import dtype_name
     from tasks.harness.setup import open_capped
     from tasks.harness.workload import Finding
-    from tasks.spec.records import Sample
+    from tasks.spec.tables import Sample
 
     device = open_capped(params)
     torch.manual_seed(params.seed)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from tasks.spec.parameters import Params, PositiveInt
-from tasks.spec.records import Sample
 from tasks.spec.registry import Task
+from tasks.spec.tables import Sample
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,9 +17,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tasks.harness.device import settle_vector_math
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
-from tasks.spec.records import Attempt, KernelRow, Outcome, Sample, Settings, Status
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import KernelRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -29,7 +29,9 @@ from typing import TypeVar
 import pandas as pd
 import psutil
 
-from tasks.spec.records import JOURNAL_FILE, Status, read_journal
+from tasks.process.journal import read_journal
+from tasks.spec.attempt import JOURNAL_FILE
+from tasks.spec.status import Status
 from tests.conftest import ROOT, sweep_command
 
 T = TypeVar("T")
@@ -143,7 +145,7 @@ def measured_on_disk(run: Path, known: Attempts = frozenset()) -> Attempts:
     found = set(known)
     for path in run.glob(f"artifacts/*/*/{JOURNAL_FILE}"):
         attempt = (path.parent.parent.name, int(path.parent.name))
-        ending = None if attempt in found else read_journal(path).ending
+        ending = None if attempt in found else read_journal(path).final
         if ending and ending.status is Status.OK:
             found.add(attempt)
     return frozenset(found)

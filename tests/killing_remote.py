@@ -25,7 +25,8 @@ from typing import Any
 
 from orchestrator.store import run as store
 from orchestrator.store.remote.remote_run import open_run
-from tasks.spec.records import Attempt, Outcome
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
 from tests.orchestrator.remote.test_remote import ADDRESS, go, measured
 from tests.support.s3 import Bucket, serve
 

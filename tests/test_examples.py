@@ -21,7 +21,8 @@ from ruamel.yaml import YAML
 from orchestrator.analysis.results import load_results
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import Publication
-from tasks.spec.records import Outcome, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 
 README = (ROOT / "README.md").read_text()

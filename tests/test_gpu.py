@@ -31,11 +31,13 @@ from tasks.instruments import memory_snapshot
 from tasks.instruments.memory import PeakWatcher, SavedWatcher
 from tasks.prediction.predictor import track
 from tasks.process.phase_file import Progress
-from tasks.spec.records import Attempt, Outcome, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
-from tasks.train_step import TrainStepParams
 from tasks.train_step import build as build_training
+from tasks.training.parameters import TrainStepParams
 from tests.model.test_attention import BOUND, errors_in_eps
 from tests.orchestrator.execution.test_faults import files_of_good_cells
 

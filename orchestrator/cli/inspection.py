@@ -33,9 +33,9 @@ from tasks.prediction.records import (
     Verdict,
     why_not,
 )
+from tasks.spec.attempt import LOG_FILE
 from tasks.spec.cell import Cell, in_a_line
-from tasks.spec.records import LOG_FILE
-from tasks.train_step import TrainStepParams
+from tasks.training.parameters import TrainStepParams
 
 if TYPE_CHECKING:
     import pandas as pd

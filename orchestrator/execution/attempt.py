@@ -21,21 +21,19 @@ from orchestrator.execution.child_log import cut, tail, thin
 from orchestrator.execution.child_process import STARTER, Child
 from orchestrator.execution.fork_server import Grandparent, ParentLost
 from orchestrator.execution.measuring_process import PROGRAM, import_path
+from tasks.process.journal import FinalStatus, JournalContents, read_journal
 from tasks.process.phase_file import read_phase
-from tasks.spec.records import (
+from tasks.spec.attempt import (
     ATTEMPT_FILE,
     BEFORE_ITS_TASK,
     JOURNAL_FILE,
     LOG_FILE,
     PHASE_FILE,
     PREPARATION_S,
-    Account,
     Attempt,
-    Ending,
-    Outcome,
-    Status,
-    read_journal,
 )
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 _TICK_S = 0.2
 _LOG_TAIL_BYTES = 4000
@@ -154,7 +152,7 @@ def by_hand(attempt: Attempt) -> str:
 def recover(attempt: Attempt) -> Outcome | None:
     """The outcome of an attempt whose driver died before it could keep it; None if it never came to an end."""
     account = read_journal(attempt.path / JOURNAL_FILE)
-    if account.ending is None:
+    if account.final is None:
         return None
     ended = Exit(0, account.wall_s, log_left_out_bytes=cut(attempt.path / LOG_FILE))
     return nsys.with_kernels(conclude(attempt, ended, account.started_at))
@@ -163,9 +161,9 @@ def recover(attempt: Attempt) -> Outcome | None:
 def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     """The child's own word where it left one; its parent's reading of how it died where it did not."""
     account = read_journal(attempt.path / JOURNAL_FILE)
-    ending = account.ending or _post_mortem(attempt, ended)
+    ending = account.final or _post_mortem(attempt, ended)
     if ending.status is Status.OK and not account.samples:
-        ending = Ending(
+        ending = FinalStatus(
             Status.FAILED,
             {"message": "it ended well, yet measured nothing: no instrument gave a sample"},
         )
@@ -191,14 +189,14 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     )
 
 
-def _seconds(account: Account, ended: Exit) -> dict[str, Any]:
+def _seconds(account: JournalContents, ended: Exit) -> dict[str, Any]:
     """What the attempt took, by stage, and as `process` how its process came and went. One that left no last word was in its last
     stage until its end."""
     if not account.stage:
         return {}
     rest_s, rest = (
         ended.wall_s - sum(account.stage_s.values()),
-        "process" if account.ending else account.stage,
+        "process" if account.final else account.stage,
     )
     return {"stage_s": {**account.stage_s, rest: account.stage_s.get(rest, 0.0) + rest_s}}
 
@@ -271,33 +269,35 @@ def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]
         os.close(ours)
 
 
-def _post_mortem(attempt: Attempt, ended: Exit) -> Ending:
+def _post_mortem(attempt: Attempt, ended: Exit) -> FinalStatus:
     """What killed a child that left no last word."""
     if ended.timed_out:
         what, limit = ended.timed_out
-        return Ending(
+        return FinalStatus(
             Status.TIMEOUT, {"message": f"not {what} after {limit:g} s", "timeout_s": limit}
         )
     if ended.over_memory_bytes is not None:
         message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
-        return Ending(Status.HOST_OOM, {"message": message, "rss_bytes": ended.over_memory_bytes})
+        return FinalStatus(
+            Status.HOST_OOM, {"message": message, "rss_bytes": ended.over_memory_bytes}
+        )
     if ended.code < 0:
         name = _signal_name(-ended.code)
         if name == "SIGKILL" and ended.kernel_oom_kills:
             message = "killed by the kernel for want of host memory"
-            return Ending(
+            return FinalStatus(
                 Status.HOST_OOM,
                 {"message": message, "signal": name, "oom_kills": ended.kernel_oom_kills},
             )
-        return Ending(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
+        return FinalStatus(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
     if attempt.cell.params.caps_host and _NO_THREAD in tail(
         attempt.path / LOG_FILE, _LOG_TAIL_BYTES
     ):
-        return Ending(
+        return FinalStatus(
             Status.OOM,
             {"message": f"{_NO_THREAD}: its stack is within the cap", "exit_code": ended.code},
         )
-    return Ending(
+    return FinalStatus(
         Status.CRASHED,
         {"message": f"exited with code {ended.code} without a word", "exit_code": ended.code},
     )

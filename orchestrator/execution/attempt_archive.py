@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.hashing import text_digest
-from tasks.spec.records import ATTEMPT_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 
 _MARK = ".driver"
 _OF_ONE_ATTEMPT = "cache"  # of a cell that compiles as if for the first time: removed in any case

@@ -24,7 +24,7 @@ from orchestrator.execution.fork_server import (
 )
 from tasks.process.fork_server import Preparation
 from tasks.process.subreaper import ORPHANS_S
-from tasks.spec.records import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, PREPARATION_S, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, PREPARATION_S, Attempt
 
 _GRACE_S = 5.0  # beyond what an adopter may take
 _HEARD_BYTES = 4000  # of what a parent said that did not come to be ready

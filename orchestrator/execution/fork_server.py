@@ -18,7 +18,7 @@ from typing import Any
 
 from orchestrator.execution import measuring_process as program
 from tasks.process.fork_server import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
-from tasks.spec.records import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 
 GRANDPARENT = "SWEEP_GRANDPARENT"  # where it listens, and for cells of what environment
 ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds

@@ -11,7 +11,9 @@ from tempfile import TemporaryDirectory
 
 from orchestrator.common.errors import EnvironmentError, RunError
 from tasks.spec.artifact_names import artifact_name
-from tasks.spec.records import Attempt, Outcome, Sample
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import Sample
 from tasks.traces.attribution import attribute
 from tasks.traces.nsys import read_nsys
 from tasks.traces.summary import to_rows, to_samples

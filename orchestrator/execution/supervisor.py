@@ -21,9 +21,10 @@ from orchestrator.execution.fork_server import Grandparent
 from orchestrator.execution.host_probe import why_it_does_not_compute, why_nothing_is_measured_here
 from orchestrator.hardware.cpu_affinity import cores_for
 from orchestrator.hardware.nvml import Watch, gpu_uuids, may_be_broken
-from orchestrator.planning.plan import RETRIED
 from orchestrator.scheduling.multi_gpu import names_in
-from tasks.spec.records import BEFORE_ITS_TASK, Attempt, Outcome, Status
+from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 _MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
 Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
@@ -144,7 +145,7 @@ def measure(
             outcome, facts={**outcome.facts, "gpu_uuids": [gpus[name] for name in names]}
         )
     last_word = str(outcome.evidence.get("message", ""))
-    for name, watch in watches.items() if outcome.status in RETRIED else ():
+    for name, watch in watches.items() if outcome.status.is_retried else ():
         fault = watch.fault(last_word) or (
             why_it_does_not_compute(name) if may_be_broken(last_word) else None
         )
@@ -163,7 +164,7 @@ def _on_a_host_that_measures(outcome: Outcome) -> Outcome | Fallen:
     """Or not: a fresh process tries what every cell needs, where one ended before its task began, or for want of space."""
     said = str(outcome.evidence.get("message", ""))
     began = outcome.stage not in BEFORE_ITS_TASK and os.strerror(errno.ENOSPC) not in said
-    if outcome.status not in RETRIED or began:
+    if not outcome.status.is_retried or began:
         return outcome
     fault = why_nothing_is_measured_here(outcome.attempt.path)
     if fault is None:

@@ -17,11 +17,13 @@ from types import MappingProxyType
 
 from orchestrator.planning.duration_estimate import Conditions, Estimator, makespan_s
 from orchestrator.planning.oom_inference import Witnesses
-from orchestrator.planning.plan import NOT_ITS_FAULT, Past, Plan, spread
+from orchestrator.planning.plan import Past, Plan, spread
 from orchestrator.store.run import Run
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.compile_groups import shared_graph
-from tasks.spec.records import Attempt, Outcome, Settings, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 _RARELY = 100  # at each end where a hundred wait, at each hundredth where ten thousand do: to sort is then no work
 
@@ -178,7 +180,7 @@ class Queue:
         self._owed[cell.id] -= 1
         if outcome.status is Status.OOM:
             self._witnesses.add(cell)
-        if cell.id in self._verifying and outcome.status not in NOT_ITS_FAULT:
+        if cell.id in self._verifying and not outcome.status.is_environmental:
             self.verified += 1
             self._inferred = [one for one in self._inferred if one.id != cell.id]
             self.refuted += [cell] if outcome.status is Status.OK else []

@@ -19,11 +19,12 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from orchestrator.hardware.gpu_catalog import peak_tflops
+from tasks.spec.attempt import Settings
 from tasks.spec.cell import Cell
 from tasks.spec.compile_groups import shared_graph
 from tasks.spec.order_statistics import FEWEST
-from tasks.spec.records import Settings, Status
 from tasks.spec.registry import all_tasks
+from tasks.spec.status import Status
 from tasks.spec.stopping import LEAST_MEASURED_MS
 
 if TYPE_CHECKING:

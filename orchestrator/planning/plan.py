@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.common.errors import RunError
 from orchestrator.planning.oom_inference import Witnesses
 from tasks.spec.cell import Cell
-from tasks.spec.records import Status
+from tasks.spec.status import Status
 
 if TYPE_CHECKING:
     from orchestrator.store.run import Run
@@ -22,8 +22,6 @@ BESIDE = "beside"
 # Of a success. Of a cell that needs its host: something else had the cores, or other cells ran there meanwhile. Of any: its steps
 # differ so much that the interval of their median is wide.
 FLAWS = ("disturbed", BESIDE, "wide")
-RETRIED = frozenset({Status.FAILED, Status.CRASHED, Status.TIMEOUT, Status.HOST_OOM, Status.LOST})
-NOT_ITS_FAULT = frozenset({Status.LOST})
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Past:
         """The state that counts: the latest success, else the latest end that says something."""
         if Status.OK in self.statuses:
             return Status.OK
-        telling = [status for status in self.statuses if status not in NOT_ITS_FAULT]
+        telling = [status for status in self.statuses if not status.is_environmental]
         return [PENDING, *self.statuses, *telling][-1]
 
     @property
@@ -63,11 +61,13 @@ class Past:
         if Status.OOM_INFERRED not in self.statuses:
             return False
         since = self.statuses[self.statuses.index(Status.OOM_INFERRED) :]
-        return not {Status.OOM_INFERRED, *NOT_ITS_FAULT}.issuperset(since)
+        return any(
+            status != Status.OOM_INFERRED and not status.is_environmental for status in since
+        )
 
     @property
     def failures(self) -> int:
-        return sum(status in RETRIED - NOT_ITS_FAULT for status in self.statuses)
+        return sum(status.is_retried and not status.is_environmental for status in self.statuses)
 
 
 @dataclass(frozen=True)
@@ -280,7 +280,7 @@ def _may_be_inferred(past: Past, choice: Choice) -> bool:
     """Not of what has fitted, of what was measured not to, or failed when it was to be verified, and of what is asked for by its
     status."""
     asked = past.status != PENDING and past.status in choice.retry | choice.only
-    failed = past.was_verified and past.status in RETRIED
+    failed = past.was_verified and Status(past.status).is_retried
     return Status.OK not in past.statuses and past.status != Status.OOM and not failed and not asked
 
 
@@ -314,7 +314,7 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(
             cell, missing, f"repeat: measured {past.successes} of {choice.repeat} times"
         )
-    if status not in RETRIED:
+    if not Status(status).is_retried:
         return Decision(cell, 0, f"done: {status}")
     if past.failures >= attempts:
         reason = f"given up after {past.failures} attempts: {status}; --retry {status} tries again"

@@ -14,7 +14,7 @@ from orchestrator.config.schema import SweepConfig
 from orchestrator.execution.measuring_process import PROGRAM_SOURCE, named
 from orchestrator.planning.plan import Plan
 from orchestrator.store.run import Run
-from tasks.spec.records import Status
+from tasks.spec.status import Status
 
 _PLACES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
 _AGAIN = "`--retry ok` measures them again"

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.planning.invocation import FINISHED, INVOCATION, is_same, measures_alike
-from orchestrator.planning.plan import RETRIED, Choice, Done, Past, history_of
+from orchestrator.planning.plan import Choice, Done, Past, history_of
 from orchestrator.store.run import Run, RunWriter
 from orchestrator.sweep.console import so_many
 
@@ -51,7 +51,7 @@ def _done_already(run: Run, invocation: Mapping[str, Any], attempts: int) -> dic
     before = history_of((row for row, place in rows if place < min(own)), run)
     found = {}
     for cell, past in since.items():
-        failed = RETRIED.issuperset(past.statuses)
+        failed = all(status.is_retried for status in past.statuses)
         if not failed or past.failures >= attempts:
             earlier = before.get(cell, Past())
             found[cell] = Done(max(1, earlier.successes), earlier.misses, failed)

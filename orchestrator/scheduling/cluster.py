@@ -15,7 +15,7 @@ from orchestrator.common.errors import NodesLost
 from orchestrator.execution.supervisor import Started
 from orchestrator.hardware.gpu_catalog import is_kind
 from orchestrator.sweep.console import format_seconds
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 
 GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
 

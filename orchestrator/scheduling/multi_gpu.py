@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import EnvironmentError, GpusLost
 from orchestrator.hardware.gpu_catalog import is_kind
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 
 if TYPE_CHECKING:
     from orchestrator.planning.attempt_queue import Queue

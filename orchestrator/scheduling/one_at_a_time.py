@@ -8,7 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 from orchestrator.scheduling.ray_scheduler import OnStart, Scheduler
-from tasks.spec.records import Attempt, Outcome
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ from orchestrator.scheduling.ray_session import (
     start_reaper,
 )
 from orchestrator.sweep.console import format_seconds, say
-from tasks.spec.records import PREPARATION_S, Attempt, Outcome
+from tasks.spec.attempt import PREPARATION_S, Attempt
+from tasks.spec.outcome import Outcome
 
 # Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
 _BACKSTOP_S = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.execution.attempt import by_hand
 from orchestrator.store.run import Run
-from tasks.spec.records import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 
 _LINES = 20
 _TAIL_BYTES = 16_384

@@ -56,7 +56,9 @@ from orchestrator.store.parquet_parts import (
     write_part,
     writing,
 )
-from tasks.spec.records import ATTEMPT_FILE, Attempt, Outcome, Sample
+from tasks.spec.attempt import ATTEMPT_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import Sample
 
 if TYPE_CHECKING:
     import pandas as pd

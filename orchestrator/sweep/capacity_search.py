@@ -22,8 +22,8 @@ from orchestrator.scheduling.ray_scheduler import LastingScheduler
 from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep, smallest_card
 from tasks.prediction.records import AS_EAGER, Prediction, why_not
 from tasks.spec.cell import Cell
-from tasks.spec.records import Status
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
 
 _DECIDED = frozenset({Status.OK, Status.OOM})
 

@@ -21,7 +21,8 @@ from rich.text import Text
 
 from orchestrator.execution.supervisor import Started
 from tasks.spec.cell import Cell, in_a_line
-from tasks.spec.records import Outcome, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 _LONGEST_REASON = 160  # letters
 _GIB, _MIB = 1024**3, 1024**2

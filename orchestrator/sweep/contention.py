@@ -26,7 +26,7 @@ from orchestrator.store.run import Run
 from orchestrator.sweep.console import so_many
 from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep
 from tasks.spec.cell import Cell
-from tasks.spec.records import Status
+from tasks.spec.status import Status
 
 FOLDER = "alone"
 _SHARE = 0.05

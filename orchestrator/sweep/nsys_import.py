@@ -8,9 +8,11 @@ from pathlib import Path
 from orchestrator.common.hashing import file_digest
 from orchestrator.execution.nsys import read_report
 from orchestrator.store.run import Run
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
+from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import Params
-from tasks.spec.records import Attempt, Outcome, Settings, Status
+from tasks.spec.status import Status
 from tasks.traces.attribution import attribute
 from tasks.traces.summary import to_rows, to_samples
 

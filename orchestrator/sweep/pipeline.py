@@ -44,10 +44,12 @@ from orchestrator.store.remote.remote_run import open_run
 from orchestrator.store.run import Run, RunWriter
 from orchestrator.sweep.console import Display, so_many
 from tasks.prediction.records import Prediction, why_not
+from tasks.spec.attempt import Attempt, Settings, StartMethod
 from tasks.spec.cell import Cell
+from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import default_values
-from tasks.spec.records import Attempt, Outcome, Settings, StartMethod, Status
 from tasks.spec.registry import all_tasks
+from tasks.spec.status import Status
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tasks.harness.model_parts import first_block, parts_named
 from tasks.harness.workload import Workload
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 LARGEST = 5  # operations that are told apart
 

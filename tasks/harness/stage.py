@@ -10,7 +10,7 @@ from typing import Any
 from tasks.harness.workload import Watcher, Workload, run_step
 from tasks.process.phase_file import Progress
 from tasks.spec.parameters import Params
-from tasks.spec.records import AllocationRow, KernelRow, LiveRow, Sample
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
 
 @dataclass

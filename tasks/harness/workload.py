@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from tasks.harness.device import Device
 from tasks.process.phase_file import Progress
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 PhaseMarker = Callable[[str], AbstractContextManager[None]]
 

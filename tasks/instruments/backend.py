@@ -13,7 +13,7 @@ from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is whe
 from torch.profiler import ProfilerActivity, profile
 
 from tasks.harness.stage import Session, Stage
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 _BACKENDS = {  # in this order: the names of cuDNN's and Flex's kernels hold "flash" and "attention" as well
     "cudnn": r"cudnn.*(sdpa|flash|mha|fort)",

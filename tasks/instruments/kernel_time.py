@@ -16,7 +16,7 @@ from tasks.harness.device import Device
 from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
 from tasks.spec.order_statistics import FEWEST
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 _STEPS = FEWEST  # of which the median has an interval
 _ENOUGH_MS = 1000.0  # of kernels, after which no further step is watched: those of a long step are alike from one to the next

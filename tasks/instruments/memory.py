@@ -20,7 +20,7 @@ from tasks.harness.device import Device
 from tasks.harness.saved_tensors import SavedTensors
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 _STEPS_UNTIL_STEADY = 2  # a first without optimizer state, and one to leave behind what it does
 

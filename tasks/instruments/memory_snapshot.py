@@ -31,7 +31,7 @@ from tasks.snapshots.attribution import AT_BEGIN, AT_END, Holding, Role, attribu
 from tasks.snapshots.replay import Record, Snapshot, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
 from tasks.spec.artifact_names import artifact_name
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
 _MOST_ENTRIES = 200_000  # of the ring buffer: some ten steps of the largest model

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tasks.harness.stage import Session, Stage
 from tasks.instruments.nvtx import annotate
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 
 def annotate_for_nsys(session: Session) -> list[Sample]:

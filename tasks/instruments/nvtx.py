@@ -12,7 +12,7 @@ from torch.profiler import record_function
 
 from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session, Stage
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
 _STEPS = 2

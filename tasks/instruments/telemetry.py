@@ -24,7 +24,7 @@ import pynvml
 
 from tasks.harness.stage import Session, Stage
 from tasks.process.cpu_speed import host_pace
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 _Handle = Any
 _THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")

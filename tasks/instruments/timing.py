@@ -32,8 +32,8 @@ from tasks.harness.workload import Watcher, Workload
 from tasks.process.cpu_speed import Additions
 from tasks.spec.order_statistics import half_width
 from tasks.spec.parameters import TimedParams
-from tasks.spec.records import Sample
 from tasks.spec.stopping import Measured, StopRule
+from tasks.spec.tables import Sample
 
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time

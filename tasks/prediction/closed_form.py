@@ -23,8 +23,8 @@ from model.accounting import (
     training_moments_bytes,
 )
 from tasks.attention import AttentionParams
-from tasks.spec.records import Sample
-from tasks.train_step import PHASES, TrainStepParams
+from tasks.spec.tables import Sample
+from tasks.training.parameters import PHASES, TrainStepParams
 
 _NARROW, _WIDE = 2, 4  # bytes of an element: where everything is stored in bf16, and else
 _TEMPORARY = {

@@ -33,8 +33,9 @@ from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.parameters import default_values
-from tasks.spec.records import Sample
-from tasks.train_step import TrainStepParams, build_on
+from tasks.spec.tables import Sample
+from tasks.train_step import build_on
+from tasks.training.parameters import TrainStepParams
 
 STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import OF_TIMING
-from tasks.spec.records import Sample
 from tasks.spec.registry import make_cell
+from tasks.spec.tables import Sample
 
 VERSION = 4  # to be raised when the prediction of an unchanged cell would come out differently
 

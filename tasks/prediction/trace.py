@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from tasks.prediction.allocator import Block, CachingAllocator
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 Step = Literal["built", "first", "steady"]
 STEPS: tuple[Step, ...] = ("built", "first", "steady")

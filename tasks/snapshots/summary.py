@@ -9,7 +9,7 @@ from itertools import pairwise
 from tasks.snapshots.attribution import How, Labelled, Role, live_at
 from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import Record
-from tasks.spec.records import AllocationRow, LiveRow
+from tasks.spec.tables import AllocationRow, LiveRow
 
 PEAK, OUT_OF_MEMORY = "peak", "out of memory"  # the moments of which there are rows
 

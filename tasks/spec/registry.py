@@ -1,4 +1,4 @@
-"""Finds tasks: every module directly in `tasks` that defines `TASK`. Adding one is adding a file."""
+"""Finds tasks: every module directly in `tasks` that defines `TASK`. Adding a task is adding a file."""
 
 from __future__ import annotations
 
@@ -7,43 +7,60 @@ import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import Params
 
-if TYPE_CHECKING:
-    from tasks.harness.workload import Finding, Workload
+
+class HasFacts(Protocol):
+    """A device that reports facts about itself."""
+
+    def facts(self) -> Mapping[str, Any]: ...
+
+
+class Built(Protocol):
+    """A cell that is ready to be measured: see `tasks/harness/workload.py` for its two kinds.
+
+    facts: what was read back after the build, such as dtypes, precision flags and the parameter count.
+    """
+
+    @property
+    def device(self) -> HasFacts: ...
+
+    @property
+    def facts(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Task:
     """A named kind of measurement.
 
-    version: to be raised when the numbers of an unchanged cell would come out differently: older results are then
-    other cells. build: imports torch, prepares the cell, raises `Skip` where it cannot be measured. work: how much a
-    cell computes, in any unit that is proportional to its time, for estimates.
+    version: raise it when an unchanged cell would be measured differently. The version is part of a
+        cell's id, so that older results then belong to other cells.
+    build: imports torch and prepares the cell. Raises `Skip` if it cannot be measured on this device.
+    work: the amount of computation in a cell, in any unit that is proportional to its duration.
     """
 
     name: str
     version: int
     params: type[Params]
-    build: Callable[[Any], Workload | Finding]
+    build: Callable[[Any], Built]
     work: Callable[[Any], float]
 
 
 @cache
 def all_tasks() -> Mapping[str, Task]:
-    """Tasks by name. Importing them must not import torch: planning has no need of it."""
-    import tasks
-
-    names = [module.name for module in pkgutil.iter_modules(tasks.__path__) if not module.ispkg]
+    """Return all tasks by name. Must not import torch, because planning does not need it."""
+    # Imported by name: the contract in tasks/spec does not depend on the tasks that fulfil it.
+    folder = importlib.import_module("tasks").__path__
+    names = [module.name for module in pkgutil.iter_modules(folder) if not module.ispkg]
     modules = [importlib.import_module(f"tasks.{name}") for name in names if name != "__main__"]
     found: list[Task] = [module.TASK for module in modules if hasattr(module, "TASK")]
     return {task.name: task for task in found}
 
 
 def make_cell(task_name: str, values: Mapping[str, Any]) -> Cell:
-    """Validates `values` against the task's parameters. Raises KeyError or pydantic.ValidationError."""
+    """Return the cell with these parameters. Raises KeyError or pydantic.ValidationError."""
     task = all_tasks()[task_name]
     return Cell(task.name, task.version, task.params.model_validate(dict(values)))

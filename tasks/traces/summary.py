@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 
-from tasks.spec.records import KernelRow, Sample
+from tasks.spec.tables import KernelRow, Sample
 from tasks.traces.attribution import OUTSIDE, Work
 
 _NS_PER_MS = 1e6

@@ -10,8 +10,11 @@ import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.store.run import Run
-from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 from tests.conftest import FAST, ROOT
 
 MEASURED = ROOT / "tests" / "data" / "h200_cells"

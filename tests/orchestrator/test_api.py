@@ -15,7 +15,9 @@ from orchestrator.analysis.results import load_results
 from orchestrator.api import LoadedRun
 from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.store.run import Run
-from tasks.spec.records import KernelRow, Outcome, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import KernelRow
 
 
 @pytest.fixture

@@ -21,7 +21,10 @@ import pynvml
 
 from orchestrator.execution import supervisor
 from orchestrator.scheduling import ray_scheduler as schedulers
-from tasks.spec.records import Attempt, Outcome, Sample, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"

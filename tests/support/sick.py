@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from orchestrator.execution import supervisor
 from orchestrator.scheduling import ray_scheduler as schedulers
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 
 FOLDER, NO_TORCH = "SICK_TORCH", "libtorch_cpu.so: cannot open shared object file"
 real_supervise = supervisor.supervise

@@ -14,8 +14,8 @@ from tasks.harness.stage import Session
 from tasks.instruments import stages_of
 from tasks.instruments.backend import classify
 from tasks.process.phase_file import Progress
-from tasks.spec.records import Sample
 from tasks.spec.registry import make_cell
+from tasks.spec.tables import Sample
 
 SMALL: dict[str, Any] = {
     "device": "cpu", "d_head": 8, "context_length": 32, "batch_size": 3, "warmup_steps": 1, "measured_steps": 2,

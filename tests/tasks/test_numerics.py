@@ -12,8 +12,9 @@ from orchestrator.execution.attempt import execute
 from tasks import accumulation, autocast_dtypes, norm_sensitivity
 from tasks.harness.device import CpuDevice
 from tasks.harness.workload import Finding
-from tasks.spec.records import Attempt, Status
+from tasks.spec.attempt import Attempt
 from tasks.spec.registry import all_tasks, make_cell
+from tasks.spec.status import Status
 
 
 def values(finding: Finding) -> dict[str, float | None]:

@@ -15,15 +15,17 @@ from torch import nn
 from model.accounting import forward_flops
 from model.config import SIZES
 from orchestrator.execution.attempt import execute
-from tasks import train_step
 from tasks.harness import device as device_module
 from tasks.harness.device import Skip
 from tasks.harness.precision import set_precision
 from tasks.harness.stage import Session
 from tasks.instruments import stages_of
 from tasks.process.phase_file import Progress
-from tasks.spec.records import Attempt, Status
-from tasks.train_step import PHASES, TrainStepParams, build
+from tasks.spec.attempt import Attempt
+from tasks.spec.status import Status
+from tasks.train_step import build
+from tasks.training import step
+from tasks.training.parameters import PHASES, TrainStepParams
 
 TINY: dict[str, Any] = {
     "device": "cpu",
@@ -305,7 +307,7 @@ def test_logits_are_looked_at_in_the_first_step_alone(
     pass_: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    monkeypatch.setattr(train_step, "_require_logits", lambda logits, params: looks.append(logits))
+    monkeypatch.setattr(step, "require_logits", lambda logits, params: looks.append(logits))
     workload = build(gives("logits", **{"pass": pass_}))
     for _ in range(3):
         workload.step(lambda name: nullcontext())

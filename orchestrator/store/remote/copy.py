@@ -23,7 +23,7 @@ from orchestrator.common.errors import RunUnreachable
 from orchestrator.store.parquet_parts import is_merged, replaced_parts, tables, writing
 from orchestrator.store.remote.folder import Entry, Place, reaching
 from orchestrator.store.remote.ledger import Ledger
-from tasks.spec.records import ATTEMPT_FILE, LOG_FILE
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE
 
 MANIFEST, CELLS = "run.json", "cells.parquet"
 ATTEMPTS = "attempts"

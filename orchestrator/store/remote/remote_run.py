@@ -18,7 +18,8 @@ from orchestrator.store.remote.copy import ATTEMPTS, CELLS, MANIFEST, Copy
 from orchestrator.store.remote.folder import Place, reaching
 from orchestrator.store.remote.uploads import Uploads, insist
 from orchestrator.store.run import Run, RunWriter
-from tasks.spec.records import Outcome, Sample
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import Sample
 
 if TYPE_CHECKING:
     import pandas as pd

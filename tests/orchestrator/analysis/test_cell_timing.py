@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.analysis.cell_timing import load_counted, sides_of
-from tasks.spec.records import Outcome
+from tasks.spec.outcome import Outcome
 from tests.orchestrator.analysis.test_comparison import paced, write
 
 

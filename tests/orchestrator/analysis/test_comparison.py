@@ -31,7 +31,9 @@ from orchestrator.common.errors import RunError
 from orchestrator.report.formats.markdown import describe_comparison
 from orchestrator.store.run import Run
 from tasks.spec.order_statistics import median_rank
-from tasks.spec.records import Outcome, Sample, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 from tests.conftest import ROOT, with_samples
 
 STEPS = 10

@@ -32,7 +32,8 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.export.redaction import called
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import open_runs
-from tasks.spec.records import Outcome, Sample
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import Sample
 from tests.conftest import with_samples
 
 MakeOutcome = Callable[..., Outcome]

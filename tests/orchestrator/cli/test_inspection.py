@@ -16,7 +16,9 @@ from orchestrator.report.export.export import publish
 from orchestrator.report.tables.formatters import format_ms
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import why_it_ended
-from tasks.spec.records import LOG_FILE, Outcome, Status
+from tasks.spec.attempt import LOG_FILE
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 GIB, MIB = 1024**3, 1024**2
 

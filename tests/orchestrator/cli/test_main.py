@@ -16,7 +16,7 @@ from orchestrator.cli.main import FLAWS as SAID_OF_FLAWS
 from orchestrator.cli.main import STATUSES
 from orchestrator.planning.plan import FLAWS, PENDING
 from orchestrator.store.run import Run
-from tasks.spec.records import Status
+from tasks.spec.status import Status
 from tests.conftest import ROOT, sweep_command
 
 CONFIG = "name: test\ngrids: [{task: train_step, fixed: {size: tiny, device: cpu}}]"

@@ -14,7 +14,8 @@ from orchestrator.cli.main import main
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.markdown import MOST_ROWS
 from orchestrator.store.run import Run
-from tasks.spec.records import Outcome, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 MORE = 3
 

@@ -19,15 +19,10 @@ import pytest
 
 from orchestrator.execution import attempt as attempt_module
 from orchestrator.execution.attempt import Exit, by_hand, conclude, execute, recover
-from tasks.spec.records import (
-    ATTEMPT_FILE,
-    JOURNAL_FILE,
-    LOG_FILE,
-    Attempt,
-    Outcome,
-    Status,
-    read_journal,
-)
+from tasks.process.journal import read_journal
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended
 
 TESTS = str(ROOT / "tests" / "support")
@@ -35,7 +30,7 @@ MakeAttempt = Callable[..., Attempt]
 CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (
     "import sys; from pathlib import Path; from orchestrator.execution.attempt import execute;"
-    "from tasks.spec.records import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
+    "from tasks.spec.attempt import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
 )
 
 
@@ -222,7 +217,7 @@ import json, sys
 from pathlib import Path
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
 from orchestrator.execution.attempt import execute
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 ballast = bytearray(b"x") * 400_000_000
 for file in sys.argv[2:]:
     outcome = execute(Attempt.from_json(Path(file).read_text()))

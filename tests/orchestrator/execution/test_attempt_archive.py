@@ -22,7 +22,9 @@ from orchestrator.execution.attempt_archive import (
 )
 from orchestrator.execution.supervisor import Event, Started
 from orchestrator.scheduling import ray_scheduler as schedulers
-from tasks.spec.records import ATTEMPT_FILE, LOG_FILE, Attempt, Outcome, Status
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 MakeAttempt = Callable[..., Attempt]
 

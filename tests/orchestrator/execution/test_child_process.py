@@ -19,8 +19,10 @@ from orchestrator.execution import child_process as child
 from orchestrator.execution.attempt import child_environment, execute
 from orchestrator.execution.child_process import STARTER, is_forked
 from tasks.process import subreaper as adoption
-from tasks.spec.records import LOG_FILE, Attempt, Outcome, Status
+from tasks.spec.attempt import LOG_FILE, Attempt
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 
 TESTS = str(ROOT / "tests" / "support")

@@ -13,9 +13,9 @@ import pytest
 from click.testing import Result
 
 from orchestrator.execution.child_log import KEPT_BYTES
-from orchestrator.planning.plan import RETRIED
 from orchestrator.store.run import Run
-from tasks.spec.records import LOG_FILE
+from tasks.spec.attempt import LOG_FILE
+from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,7 @@ def test_a_fault(
     config = write_config(
         CONFIG % (4 if row == "a hang" else 60, json.dumps(list(cells_of(faults, tmp_path))))
     )
-    bad = any(fault.status in RETRIED for fault in faults)
+    bad = any(Status(fault.status).is_retried for fault in faults)
 
     done = sweep_here("run", config, "--scheduler", "serial")
     assert done.exit_code == bad, (done.output, done.exception)
@@ -151,7 +151,9 @@ def test_a_fault(
     assert done.exit_code == 0, (done.output, done.exception)
     for place, fault in enumerate(faults):
         statuses = [attempt["status"] for attempt in attempts_of(run, place)]
-        assert statuses == [fault.status, *(["ok"] if fault.status in RETRIED else [])], fault
+        assert statuses == [fault.status, *(["ok"] if Status(fault.status).is_retried else [])], (
+            fault
+        )
     if row == "out of memory":
         assert sweep_here("run", config, "--scheduler", "serial", "--retry", "oom").exit_code == 0
     assert {attempts_of(run, place)[-1]["status"] for place in range(len(faults))} == {"ok"}

@@ -15,7 +15,8 @@ import pytest
 from orchestrator.execution.attempt import begin_grandparent, child_environment, execute
 from orchestrator.execution.child_process import STARTER
 from orchestrator.execution.fork_server import GRANDPARENT, Grandparent
-from tasks.spec.records import LOG_FILE, Attempt, Status
+from tasks.spec.attempt import LOG_FILE, Attempt
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import left_after
 

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.execution.attempt import child_environment
 from orchestrator.execution.measuring_process import HERE, PACKAGES, PROGRAM, named, program_source
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 
 TOLD = "from orchestrator.execution.measuring_process import git_commit, program_source; print(program_source(), git_commit())"
 

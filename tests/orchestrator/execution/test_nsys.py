@@ -14,7 +14,9 @@ import pytest
 from click.testing import Result
 
 from orchestrator.execution.attempt import execute, recover
-from tasks.spec.records import LOG_FILE, Attempt, Outcome, Status
+from tasks.spec.attempt import LOG_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 
 MakeAttempt = Callable[..., Attempt]

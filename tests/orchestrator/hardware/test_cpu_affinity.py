@@ -16,7 +16,7 @@ from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide, parse_cores
 from orchestrator.scheduling.ray_scheduler import visible_gpus
 from orchestrator.sweep.pipeline import niced
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 
 
 def span(low: int, high: int) -> frozenset[int]:

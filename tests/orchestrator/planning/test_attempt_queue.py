@@ -18,10 +18,12 @@ from orchestrator.planning.oom_inference import Witnesses
 from orchestrator.planning.plan import Choice, Past, make_plan
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import LiveDisplay
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.compile_groups import shared_graph
-from tasks.spec.records import Attempt, Outcome, Settings, Status
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
 
 GPU = "NVIDIA H200"
 Took = Callable[[Cell], float]

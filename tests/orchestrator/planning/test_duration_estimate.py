@@ -14,8 +14,8 @@ from orchestrator.cli import inspection
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
 from orchestrator.planning.plan import Past
 from tasks.spec.cell import Cell
-from tasks.spec.records import Status
 from tasks.spec.registry import all_tasks, make_cell
+from tasks.spec.status import Status
 
 S = Status
 H200 = Conditions("NVIDIA H200")

@@ -9,7 +9,8 @@ import pytest
 
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.sweep.pipeline import Request, resolve_again
-from tasks.spec.records import Attempt, Outcome
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
 from tests.orchestrator.sweep.test_pipeline import CPU, FakeScheduler, go, outcome_of, request_of
 
 __all__ = ["request_of"]

@@ -23,9 +23,12 @@ from orchestrator.planning.plan import Choice
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.sweep.pipeline import Means, resolve, run_sweep
 from tasks.prediction.records import Prediction, Request, Verdict, unknown
+from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
-from tasks.spec.records import Attempt, Outcome, Sample, Status
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 
 GIB = 1024**3
 TINY_GPU = Card("Tiny", 400 * 1024**2, 9.0)

@@ -6,8 +6,8 @@ import pytest
 
 from orchestrator.planning.plan import PENDING, Choice, Past, make_plan
 from tasks.spec.cell import Cell
-from tasks.spec.records import Status
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
 
 S = Status
 

@@ -17,7 +17,9 @@ from orchestrator.store.run import Run
 from orchestrator.sweep import pipeline as running
 from orchestrator.sweep.pipeline import Request, resolve
 from tasks.process.source_digest import source_digest
-from tasks.spec.records import Attempt, Outcome, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, outcome_of
 
 LATER = CONFIG.replace("[16, 32, 64, 128]", "[16, 32, 64, 128, 256]")

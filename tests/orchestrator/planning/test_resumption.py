@@ -21,7 +21,9 @@ from orchestrator.cli.main import main
 from orchestrator.planning import invocation as invocations
 from orchestrator.planning.plan import Choice
 from orchestrator.sweep.pipeline import Request, resolve, resolve_again
-from tasks.spec.records import Attempt, Outcome, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.orchestrator.sweep.test_pipeline import (
     CONFIG,
     FakeScheduler,

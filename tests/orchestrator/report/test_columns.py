@@ -24,9 +24,10 @@ from orchestrator.sweep.nsys_import import ImportedParams
 from tasks.instruments import instrument_names, stages_of
 from tasks.snapshots import attribution as of_snapshots
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK
+from tasks.spec.attempt import BEFORE_ITS_TASK
 from tasks.spec.parameters import Params, SeveralGpusParams, axis_names
-from tasks.spec.records import BEFORE_ITS_TASK, Status
 from tasks.spec.registry import all_tasks
+from tasks.spec.status import Status
 from tasks.traces import attribution as of_traces
 from tasks.traces.classes import CLASSES
 from tests.conftest import ROOT

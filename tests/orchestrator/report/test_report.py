@@ -27,9 +27,12 @@ from orchestrator.report.key_findings import answers
 from orchestrator.report.tables.formatters import why_it_ended
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import Run
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import default_values
-from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
 from tasks.spec.registry import all_tasks, make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 from tests.conftest import watched, with_samples
 
 GIB = 1024**3

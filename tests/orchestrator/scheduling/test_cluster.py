@@ -11,7 +11,7 @@ from orchestrator.common.errors import NodesLost
 from orchestrator.execution.supervisor import Started
 from orchestrator.scheduling import cluster as watched
 from orchestrator.scheduling.cluster import Nodes, why_nowhere
-from tasks.spec.records import Attempt
+from tasks.spec.attempt import Attempt
 
 
 def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[str, Any]:

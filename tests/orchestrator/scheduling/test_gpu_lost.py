@@ -24,7 +24,9 @@ from orchestrator.execution.measuring_process import PROGRAM
 from orchestrator.execution.supervisor import Fallen, Started
 from orchestrator.hardware.nvml import Watch, gpu_names
 from orchestrator.scheduling.ray_scheduler import RayScheduler
-from tasks.spec.records import Attempt, Outcome, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import left_after, own_temporary_folder
 from tests.support.fallen import FOLDER, LATE, SILENTLY, play

@@ -24,7 +24,9 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.host_probe import why_nothing_is_measured_here
 from orchestrator.execution.supervisor import Fallen, Started
 from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
-from tasks.spec.records import Attempt, Outcome, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import sweep_command
 from tests.killing import own_temporary_folder
 from tests.orchestrator.scheduling.test_ray_scheduler import cluster_of_hosts, parts_of_good_cells

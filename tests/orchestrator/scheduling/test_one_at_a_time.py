@@ -17,7 +17,10 @@ from orchestrator.scheduling.ray_scheduler import OnStart
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import open_runs
 from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
-from tasks.spec.records import Attempt, Outcome, Sample, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 from tests.orchestrator.sweep.test_pipeline import CPU, FakeScheduler, Silent
 
 CONFIG = """

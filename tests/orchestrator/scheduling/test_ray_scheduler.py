@@ -32,15 +32,9 @@ from orchestrator.execution.supervisor import Started
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.remote_run import open_run
 from tasks.process.phase_file import read_phase
-from tasks.spec.records import (
-    ATTEMPT_FILE,
-    LOG_FILE,
-    PHASE_FILE,
-    PREPARATION_S,
-    Attempt,
-    Outcome,
-    Status,
-)
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, PHASE_FILE, PREPARATION_S, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT, sweep_command
 from tests.killing import (
     asked_of_each,

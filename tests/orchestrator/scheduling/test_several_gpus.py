@@ -21,10 +21,12 @@ from orchestrator.scheduling import ray_scheduler as schedulers
 from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
 from orchestrator.store.run import Run
 from orchestrator.sweep.pipeline import Request, resolve
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
+from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import SeveralGpusParams
-from tasks.spec.records import Attempt, Outcome, Settings, Status
 from tasks.spec.registry import Task, all_tasks, make_cell
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import own_temporary_folder
 from tests.orchestrator.sweep.test_pipeline import FakeScheduler, go, outcome_of

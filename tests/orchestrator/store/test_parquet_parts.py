@@ -15,7 +15,7 @@ import pytest
 from orchestrator.common.errors import RunError
 from orchestrator.store import run as store
 from orchestrator.store.run import Run
-from tasks.spec.records import Outcome
+from tasks.spec.outcome import Outcome
 
 MakeOutcome = Callable[..., Outcome]
 FIRST = pa.array([1], pa.int32())

@@ -26,7 +26,10 @@ from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwr
 from orchestrator.planning.plan import read_history
 from orchestrator.store import run as store
 from orchestrator.store.run import Run, RunWriter, find_cell
-from tasks.spec.records import ATTEMPT_FILE, AllocationRow, KernelRow, LiveRow, Outcome, Status
+from tasks.spec.attempt import ATTEMPT_FILE
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow
 from tests.conftest import ROOT
 from tests.orchestrator.store.test_parquet_parts import ROW
 

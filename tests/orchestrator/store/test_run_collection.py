@@ -14,7 +14,9 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import Together, open_runs
-from tasks.spec.records import KernelRow, Outcome, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import KernelRow
 
 KERNEL = KernelRow(
     "forward", "ffn", "GEMM", "scope", "aten::mm", "sgemm", 2, 4, 4_000_000, 1e6, 1e6, 1, 2, 0.5

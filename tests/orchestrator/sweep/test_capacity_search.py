@@ -26,7 +26,10 @@ from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limit
 from orchestrator.sweep.pipeline import Means, Request, resolve, resolve_again, run_sweep
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
 from tasks.prediction.records import Request as Asked
-from tasks.spec.records import Attempt, Outcome, Sample, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 
 GIB = 1024**3
 CARD = Card("Test", 10 * GIB, 9.0)

@@ -18,7 +18,10 @@ from orchestrator.store.run import Run
 from orchestrator.sweep import contention
 from orchestrator.sweep.contention import cells_beside_others, request_alone, run_and_check
 from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
-from tasks.spec.records import Attempt, Outcome, Sample, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 from tests.conftest import with_samples
 from tests.orchestrator.sweep.test_pipeline import FakeScheduler, Silent
 

@@ -14,7 +14,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import EnvironmentError, RunError
 from orchestrator.store.run import Run
 from orchestrator.sweep.nsys_import import import_nsys
-from tasks.spec.records import Outcome
+from tasks.spec.outcome import Outcome
 from tests.support.traces import AUTOGRAD, NsysExport
 
 Sweep = Callable[..., subprocess.CompletedProcess[str]]

@@ -42,8 +42,11 @@ from orchestrator.sweep.pipeline import (
     run_sweep,
 )
 from tasks.prediction.records import Prediction, unknown
-from tasks.process.journal import Journal
-from tasks.spec.records import ATTEMPT_FILE, JOURNAL_FILE, Attempt, Ending, Outcome, Sample, Status
+from tasks.process.journal import FinalStatus, Journal
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 
 CONFIG = """
 name: test
@@ -670,7 +673,7 @@ def journalled(attempt: Attempt) -> Outcome:
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     with (attempt.path / JOURNAL_FILE).open("w") as stream:
         Journal(stream).samples(outcome.samples)
-        Journal(stream).end(Ending(Status.OK))
+        Journal(stream).end(FinalStatus(Status.OK))
     return outcome
 
 

@@ -23,20 +23,12 @@ from tasks.harness.device import (
 )
 from tasks.harness.stage import Session, Stage
 from tasks.process.environment import fingerprint, probe
-from tasks.process.journal import Journal
+from tasks.process.journal import FinalStatus, Journal, read_journal
 from tasks.process.phase_file import Progress, read_phase
-from tasks.spec.records import (
-    AllocationRow,
-    Attempt,
-    Ending,
-    KernelRow,
-    LiveRow,
-    Sample,
-    Settings,
-    Status,
-    read_journal,
-)
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.registry import all_tasks, make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
 MIB = 1024**2
 
@@ -150,7 +142,7 @@ def test_a_copy_of_the_process_writes_nothing(tmp_path: Path) -> None:
             journal.stage("of the copy")
             os._exit(0)
         _, status = os.waitpid(copy, 0)
-        journal.end(Ending(Status.OK))
+        journal.end(FinalStatus(Status.OK))
     assert os.waitstatus_to_exitcode(status) == 1
     assert [json.loads(line).get("stage") for line in path.read_text().splitlines()] == [
         "build",
@@ -171,16 +163,16 @@ def test_a_journal_is_read_back_as_far_as_it_is_whole(tmp_path: Path) -> None:
                 Sample("t", "m", "W", None, note="no"),
             ]
         )
-        journal.end(Ending(Status.OOM, {"asked_bytes": 3}))
+        journal.end(FinalStatus(Status.OOM, {"asked_bytes": 3}))
     account = read_journal(path)
-    assert (account.stage, account.facts, account.ending) == (
+    assert (account.stage, account.facts, account.final) == (
         "build",
         {"a": 1, "b": "?"},
-        Ending(Status.OOM, {"asked_bytes": 3}),
+        FinalStatus(Status.OOM, {"asked_bytes": 3}),
     )
     assert [sample.value for sample in account.samples] == [1.5, None]
     path.write_bytes(path.read_bytes()[:-5] + b"\nnot json\n[1]\n")
-    assert read_journal(path).ending is None
+    assert read_journal(path).final is None
     assert len(read_journal(path).samples) == 2
     assert read_journal(tmp_path / "nowhere").samples == ()
 
@@ -242,9 +234,9 @@ def test_what_a_stage_knows_of_its_end_is_kept(
     with (tmp_path / "journal.jsonl").open("w") as stream:
         _measure(attempt, stream, "spawn", by_hand=True)
     account = read_journal(tmp_path / "journal.jsonl")
-    assert account.ending is not None
-    assert account.ending.status is Status.FAILED
-    assert (account.ending.evidence["message"], account.ending.evidence["snapshot"]) == (
+    assert account.final is not None
+    assert account.final.status is Status.FAILED
+    assert (account.final.evidence["message"], account.final.evidence["snapshot"]) == (
         "the end",
         "of the end",
     )

@@ -16,8 +16,9 @@ from model.accounting import residual_stream_bytes, saved_block_bytes
 from model.config import Dimensions
 from tasks.harness.saved_tensors import SavedTensors
 from tasks.prediction.predictor import track
-from tasks.spec.records import Sample
-from tasks.train_step import TrainStepParams, build
+from tasks.spec.tables import Sample
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
 
 SHAPE: dict[str, Any] = {"context_length": 64, "batch_size": 2, "vocab_size": 500}
 DIMS = {"d_model": 96, "d_ff": 256, "num_layers": 3, "num_heads": 3}

@@ -16,7 +16,7 @@ from tasks.harness.workload import PhaseMarker, Workload
 from tasks.instruments import kernel_time
 from tasks.matmul import MatmulParams
 from tasks.process.phase_file import Progress
-from tasks.spec.records import Sample
+from tasks.spec.tables import Sample
 
 LARGE, SMALL = torch.ones(600, 600), torch.ones(30, 30)  # the small one waits for no other thread
 

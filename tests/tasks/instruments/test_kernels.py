@@ -24,12 +24,13 @@ from tasks.harness.stage import Session
 from tasks.instruments import kernels as instrument
 from tasks.instruments import stages_of
 from tasks.process.phase_file import Progress
-from tasks.spec.records import KernelRow, Sample
+from tasks.spec.tables import KernelRow, Sample
 from tasks.traces.attribution import OUTSIDE, attribute
 from tasks.traces.chrome import from_json
 from tasks.traces.provenance import read_graph
 from tasks.traces.summary import to_rows
-from tasks.train_step import TrainStepParams, build
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
 from tests.support.pace import takes_less_than
 
 SMALL: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}

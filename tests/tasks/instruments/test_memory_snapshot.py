@@ -17,8 +17,9 @@ from tasks.harness.model_parts import parts_named
 from tasks.harness.stage import Session
 from tasks.instruments import memory_snapshot as instrument
 from tasks.process.phase_file import Progress
-from tasks.spec.records import Sample
-from tasks.train_step import TrainStepParams, build
+from tasks.spec.tables import Sample
+from tasks.train_step import build
+from tasks.training.parameters import TrainStepParams
 from tests.support.allocator import RecordedAllocator, RecordedDevice, see_all
 
 TINY: dict[str, Any] = {"device": "cpu", "size": "tiny", "context_length": 32, "batch_size": 2}

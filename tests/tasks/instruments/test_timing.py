@@ -25,8 +25,8 @@ from tasks.prediction.records import memory_identity
 from tasks.process.phase_file import Progress
 from tasks.spec.cell import Cell
 from tasks.spec.order_statistics import half_width
-from tasks.spec.records import Sample
 from tasks.spec.registry import make_cell
+from tasks.spec.tables import Sample
 from tests.conftest import FAST
 
 ADAPTIVE = {"timing": "adaptive"}

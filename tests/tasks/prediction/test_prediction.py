@@ -32,7 +32,8 @@ from tasks.prediction.trace import replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.registry import make_cell
-from tasks.train_step import PHASES, TrainStepParams, build
+from tasks.train_step import build
+from tasks.training.parameters import PHASES, TrainStepParams
 from tests.conftest import ROOT
 
 GIB = 1024**3

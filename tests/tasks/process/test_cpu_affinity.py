@@ -11,7 +11,8 @@ import pytest
 
 from orchestrator.execution.attempt import execute
 from tasks.process.cpu_affinity import spans
-from tasks.spec.records import Attempt, Status
+from tasks.spec.attempt import Attempt
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="pinning is for Linux")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.spec.records import KernelRow
+from tasks.spec.tables import KernelRow
 from tasks.traces.attribution import How, Work, attribute
 from tasks.traces.chrome import from_json, read_chrome
 from tasks.traces.classes import CLASSES, classify

@@ -31,8 +31,11 @@ from orchestrator.store.parquet_parts import tables
 from orchestrator.store.run import PUBLICATION_FILE, Run
 from orchestrator.store.run_collection import Publication, open_runs
 from orchestrator.sweep.pipeline import manifest_of, resolve
+from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
-from tasks.spec.records import AllocationRow, Attempt, LiveRow, Outcome, Sample, Settings, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, LiveRow, Sample
 from tests.conftest import ROOT
 
 Rendered = Callable[[Path], Mapping[str, bytes]]

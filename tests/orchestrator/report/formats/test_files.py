@@ -30,7 +30,8 @@ from orchestrator.report.formats.markdown import MOST_ROWS, Page, lay_out, writt
 from orchestrator.report.tables.formatters import HOST_MARK, SLOWER_HOST_MARK
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import Run
-from tasks.spec.records import Outcome, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 
 UGLY = 'a_b & 50% {x} \\ ~ ^ $1 # <script>alert("1")</script> | "quoted", *bold* `code` @ref = [b] // \x1b[31m ä ×'
 MakeOutcome = Callable[..., Outcome]

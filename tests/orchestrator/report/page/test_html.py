@@ -24,7 +24,9 @@ from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import to_html
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
-from tasks.spec.records import ATTEMPT_FILE, LOG_FILE, Outcome, Status
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT, watched, with_samples
 from tests.orchestrator.report.page.unpacking import cell_of, chart_of, rows_of
 from tests.test_architecture import a_run

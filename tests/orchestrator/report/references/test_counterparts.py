@@ -14,8 +14,11 @@ from orchestrator.report.references.records import Number, published
 from orchestrator.report.references.schema import writeups
 from orchestrator.report.references.tables import against, counterparts
 from orchestrator.store.run import Run
-from tasks.spec.records import AllocationRow, Attempt, KernelRow, Outcome, Sample, Settings, Status
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, KernelRow, Sample
 
 TABLES = [(one.name, table.name) for one in writeups() for table in one.table]
 REPEATED = {(one.name, table.name) for one in writeups() for table in one.table if table.repeats}

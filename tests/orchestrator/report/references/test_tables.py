@@ -26,8 +26,11 @@ from orchestrator.report.page.html import to_html
 from orchestrator.report.references.devices import devices
 from orchestrator.report.references.tables import against
 from orchestrator.store.run import Run
-from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 from tests.conftest import ROOT, with_samples
 
 COURSE = {

@@ -14,7 +14,9 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.charts.registry import begin_drawing
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.store.run import Run
-from tasks.spec.records import AllocationRow, LiveRow, Outcome, Sample, Status
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, LiveRow, Sample
 from tests.conftest import with_samples
 
 MakeOutcome = Callable[..., Outcome]

@@ -14,7 +14,8 @@ from orchestrator.common.errors import RunError
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.store.run import Run
-from tasks.spec.records import KernelRow, Outcome, Sample
+from tasks.spec.outcome import Outcome
+from tasks.spec.tables import KernelRow, Sample
 
 MakeOutcome = Callable[..., Outcome]
 STEPS = 2

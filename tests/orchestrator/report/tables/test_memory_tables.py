@@ -12,8 +12,11 @@ import pytest
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.store.run import Run
-from tasks.spec.records import Attempt, Outcome, Sample, Settings, Status
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 
 MIB, GIB = 1024**2, 1024**3
 Samples = Iterable[Sample]

@@ -30,7 +30,9 @@ from orchestrator.store.remote.address import split_cell
 from orchestrator.store.remote.folder import Place, reaching
 from orchestrator.store.remote.remote_run import open_run
 from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
-from tasks.spec.records import ATTEMPT_FILE, LOG_FILE, Attempt, Outcome, Status
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.orchestrator.sweep.test_pipeline import (
     FakeScheduler,

@@ -1,0 +1,29 @@
+"""The result of one attempt, as it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.spec.attempt import Attempt
+from tasks.spec.status import Status
+from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An attempt and all that came of it."""
+
+    attempt: Attempt
+    status: Status
+    stage: str
+    phase: str
+    evidence: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    samples: tuple[Sample, ...]
+    started_at: float
+    wall_s: float
+    kernels: tuple[KernelRow, ...] = ()
+    allocations: tuple[AllocationRow, ...] = ()
+    live: tuple[LiveRow, ...] = ()
