@@ -222,7 +222,8 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
 
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
-    from orchestrator.cli.inspection import describe_cost, describe_memory, describe_plan
+    from orchestrator.cli.text.memory import describe_memory
+    from orchestrator.cli.text.plan import describe_cost, describe_plan
     from orchestrator.execution.measuring_process import git_commit
     from orchestrator.hardware.gpu_catalog import find_card
     from orchestrator.planning.invocation import new_invocation
@@ -363,7 +364,7 @@ def status(run_folder: Where) -> None:
 
     Example: sweep status results/demo
     """
-    from orchestrator.cli.inspection import describe_status
+    from orchestrator.cli.text.status import describe_status
     from orchestrator.store.remote.remote_run import open_run
     from orchestrator.sweep.pipeline import resolve_again
 
@@ -381,7 +382,7 @@ def show(run_folder: Where, cell: str) -> None:
 
     Example: sweep show results/demo 3f2a
     """
-    from orchestrator.cli.inspection import describe_cell
+    from orchestrator.cli.text.cell import describe_cell
     from orchestrator.store.remote.remote_run import open_run
     from orchestrator.store.run_collection import MARK, is_publication
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from orchestrator.cli import inspection
+from orchestrator.cli.text import plan as plan_text
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
 from orchestrator.planning.plan import Past
 from tasks.spec.cell import Cell
@@ -184,9 +184,9 @@ def test_a_plan_says_how_long_it_will_take(
 ) -> None:
     how = "GPU-hours (from FLOPs; after the first cells, from what they took)"
     assert said("cuda", "--gpu", "H200") == f"expected: 22 s on one H200, 0.01 {how}"
-    monkeypatch.setattr(inspection, "gpu_names", lambda: ("NVIDIA H200",) * 2)
+    monkeypatch.setattr(plan_text, "gpu_names", lambda: ("NVIDIA H200",) * 2)
     assert said("cuda") == f"expected: 20 s on this machine's 2 GPUs, 0.01 {how}"
-    monkeypatch.setattr(inspection, "gpu_names", lambda: ())
+    monkeypatch.setattr(plan_text, "gpu_names", lambda: ())
     assert said("cuda") == "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
     assert (
         said("cuda", "--gpu", "T4") == "expected time: unknown, no source gives a peak speed of T4"
@@ -197,17 +197,17 @@ def test_a_plan_says_how_long_it_will_take(
 def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     said: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(inspection, "gpu_names", lambda: ())
-    monkeypatch.setattr(inspection, "_measured_on", lambda request: {"NVIDIA H200"})
+    monkeypatch.setattr(plan_text, "gpu_names", lambda: ())
+    monkeypatch.setattr(plan_text, "_measured_on", lambda request: {"NVIDIA H200"})
     small = make_cell("train_step", {"size": "small"})
-    real = inspection.describe_cost
+    real = plan_text.describe_cost
 
     def with_history(request: Any, plan: Any, card: Any) -> str:
         return real(
             request, dataclasses.replace(plan, history={small.id: Past((S.OK,), (100.0,))}), card
         )
 
-    monkeypatch.setattr(inspection, "describe_cost", with_history)
+    monkeypatch.setattr(plan_text, "describe_cost", with_history)
     assert "GPU-hours (from what 1 finished cell took)" in said("cuda")
     assert "from what 1" in said("cuda", "--gpu", "H200")
     assert "from FLOPs" in said("cuda", "--gpu", "H100")

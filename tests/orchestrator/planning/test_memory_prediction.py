@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import load_results
-from orchestrator.cli.inspection import describe_memory
+from orchestrator.cli.text.memory import describe_memory
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.measuring_process import lifeline
 from orchestrator.execution.supervisor import Started

@@ -16,8 +16,8 @@ import pandas as pd
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.inspection import describe_status
 from orchestrator.cli.main import main
+from orchestrator.cli.text.status import describe_status
 from orchestrator.planning import invocation as invocations
 from orchestrator.planning.plan import Choice
 from orchestrator.sweep.pipeline import Request, resolve, resolve_again

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from orchestrator.cli.inspection import describe_status
 from orchestrator.cli.main import main
 from orchestrator.cli.text.capacity import describe_limits
+from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.supervisor import Started
 from orchestrator.hardware.gpu_catalog import Card

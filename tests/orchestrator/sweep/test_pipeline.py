@@ -18,8 +18,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.cli.inspection import describe_plan, describe_status
 from orchestrator.cli.main import _conclude
+from orchestrator.cli.text.plan import describe_plan
+from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import (
     ConfigError,
     EnvironmentError,

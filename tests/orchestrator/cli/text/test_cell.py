@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.analysis.results import load_results
-from orchestrator.cli.inspection import describe_cell
+from orchestrator.cli.text.cell import describe_cell
 from orchestrator.common.errors import RunError
 from orchestrator.report.export.export import publish
 from orchestrator.report.tables.formatters import format_ms
