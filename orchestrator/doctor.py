@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.common.errors import EnvironmentError, SweepError
 from orchestrator.execution import nsys
-from orchestrator.execution.host_probe import paces_here, probe_here, why_no_kernels_are_seen
+from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
 from orchestrator.execution.measuring_process import git_commit, named, program_source
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.address import Where, is_address
@@ -29,7 +29,7 @@ _SELDOM = 0.05
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """good: True, False, or None for what is good to know. remedy: what to do."""
 
     name: str
@@ -42,48 +42,48 @@ class Finding:
         return f"{mark} {self.name:<8} {self.said}{f'. {self.remedy}' if self.remedy else ''}"
 
 
-def examine(out: Where) -> Iterator[Finding]:
+def examine(out: Where) -> Iterator[Diagnosis]:
     """One finding after another, as each is known. out: where results would go."""
     try:
         probe = probe_here()
     except EnvironmentError as error:
-        yield Finding("torch", False, error.message, "Reinstall it: pip install torch")
+        yield Diagnosis("torch", False, error.message, "Reinstall it: pip install torch")
         probe = {}
     yield _program()
     if probe:
         for check in (_torch, _cuda, _gpus, _nvml, _cpu):
             yield check(probe)
         if probe["gpus"]:
-            yield _profiler(why_no_kernels_are_seen())
-        yield _host(paces_here(_WATCHED_S))
+            yield _profiler(profiler_failure())
+        yield _host(dispatch_rates(_WATCHED_S))
     yield _ray()
     yield _nsys()
     yield _compiler()
     yield _place(str(out)) if is_address(out) else _disk(Path(out))
 
 
-def _program() -> Finding:
-    return Finding("program", True, named(program_source(), git_commit()))
+def _program() -> Diagnosis:
+    return Diagnosis("program", True, named(program_source(), git_commit()))
 
 
-def _torch(probe: Mapping[str, Any]) -> Finding:
+def _torch(probe: Mapping[str, Any]) -> Diagnosis:
     tested = probe["torch"].startswith(_TESTED_TORCH)
     remedy = "" if tested else f"Tested are {', '.join(_TESTED_TORCH)}"
-    return Finding(
+    return Diagnosis(
         "torch", True if tested else None, f"{probe['torch']} on Python {probe['python']}", remedy
     )
 
 
-def _cuda(probe: Mapping[str, Any]) -> Finding:
+def _cuda(probe: Mapping[str, Any]) -> Diagnosis:
     if probe["gpus"]:
-        return Finding(
+        return Diagnosis(
             "CUDA", True, f"{probe['cuda']}, cuDNN {probe['cudnn']}, driver {probe['driver']}"
         )
     if probe["cuda"] is None:
-        return Finding(
+        return Diagnosis(
             "CUDA", None, "this torch is built without it", "Cells run with --set device=cpu"
         )
-    return Finding(
+    return Diagnosis(
         "CUDA",
         None,
         f"torch has {probe['cuda']} but sees no GPU",
@@ -91,82 +91,84 @@ def _cuda(probe: Mapping[str, Any]) -> Finding:
     )
 
 
-def _gpus(probe: Mapping[str, Any]) -> Finding:
+def _gpus(probe: Mapping[str, Any]) -> Diagnosis:
     said = ", ".join(f"{gpu['name']} {gpu['memory_bytes'] / _GIB:.0f} GiB" for gpu in probe["gpus"])
     mps = "mps" in probe["fingerprints"]
-    return Finding("GPUs", bool(said or mps) or None, said or ("Apple MPS" if mps else "no GPU"))
+    return Diagnosis("GPUs", bool(said or mps) or None, said or ("Apple MPS" if mps else "no GPU"))
 
 
-def _nvml(probe: Mapping[str, Any]) -> Finding:
+def _nvml(probe: Mapping[str, Any]) -> Diagnosis:
     if probe["driver"]:
-        return Finding("NVML", True, f"driver {probe['driver']}")
-    return Finding("NVML", None, probe["driver_note"], "Clocks, power and temperature will be null")
+        return Diagnosis("NVML", True, f"driver {probe['driver']}")
+    return Diagnosis(
+        "NVML", None, probe["driver_note"], "Clocks, power and temperature will be null"
+    )
 
 
-def _cpu(probe: Mapping[str, Any]) -> Finding:
-    return Finding("CPU", True, f"{probe['cpu']}, {probe['cores']} cores")
+def _cpu(probe: Mapping[str, Any]) -> Diagnosis:
+    return Diagnosis("CPU", True, f"{probe['cpu']}, {probe['cores']} cores")
 
 
-def _host(paces: Sequence[float]) -> Finding:
+def _host(paces: Sequence[float]) -> Diagnosis:
     """paces: one after another, on one core after the other."""
     best = quantiles(paces, n=20)[-1]
     slow = [pace for pace in paces if pace < _SLOW * best]
     if len(slow) <= _SELDOM * len(paces):
-        return Finding("host", True, f"launches {best:.0f} small operations a ms")
+        return Diagnosis("host", True, f"launches {best:.0f} small operations a ms")
     said = (
         f"CPU speed is unsteady: in {len(slow) / len(paces):.0%} of {_WATCHED_S:.0f} s it launched work at "
         f"{median(slow) / best:.0%} of its full pace ({median(slow):.0f} of {best:.0f} small operations a ms), "
         "as when its cores are shared"
     )
     remedy = f"CPU-bound steps (†) may take up to {best / median(slow):.1f} times as long: docs/measuring.md"
-    return Finding("host", None, said, remedy)
+    return Diagnosis("host", None, said, remedy)
 
 
-def _profiler(refused: str | None) -> Finding:
+def _profiler(refused: str | None) -> Diagnosis:
     if refused is None:
-        return Finding("CUPTI", True, "the profiler sees the kernels of a GPU")
+        return Diagnosis("CUPTI", True, "the profiler sees the kernels of a GPU")
     remedy = (
         "The instruments `kernels` and `kernel_time` see nothing so: end what else profiles (nsys, ncu; DCGM: "
         "dcgmi profiling --pause), run a container with --cap-add SYS_ADMIN, or load the driver with "
         "NVreg_RestrictProfilingToAdminUsers=0"
     )
-    return Finding("CUPTI", None, refused, remedy)
+    return Diagnosis("CUPTI", None, refused, remedy)
 
 
-def _ray() -> Finding:
+def _ray() -> Diagnosis:
     try:
         said = f"{version('ray')}, starts here"
         RayScheduler().close()
     except PackageNotFoundError:
-        return Finding("Ray", False, "is not installed", "pip install ray")
+        return Diagnosis("Ray", False, "is not installed", "pip install ray")
     except SweepError as error:
-        return Finding("Ray", False, error.message, error.remedy)
-    return Finding("Ray", True, said)
+        return Diagnosis("Ray", False, error.message, error.remedy)
+    return Diagnosis("Ray", True, said)
 
 
-def _nsys() -> Finding:
+def _nsys() -> Diagnosis:
     found = nsys.program()
     remedy = (
         "" if found else "Only the instrument `nsys`, and `import-nsys` of a .nsys-rep, need it"
     )
-    return Finding("nsys", bool(found) or None, found or "not on the PATH", remedy)
+    return Diagnosis("nsys", bool(found) or None, found or "not on the PATH", remedy)
 
 
-def _compiler() -> Finding:
+def _compiler() -> Diagnosis:
     found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
     remedy = "" if found else "torch.compile on the CPU needs one: install g++"
-    return Finding("C++", bool(found) or None, found or "no compiler", remedy)
+    return Diagnosis("C++", bool(found) or None, found or "no compiler", remedy)
 
 
-def _place(address: str) -> Finding:
+def _place(address: str) -> Diagnosis:
     try:
         with claimed(Place(address)):
-            return Finding("bucket", True, f"{address} can be read and written")
+            return Diagnosis("bucket", True, f"{address} can be read and written")
     except SweepError as error:
-        return Finding("bucket", False, error.message, error.remedy)
+        return Diagnosis("bucket", False, error.message, error.remedy)
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> Diagnosis:
     place = next(
         parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists()
     )
@@ -178,4 +180,4 @@ def _disk(folder: Path) -> Finding:
         else "Name a writable folder with --out, or free some space"
     )
     said = f"{free:.0f} GiB free at {place}" + ("" if writable else ", which cannot be written")
-    return Finding("disk", writable and free > _LITTLE_DISK_GIB, said, remedy)
+    return Diagnosis("disk", writable and free > _LITTLE_DISK_GIB, said, remedy)

@@ -18,10 +18,10 @@ import torch
 from click.testing import Result
 
 from model.attention import IMPLEMENTATIONS, make_attention
-from orchestrator.execution.attempt import begin_grandparent, execute
-from orchestrator.execution.child_process import STARTER
-from orchestrator.execution.fork_server import GRANDPARENT
-from orchestrator.execution.host_probe import why_it_does_not_compute, why_no_kernels_are_seen
+from orchestrator.execution.attempt import execute, start_fork_template
+from orchestrator.execution.child_process import CHILD_STARTER
+from orchestrator.execution.fork_server import FORK_TEMPLATE
+from orchestrator.execution.host_probe import gpu_failure, profiler_failure
 from orchestrator.hardware import nvml
 from orchestrator.scheduling import ray_scheduler as schedulers
 from orchestrator.store.run import Run
@@ -322,14 +322,14 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
 ) -> None:
     """Nothing on the device works any more in the process that it struck; the parent that this was forked from never notices."""
     good = execute(make_attempt(1, device="cuda"))
-    parent = STARTER._parent
+    parent = CHILD_STARTER._parent
     bad = misbehave(make_attempt, how, args)
     assert bad.status is Status.FAILED, bad.evidence
     assert said in bad.evidence["message"]
     assert "Traceback" in bad.evidence["traceback"]
     assert bad.stage in ("warm-up", "timing synced")
     again = execute(make_attempt(2, device="cuda"))
-    assert STARTER._parent is parent
+    assert CHILD_STARTER._parent is parent
     assert [one.status for one in (good, again)] == [Status.OK, Status.OK]
     assert {one.facts["start_method"] for one in (good, bad, again)} == {"fork"}
     assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
@@ -341,19 +341,19 @@ def test_what_a_grandparent_has_forked_computes_here(
     make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has imported torch and tried a child before any place asked: none of that touches what is forked from it later."""
-    STARTER.close()
+    CHILD_STARTER.close()
     attempts = [make_attempt(number, device="cuda", seed=number) for number in (1, 2)]
-    grandparent = begin_grandparent(tmp_path, attempts[0], {}, {})
+    grandparent = start_fork_template(tmp_path, attempts[0], {}, {})
     try:
-        monkeypatch.setenv(GRANDPARENT, grandparent.variables[GRANDPARENT])
+        monkeypatch.setenv(FORK_TEMPLATE, grandparent.variables[FORK_TEMPLATE])
         outcomes = [execute(attempt) for attempt in attempts]
-        assert STARTER._parent is not None
-        assert psutil.Process(STARTER._parent.pid).ppid() == grandparent.pid
+        assert CHILD_STARTER._parent is not None
+        assert psutil.Process(CHILD_STARTER._parent.pid).ppid() == grandparent.pid
         assert [(one.status, one.facts["start_method"]) for one in outcomes] == [
             (Status.OK, "fork")
         ] * 2
     finally:
-        STARTER.close()
+        CHILD_STARTER.close()
         grandparent.close()
 
 
@@ -439,15 +439,13 @@ def test_a_gpu_that_falls_off_gets_no_other_cell(
 
 
 def test_a_gpu_in_order_computes() -> None:
-    assert (
-        why_it_does_not_compute(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]) is None
-    )
+    assert gpu_failure(os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]) is None
 
 
 def test_nvml_answers_for_the_gpus_that_torch_has() -> None:
     uuid = str(torch.cuda.get_device_properties(0).uuid)
     assert nvml.refusal(uuid) is None
-    assert nvml.Watch(uuid).fault("CUDA error: unknown error") is None
+    assert nvml.GpuHealthWatch(uuid).fault("CUDA error: unknown error") is None
     unknown = nvml.refusal("00000000-0000-0000-0000-000000000000")
     assert unknown is not None
     assert not unknown.is_lost
@@ -605,9 +603,9 @@ def test_where_the_time_goes(
 
 
 def test_the_doctor_sees_whether_the_profiler_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_no_kernels_are_seen() is None
+    assert profiler_failure() is None
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert why_no_kernels_are_seen()
+    assert profiler_failure()
 
 
 @pytest.mark.parametrize(

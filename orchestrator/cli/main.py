@@ -225,13 +225,13 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     from orchestrator.cli.text.memory import describe_memory
     from orchestrator.cli.text.plan import describe_cost, describe_plan
     from orchestrator.execution.measuring_process import git_commit
-    from orchestrator.hardware.gpu_catalog import find_card
+    from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.invocation import new_invocation
     from orchestrator.planning.prior_results import describe_kept, read_kept
     from orchestrator.planning.resumption import describe_going_on, going_on
     from orchestrator.sweep.pipeline import plan_request, resolve
 
-    card = find_card(gpu) if gpu is not None else None
+    card = find_gpu(gpu) if gpu is not None else None
 
     request = resolve(
         config,
@@ -455,12 +455,12 @@ def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
 def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     from orchestrator.cli.text.capacity import describe_limits
     from orchestrator.execution.host_probe import probe_here
-    from orchestrator.hardware.gpu_catalog import find_card
+    from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.sweep.capacity_search import Bounds, find_limits
     from orchestrator.sweep.pipeline import require_devices, resolve
     from tasks.spec.cell import varying_axes
 
-    card = find_card(chosen["gpu"]) if chosen["gpu"] is not None else None
+    card = find_gpu(chosen["gpu"]) if chosen["gpu"] is not None else None
     if card is not None and chosen["confirm"]:
         gib = f"{card.usable_bytes / 1024**3:.1f}"
         raise ConfigError(

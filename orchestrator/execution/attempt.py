@@ -17,9 +17,9 @@ import psutil
 
 from orchestrator.execution import nsys
 from orchestrator.execution import oom_killer as kernel
-from orchestrator.execution.child_log import cut, tail, thin
-from orchestrator.execution.child_process import STARTER, Child
-from orchestrator.execution.fork_server import Grandparent, ParentLost
+from orchestrator.execution.child_log import free_middle, remove_middle, tail
+from orchestrator.execution.child_process import CHILD_STARTER, Child
+from orchestrator.execution.fork_server import ForkServerLost, ForkServerTemplate
 from orchestrator.execution.measuring_process import PROGRAM, import_path
 from tasks.process.journal import FinalStatus, JournalContents, read_journal
 from tasks.process.phase_file import read_phase
@@ -50,7 +50,7 @@ CPU_ALLOCATOR = {
 
 
 @dataclass(frozen=True)
-class Exit:
+class ProcessExit:
     """How the child's process ended, as its parent saw it. timed_out: what it was not after how long."""
 
     code: int
@@ -71,14 +71,14 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     attempt.path.mkdir(parents=True, exist_ok=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
     variables = child_environment(attempt)
-    STARTER.prepare(attempt, variables)
+    CHILD_STARTER.prepare(attempt, variables)
     started_at, began = time.time(), time.monotonic()
     try:
-        return nsys.with_kernels(conclude(attempt, _watch(attempt, variables), started_at))
-    except ParentLost as error:
-        STARTER.close()
+        return nsys.with_kernels(build_outcome(attempt, _watch(attempt, variables), started_at))
+    except ForkServerLost as error:
+        CHILD_STARTER.close()
         wall_s = time.monotonic() - began
-        return recover(attempt) or lost(
+        return recover(attempt) or lost_outcome(
             attempt, f"the process it was forked from went away: {error}", wall_s
         )
     finally:
@@ -89,16 +89,18 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
 def prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
     """Has the process ready that attempts like this one are forked from. Leaves nothing in a folder."""
     attempt = _in_environment(attempt, environment)
-    STARTER.prepare(attempt, child_environment(attempt))
+    CHILD_STARTER.prepare(attempt, child_environment(attempt))
 
 
-def begin_grandparent(
+def start_fork_template(
     folder: Path, attempt: Attempt, environment: Mapping[str, str], mark: Mapping[str, str]
-) -> Grandparent:
+) -> ForkServerTemplate:
     """Of the processes that attempts like this one are forked from. mark: what its environment says of whose it is."""
     attempt = _in_environment(attempt, environment)
     params = attempt.cell.params
-    return Grandparent(folder, params.device, child_environment(attempt), params.compiled, mark)
+    return ForkServerTemplate(
+        folder, params.device, child_environment(attempt), params.compiled, mark
+    )
 
 
 def _in_environment(attempt: Attempt, environment: Mapping[str, str]) -> Attempt:
@@ -136,7 +138,7 @@ def _is_cold(attempt: Attempt) -> bool:
     return attempt.cell.params.values().get("compile_cache") == "cold"
 
 
-def by_hand(attempt: Attempt) -> str:
+def rerun_command(attempt: Attempt) -> str:
     """The command that measures the same cell again, in the open."""
     variables = child_environment(attempt)
     return shlex.join(
@@ -154,11 +156,13 @@ def recover(attempt: Attempt) -> Outcome | None:
     account = read_journal(attempt.path / JOURNAL_FILE)
     if account.final is None:
         return None
-    ended = Exit(0, account.wall_s, log_left_out_bytes=cut(attempt.path / LOG_FILE))
-    return nsys.with_kernels(conclude(attempt, ended, account.started_at))
+    ended = ProcessExit(
+        0, account.wall_s, log_left_out_bytes=remove_middle(attempt.path / LOG_FILE)
+    )
+    return nsys.with_kernels(build_outcome(attempt, ended, account.started_at))
 
 
-def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
+def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Outcome:
     """The child's own word where it left one; its parent's reading of how it died where it did not."""
     account = read_journal(attempt.path / JOURNAL_FILE)
     ending = account.final or _post_mortem(attempt, ended)
@@ -189,7 +193,7 @@ def conclude(attempt: Attempt, ended: Exit, started_at: float) -> Outcome:
     )
 
 
-def _seconds(account: JournalContents, ended: Exit) -> dict[str, Any]:
+def _seconds(account: JournalContents, ended: ProcessExit) -> dict[str, Any]:
     """What the attempt took, by stage, and as `process` how its process came and went. One that left no last word was in its last
     stage until its end."""
     if not account.stage:
@@ -201,30 +205,32 @@ def _seconds(account: JournalContents, ended: Exit) -> dict[str, Any]:
     return {"stage_s": {**account.stage_s, rest: account.stage_s.get(rest, 0.0) + rest_s}}
 
 
-def lost(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
+def lost_outcome(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
     """For an attempt of which nobody can tell any more how it ended."""
     return Outcome(
         attempt, Status.LOST, "", "", {"message": reason}, {}, (), time.time() - wall_s, wall_s
     )
 
 
-def _watch(attempt: Attempt, variables: Mapping[str, str]) -> Exit:
-    """Raises ParentLost."""
+def _watch(attempt: Attempt, variables: Mapping[str, str]) -> ProcessExit:
+    """Raises ForkServerLost."""
     settings, began = attempt.settings, time.monotonic()
     over, log = None, attempt.path / LOG_FILE
     left_out, limit = 0, _Limit(attempt)
-    with kernel.Watch() as watch:
+    with kernel.OomKillerWatch() as watch:
         with _child_of(attempt, variables) as child:
             while not child.ended(_TICK_S):
                 timed_out = limit.passed()
                 over = _over_memory(child.pid, settings.host_memory_gib)
-                left_out += thin(log)
+                left_out += free_middle(log)
                 if timed_out or over:
                     break
             else:
                 timed_out, over = None, None
         wall, kills, said = time.monotonic() - began, watch.oom_kills(), watch.said()
-    return Exit(child.exit_code(), wall, timed_out, over, kills, said, left_out + cut(log))
+    return ProcessExit(
+        child.exit_code(), wall, timed_out, over, kills, said, left_out + remove_middle(log)
+    )
 
 
 class _Limit:
@@ -256,7 +262,7 @@ def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]
     theirs, ours = os.pipe()
     try:
         try:
-            child = STARTER.start(attempt, variables, theirs)
+            child = CHILD_STARTER.start(attempt, variables, theirs)
         finally:
             os.close(theirs)
         try:
@@ -269,7 +275,7 @@ def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]
         os.close(ours)
 
 
-def _post_mortem(attempt: Attempt, ended: Exit) -> FinalStatus:
+def _post_mortem(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
     """What killed a child that left no last word."""
     if ended.timed_out:
         what, limit = ended.timed_out

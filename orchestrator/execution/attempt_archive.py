@@ -24,14 +24,14 @@ _OF_ONE_ATTEMPT = "cache"  # of a cell that compiles as if for the first time: r
 
 
 @dataclass(frozen=True)
-class Parcel:
+class AttemptArchive:
     """content: a tar file, compressed."""
 
     attempt: Attempt
     content: bytes
 
 
-def leave_mark(attempt: Attempt) -> str:
+def write_folder_token(attempt: Attempt) -> str:
     """What tells the driver's own folder from another of that name. Raises OSError."""
     mark = secrets.token_hex(16)
     attempt.path.mkdir(parents=True, exist_ok=True)
@@ -39,14 +39,14 @@ def leave_mark(attempt: Attempt) -> str:
     return mark
 
 
-def sees_mark(attempt: Attempt, mark: str) -> bool:
+def shares_folder(attempt: Attempt, mark: str) -> bool:
     try:
         return (attempt.path / _MARK).read_text() == mark
     except OSError:
         return False
 
 
-def elsewhere(attempt: Attempt) -> Attempt:
+def in_local_folder(attempt: Attempt) -> Attempt:
     """The same in a folder of this host, where the cells of a run share what they compile.
 
     Variables that lead to the driver's folders are left out: they lead nowhere here. Raises PermissionError where somebody
@@ -75,7 +75,7 @@ def _own_folder(name: str) -> Path:
     return folder
 
 
-def pack(measured: Attempt, asked: Attempt) -> Parcel:
+def pack(measured: Attempt, asked: Attempt) -> AttemptArchive:
     """All that it left, which then is here no more. asked: as the driver knows it."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
@@ -83,10 +83,10 @@ def pack(measured: Attempt, asked: Attempt) -> Parcel:
             if path.name != _OF_ONE_ATTEMPT:
                 tar.add(path, path.name)
     shutil.rmtree(measured.path, ignore_errors=True)
-    return Parcel(asked, stream.getvalue())
+    return AttemptArchive(asked, stream.getvalue())
 
 
-def unpack(parcel: Parcel) -> None:
+def unpack(parcel: AttemptArchive) -> None:
     """Into the driver's folder. Raises OSError, ValueError or tarfile.TarError, the last for what would lie elsewhere."""
     folder = parcel.attempt.path
     with tarfile.open(fileobj=io.BytesIO(parcel.content)) as tar:

@@ -12,7 +12,7 @@ _BLOCK_BYTES = 512  # in which stat counts
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of Linux's fallocate
 
 
-def thin(log: Path) -> int:
+def free_middle(log: Path) -> int:
     """Gives the middle of a log that has grown too long back to the disk, while the child goes on appending.
 
     What it prints meanwhile is neither lost nor out of its place. Where the file system cannot do that, the log is cut at once,
@@ -25,10 +25,10 @@ def thin(log: Path) -> int:
             _punch(file.fileno(), KEPT_BYTES, os.fstat(file.fileno()).st_size - 2 * KEPT_BYTES)
         return 0
     except (OSError, AttributeError):
-        return cut(log)
+        return remove_middle(log)
 
 
-def cut(log: Path) -> int:
+def remove_middle(log: Path) -> int:
     """Takes the middle out of a log that has grown too long, and gives how many bytes that were. Nobody writes any more."""
     if not log.exists() or log.stat().st_size <= _LONGEST_BYTES:
         return 0

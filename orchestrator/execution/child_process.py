@@ -17,10 +17,10 @@ from orchestrator.execution import measuring_process as program
 from orchestrator.execution import nsys
 from orchestrator.execution.fork_server import (
     ANSWER_S,
-    ParentLost,
-    PreparedParent,
-    find_parent,
-    kinship,
+    ForkServer,
+    ForkServerLost,
+    connect_fork_server,
+    fork_key,
 )
 from tasks.process.fork_server import Preparation
 from tasks.process.subreaper import ORPHANS_S
@@ -37,15 +37,15 @@ class Child(Protocol):
     def pid(self) -> int: ...
 
     def ended(self, within_s: float) -> bool:
-        """Raises ParentLost."""
+        """Raises ForkServerLost."""
         ...
 
     def exit_code(self) -> int:
-        """Of one that has ended, or was killed. Negative for a signal. Raises ParentLost."""
+        """Of one that has ended, or was killed. Negative for a signal. Raises ForkServerLost."""
         ...
 
 
-class FreshChild:
+class SpawnedChild:
     def __init__(self, adopter: subprocess.Popen[bytes], told: IO[bytes]) -> None:
         """told: by the adopter, see tasks/process/subreaper.py. One that says nothing stands for the child itself."""
         self._adopter, self._told = adopter, told
@@ -72,7 +72,7 @@ class FreshChild:
 
 
 class ForkedChild:
-    def __init__(self, pid: int, parent: PreparedParent) -> None:
+    def __init__(self, pid: int, parent: ForkServer) -> None:
         self.pid = pid
         self._parent = parent
         self._code: int | None = None
@@ -86,7 +86,7 @@ class ForkedChild:
         try:
             return self._hear(ANSWER_S)
         except TimeoutError as error:
-            raise ParentLost("it does not answer") from error
+            raise ForkServerLost("it does not answer") from error
 
     def _hear(self, timeout_s: float) -> int:
         if self._code is None:
@@ -94,11 +94,11 @@ class ForkedChild:
         return self._code
 
 
-class Starter:
+class ChildStarter:
     """Starts children. Keeps the prepared parent of the last of them while the next need the same environment."""
 
     def __init__(self) -> None:
-        self._parent: PreparedParent | None = None
+        self._parent: ForkServer | None = None
         self._said: IO[bytes] | None = None  # by the parent
         self._kin = ""
 
@@ -110,7 +110,7 @@ class Starter:
         if not is_forked(attempt):
             return
         device = attempt.cell.params.device
-        kin = kinship(device, own)
+        kin = fork_key(device, own)
         if (
             self._parent is None
             or kin != self._kin
@@ -118,12 +118,12 @@ class Starter:
         ):
             self.close()
             self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
-            self._parent = find_parent(device, own, self._said.fileno())
+            self._parent = connect_fork_server(device, own, self._said.fileno())
             self._kin = kin
         self._parent.prepare(Preparation(attempt.cell.params.compiled))
 
     def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
-        """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ParentLost."""
+        """own: the variables that the child has beyond this process's. lifeline: what it dies with. Raises ForkServerLost."""
         environment = {**os.environ, **own}
         with (attempt.path / LOG_FILE).open("ab") as log:
             parent = self._parent if is_forked(attempt) else None
@@ -156,8 +156,8 @@ class Starter:
                 said.close()
 
 
-STARTER = Starter()  # of this process: a supervisor measures one cell at a time
-atexit.register(STARTER.close)
+CHILD_STARTER = ChildStarter()  # of this process: a supervisor measures one cell at a time
+atexit.register(CHILD_STARTER.close)
 
 
 def is_forked(attempt: Attempt) -> bool:
@@ -170,7 +170,7 @@ def is_forked(attempt: Attempt) -> bool:
 
 def _start_fresh(
     attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
-) -> FreshChild:
+) -> SpawnedChild:
     words = [
         str(attempt.path / ATTEMPT_FILE),
         "--journal",
@@ -188,7 +188,7 @@ def _start_fresh(
     finally:
         os.close(told)
     try:
-        return FreshChild(adopter, os.fdopen(heard, "rb"))
+        return SpawnedChild(adopter, os.fdopen(heard, "rb"))
     except BaseException:
         os.killpg(adopter.pid, signal.SIGKILL)
         raise

@@ -20,7 +20,7 @@ from orchestrator.execution import measuring_process as program
 from tasks.process.fork_server import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 
-GRANDPARENT = "SWEEP_GRANDPARENT"  # where it listens, and for cells of what environment
+FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"  # where it listens, and for cells of what environment
 ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
 
 _ADOPTION_S = (
@@ -28,11 +28,11 @@ _ADOPTION_S = (
 )
 
 
-class ParentLost(Exception):
+class ForkServerLost(Exception):
     """The prepared parent went away and with it the word of how its child ended."""
 
 
-class PreparedParent:
+class ForkServer:
     """broken: why it cannot be used, or empty."""
 
     def __init__(
@@ -66,13 +66,13 @@ class PreparedParent:
         try:
             self._channel.send(preparation.to_message())
             self.broken = str(self.hear(PREPARATION_S).get("broken", ""))
-        except (ParentLost, OSError) as error:  # a timeout is one
+        except (ForkServerLost, OSError) as error:  # a timeout is one
             self.broken = f"it did not come to be ready: {error}"
 
     def fork(
         self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
     ) -> int:
-        """The process number of a child, of which it says `code` when it has ended. Raises ParentLost."""
+        """The process number of a child, of which it says `code` when it has ended. Raises ForkServerLost."""
         variables = {name: environment[name] for name in READ_LATE if name in environment}
         attempt_file, journal_file = (
             str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE)
@@ -82,17 +82,17 @@ class PreparedParent:
             socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
             return int(self.hear(ANSWER_S)["pid"])
         except OSError as error:  # a timeout is one
-            raise ParentLost(str(error)) from error
+            raise ForkServerLost(str(error)) from error
 
     def hear(self, timeout_s: float) -> dict[str, Any]:
-        """Its next message. Raises TimeoutError or ParentLost."""
+        """Its next message. Raises TimeoutError or ForkServerLost."""
         self._channel.settimeout(timeout_s)
         try:
             message = self._channel.recv(MESSAGE_BYTES)
         except ConnectionError as error:
-            raise ParentLost(str(error)) from error
+            raise ForkServerLost(str(error)) from error
         if not message:
-            raise ParentLost("it has ended")
+            raise ForkServerLost("it has ended")
         said: dict[str, Any] = json.loads(message)
         return said
 
@@ -103,25 +103,25 @@ class PreparedParent:
             self._process.wait()
 
 
-def kinship(device: str, own: Mapping[str, str]) -> str:
+def fork_key(device: str, own: Mapping[str, str]) -> str:
     """What cells must have in common to be forked from the same parent: device, and what of their environment is read early."""
     return json.dumps(
         [device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE)]
     )
 
 
-def find_parent(device: str, own: Mapping[str, str], said: int) -> PreparedParent:
+def connect_fork_server(device: str, own: Mapping[str, str], said: int) -> ForkServer:
     """A parent for cells of this device with these variables beyond ours. said: a file descriptor for what it prints."""
-    address, kin = json.loads(os.environ.get(GRANDPARENT, "[null, null]"))
-    if kin == kinship(device, own):
+    address, kin = json.loads(os.environ.get(FORK_TEMPLATE, "[null, null]"))
+    if kin == fork_key(device, own):
         try:
             return _adopt(address, said)
-        except ParentLost:
-            del os.environ[GRANDPARENT]  # not to be waited for again
+        except ForkServerLost:
+            del os.environ[FORK_TEMPLATE]  # not to be waited for again
     return start_parent(device, {**os.environ, **own}, said)
 
 
-def start_parent(device: str, environment: Mapping[str, str], said: int) -> PreparedParent:
+def start_parent(device: str, environment: Mapping[str, str], said: int) -> ForkServer:
     """A fresh process that becomes one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -129,27 +129,27 @@ def start_parent(device: str, environment: Mapping[str, str], said: int) -> Prep
         process, lifeline = program.start_bound(
             words, {**environment, **ENVIRONMENT}, said, [theirs.fileno()]
         )
-    return PreparedParent(ours, lifeline, process.pid, process)
+    return ForkServer(ours, lifeline, process.pid, process)
 
 
-def _adopt(address: str, said: int) -> PreparedParent:
-    """One that the grandparent there forks, as soon as it is ready. Raises ParentLost."""
+def _adopt(address: str, said: int) -> ForkServer:
+    """One that the grandparent there forks, as soon as it is ready. Raises ForkServerLost."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end_of_lifeline, lifeline = os.pipe()
-    parent = PreparedParent(channel, lifeline, 0)
+    parent = ForkServer(channel, lifeline, 0)
     try:
         channel.connect(address)
         socket.send_fds(channel, [b"{}"], [said, end_of_lifeline])
         parent.pid = int(parent.hear(_ADOPTION_S)["pid"])
         return parent
-    except (ParentLost, OSError) as error:  # a timeout is one
+    except (ForkServerLost, OSError) as error:  # a timeout is one
         parent.close()
-        raise ParentLost(str(error)) from error
+        raise ForkServerLost(str(error)) from error
     finally:
         os.close(end_of_lifeline)
 
 
-class Grandparent:
+class ForkServerTemplate:
     """Of the places of this host. Lives until it is closed, or its driver ends; those that it has forked live on without it."""
 
     def __init__(
@@ -178,7 +178,7 @@ class Grandparent:
                 words, environment, nothing.fileno(), [listener.fileno()]
             )
         self.pid = self._process.pid
-        self.variables = {GRANDPARENT: json.dumps([self.address, kinship(device, own)])}
+        self.variables = {FORK_TEMPLATE: json.dumps([self.address, fork_key(device, own)])}
 
     def close(self) -> None:
         os.close(self._lifeline)

@@ -20,18 +20,18 @@ _REFUSED = re.compile(
 )  # so says Kineto in the log, which no program is told
 
 
-def why_it_does_not_compute(gpu: str) -> str | None:
+def gpu_failure(gpu: str) -> str | None:
     """What a fresh process has to say that cannot compute on this GPU, by its name in CUDA_VISIBLE_DEVICES; None where it can."""
     return _why_not(["--compute", "cuda"], {"CUDA_VISIBLE_DEVICES": gpu})
 
 
-def why_no_kernels_are_seen() -> str | None:
+def profiler_failure() -> str | None:
     """What a fresh process has to say in which the profiler sees nothing of what the GPU does: CUPTI's own error, where it named
     one. None where it sees its kernels."""
     return _why_not(["--compute", "cuda", "--watched"], {})
 
 
-def why_nothing_is_measured_here(folder: Path) -> str | None:
+def host_failure(folder: Path) -> str | None:
     """What a fresh process has to say that cannot do what every cell does: have torch, and write beside this folder.
 
     Twice: one alone may have been killed for want of memory, or be late beside others.
@@ -61,7 +61,7 @@ def probe_here() -> Mapping[str, Any]:
     return found
 
 
-def paces_here(seconds: float) -> Sequence[float]:
+def dispatch_rates(seconds: float) -> Sequence[float]:
     """How many small operations a ms this host hands to torch, read again and again for so long. Raises EnvironmentError."""
     read: list[float] = _told(["--paces", str(seconds)])
     return read

@@ -22,7 +22,7 @@ _OF_THE_HOST = Path("/proc/vmstat")
 _COUNT = r"^oom_kill (\d+)$"
 
 
-class Watch:
+class OomKillerWatch:
     """From its beginning on."""
 
     def __enter__(self) -> Self:

@@ -14,13 +14,18 @@ from pathlib import Path
 
 import psutil
 
-from orchestrator.execution.attempt import begin_grandparent, execute, lost, prepare
-from orchestrator.execution.attempt_archive import Parcel, elsewhere, pack, sees_mark
+from orchestrator.execution.attempt import execute, lost_outcome, prepare, start_fork_template
+from orchestrator.execution.attempt_archive import (
+    AttemptArchive,
+    in_local_folder,
+    pack,
+    shares_folder,
+)
 from orchestrator.execution.child_process import is_forked
-from orchestrator.execution.fork_server import Grandparent
-from orchestrator.execution.host_probe import why_it_does_not_compute, why_nothing_is_measured_here
+from orchestrator.execution.fork_server import ForkServerTemplate
+from orchestrator.execution.host_probe import gpu_failure, host_failure
 from orchestrator.hardware.cpu_affinity import cores_for
-from orchestrator.hardware.nvml import Watch, gpu_uuids, may_be_broken
+from orchestrator.hardware.nvml import GpuHealthWatch, gpu_uuids, may_be_broken
 from orchestrator.scheduling.multi_gpu import names_in
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.outcome import Outcome
@@ -31,7 +36,7 @@ Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
 
 
 @dataclass(frozen=True)
-class Started:
+class AttemptStarted:
     """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own.
 
     node: as a cluster calls it, where there is one; cpus: how many of its cores are kept for this there.
@@ -46,7 +51,7 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Fallen:
+class DeviceLost:
     """A GPU has fallen off under an attempt, or its whole host measures nothing. outcome: of an attempt that is not to blame;
     ended: as it ended by itself. place: which, and what is wrong with it. name: as in CUDA_VISIBLE_DEVICES; empty of a host.
     """
@@ -57,7 +62,9 @@ class Fallen:
     name: str
 
 
-Event = Started | Parcel | Outcome | Fallen  # what a supervisor tells the driver, in this order
+Event = (
+    AttemptStarted | AttemptArchive | Outcome | DeviceLost
+)  # what a supervisor tells the driver, in this order
 
 
 def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) -> Iterator[Event]:
@@ -65,10 +72,12 @@ def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) 
     where it is.
     """
     gpu, host = _gpu_of(attempt), socket.gethostname()
-    yield Started(attempt, host, gpu, time.monotonic())
+    yield AttemptStarted(attempt, host, gpu, time.monotonic())
     here = gpus.get(host, {})
     try:
-        local = attempt if mark is None or sees_mark(attempt, mark) else elsewhere(attempt)
+        local = (
+            attempt if mark is None or shares_folder(attempt, mark) else in_local_folder(attempt)
+        )
     except OSError as error:
         yield _on_a_host_that_measures(_unwritable(attempt, error, 0.0))
         return
@@ -76,7 +85,7 @@ def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) 
     if local is not attempt:
         yield pack(local, attempt)
     yield _as_of(event, attempt)
-    if isinstance(event, Fallen) and event.name:
+    if isinstance(event, DeviceLost) and event.name:
         threading.Event().wait()  # for the driver's end: Ray takes it, and what else the cell had, for GPUs that are at work
 
 
@@ -86,9 +95,9 @@ def prepare_place(attempt: Attempt, cpus: int, gpus: Gpus) -> None:
     prepare(*_placed(attempt, cpus, _cores_of(gpu, here)))
 
 
-def begin_early(
+def start_template(
     attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[str, str]
-) -> Grandparent | None:
+) -> ForkServerTemplate | None:
     """Has a process import on this host what attempts like this one need, before it is known where they will be measured.
 
     It is for places as they are expected to be: one that turns out otherwise does without. None where a fresh process is wanted.
@@ -102,12 +111,12 @@ def begin_early(
     cpus = cores_here() * len(names) // len(gpus) if names else cores_here() // cpu_cells
     attempt, variables = _placed(attempt, max(1, cpus), _cores_of(",".join(names), gpus))
     with suppress(OSError):  # each place can do without
-        return begin_grandparent(folder, attempt, variables, mark)
+        return start_fork_template(folder, attempt, variables, mark)
     return None
 
 
-def _as_of(event: Outcome | Fallen, attempt: Attempt) -> Outcome | Fallen:
-    if isinstance(event, Fallen):
+def _as_of(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:
+    if isinstance(event, DeviceLost):
         outcome, ended = (replace(one, attempt=attempt) for one in (event.outcome, event.ended))
         return replace(event, outcome=outcome, ended=ended)
     return replace(event, attempt=attempt)
@@ -130,7 +139,7 @@ def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
 
 def measure(
     attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]
-) -> Outcome | Fallen:
+) -> Outcome | DeviceLost:
     """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly, and after the
     host where it ends before its task began."""
     names = (
@@ -138,7 +147,7 @@ def measure(
         if attempt.cell.params.device == "cuda"
         else []
     )
-    watches = {name: Watch(gpus[name]) for name in names}
+    watches = {name: GpuHealthWatch(gpus[name]) for name in names}
     outcome = execute_or_lose(attempt, count, cores)
     if len(names) > 1:
         outcome = replace(
@@ -146,9 +155,7 @@ def measure(
         )
     last_word = str(outcome.evidence.get("message", ""))
     for name, watch in watches.items() if outcome.status.is_retried else ():
-        fault = watch.fault(last_word) or (
-            why_it_does_not_compute(name) if may_be_broken(last_word) else None
-        )
+        fault = watch.fault(last_word) or (gpu_failure(name) if may_be_broken(last_word) else None)
         if fault is not None:
             gpu = f"GPU {name} ({gpus[name]}) of {socket.gethostname()}: {fault}"
             return _fallen(
@@ -160,13 +167,13 @@ def measure(
     return _on_a_host_that_measures(outcome)
 
 
-def _on_a_host_that_measures(outcome: Outcome) -> Outcome | Fallen:
+def _on_a_host_that_measures(outcome: Outcome) -> Outcome | DeviceLost:
     """Or not: a fresh process tries what every cell needs, where one ended before its task began, or for want of space."""
     said = str(outcome.evidence.get("message", ""))
     began = outcome.stage not in BEFORE_ITS_TASK and os.strerror(errno.ENOSPC) not in said
     if not outcome.status.is_retried or began:
         return outcome
-    fault = why_nothing_is_measured_here(outcome.attempt.path)
+    fault = host_failure(outcome.attempt.path)
     if fault is None:
         return outcome
     host = f"host {socket.gethostname()}: {fault}"
@@ -178,7 +185,7 @@ def _on_a_host_that_measures(outcome: Outcome) -> Outcome | Fallen:
     )
 
 
-def _fallen(outcome: Outcome, name: str, place: str, evidence: Mapping[str, str]) -> Fallen:
+def _fallen(outcome: Outcome, name: str, place: str, evidence: Mapping[str, str]) -> DeviceLost:
     said = {
         "cell_ended_as": str(outcome.status),
         "cell_said": str(outcome.evidence.get("message", "")),
@@ -190,7 +197,7 @@ def _fallen(outcome: Outcome, name: str, place: str, evidence: Mapping[str, str]
     lost_there = replace(
         outcome, status=Status.LOST, evidence={**outcome.evidence, **said, **evidence}, facts=facts
     )
-    return Fallen(lost_there, outcome, place, name)
+    return DeviceLost(lost_there, outcome, place, name)
 
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
@@ -212,11 +219,11 @@ def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None 
     except OSError as error:
         return _unwritable(attempt, error, time.monotonic() - began)
     except Exception as error:
-        return lost(attempt, f"its supervisor failed: {error!r}", time.monotonic() - began)
+        return lost_outcome(attempt, f"its supervisor failed: {error!r}", time.monotonic() - began)
 
 
 def _unwritable(attempt: Attempt, error: OSError, wall_s: float) -> Outcome:
-    return lost(attempt, f"its folder cannot be written: {error}", wall_s)
+    return lost_outcome(attempt, f"its folder cannot be written: {error}", wall_s)
 
 
 def _placed(

@@ -14,7 +14,7 @@ _MIB = 1024**2
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuMemoryClass:
     """The GPUs of one size. compute_capability: the least of them."""
 
     name: str
@@ -23,7 +23,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuModel:
     """A GPU that a prediction is made for. usable_bytes: beside the CUDA context."""
 
     name: str
@@ -32,11 +32,11 @@ class Card:
 
 
 @cache
-def known_gpus() -> tuple[Gpu, ...]:
+def known_gpus() -> tuple[GpuMemoryClass, ...]:
     """Ascending by memory; usable is what is left beside the CUDA context."""
     data = _data()
     gpus = [
-        Gpu(
+        GpuMemoryClass(
             gpu["name"],
             (gpu["memory_mib"] - data["context_mib"]) * _MIB,
             min(gpu["cards"].values()),
@@ -51,31 +51,31 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(resources.files(__package__).joinpath("gpus.toml").read_text())
 
 
-def find_card(name: str) -> Card:
+def find_gpu(name: str) -> GpuModel:
     """A known GPU by its name, with or without the maker's. Raises ConfigError."""
     cards = {card.name: card for card in _known_cards()}
     short = _short(name)
     for known, card in cards.items():
         if known.lower() == short.lower():
             return card
-    alike = [known for known in cards if is_kind(known, name)]
+    alike = [known for known in cards if matches_kind(known, name)]
     raise ConfigError(
         f"--gpu {name}: no such GPU is known",
         f"Say which: {', '.join(alike)}" if alike else nearest(short, cards),
     )
 
 
-def seen_card(name: str, memory_bytes: int) -> Card:
+def gpu_from_driver(name: str, memory_bytes: int) -> GpuModel:
     """A GPU of this machine or cluster, as its driver tells it."""
-    alike = [card for card in _known_cards() if is_kind(name, card.name)]
+    alike = [card for card in _known_cards() if matches_kind(name, card.name)]
     capability = alike[0].compute_capability if alike else None
-    return Card(name, memory_bytes - _data()["context_mib"] * _MIB, capability)
+    return GpuModel(name, memory_bytes - _data()["context_mib"] * _MIB, capability)
 
 
 @cache
-def _known_cards() -> tuple[Card, ...]:
+def _known_cards() -> tuple[GpuModel, ...]:
     return tuple(
-        Card(name, (gpu["memory_mib"] - _data()["context_mib"]) * _MIB, capability)
+        GpuModel(name, (gpu["memory_mib"] - _data()["context_mib"]) * _MIB, capability)
         for gpu in _data()["gpu"]
         for name, capability in gpu["cards"].items()
     )
@@ -85,7 +85,7 @@ def _short(name: str) -> str:
     return " ".join(word for word in name.split() if word.lower() not in ("nvidia", "geforce"))
 
 
-def driver_name(card: Card) -> str | None:
+def driver_name(card: GpuModel) -> str | None:
     """What the driver calls a GPU that has a peak here; None for one that has none."""
     words = set(_words(card.name))
     return next(
@@ -93,7 +93,7 @@ def driver_name(card: Card) -> str | None:
     )
 
 
-def is_kind(device: str, kind: str) -> bool:
+def matches_kind(device: str, kind: str) -> bool:
     """Whether a GPU is of a kind: all words of that are in its name. device: as its driver, or Ray, calls it."""
     return set(_words(_short(kind))) <= set(_words(device))
 

@@ -107,7 +107,7 @@ def refusal(uuid: str) -> Refusal | None:
     return None
 
 
-class Watch:
+class GpuHealthWatch:
     """One GPU, asked before a cell is measured on it and again where that goes wrong.
 
     A GPU that fell off is not always called lost: often NVML has an unknown error for it, or does not find it any more. In a

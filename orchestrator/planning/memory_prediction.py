@@ -22,7 +22,7 @@ from typing import Any
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
-from orchestrator.hardware.gpu_catalog import Card
+from orchestrator.hardware.gpu_catalog import GpuModel
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
     VERSION,
@@ -42,7 +42,7 @@ _GIB = 1024**3
 
 
 def predict_memory(
-    cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...]
+    cells: Sequence[Cell], card: GpuModel | None, import_paths: tuple[str, ...]
 ) -> dict[str, Prediction]:
     """By cell id. Raises nothing: what could not be predicted says why."""
     with predicting(card, import_paths) as predict:
@@ -51,7 +51,7 @@ def predict_memory(
 
 @contextmanager
 def predicting(
-    card: Card | None, import_paths: tuple[str, ...]
+    card: GpuModel | None, import_paths: tuple[str, ...]
 ) -> Iterator[Callable[[Sequence[Cell]], dict[str, Prediction]]]:
     """`predict_memory` to be called again and again, with processes that stay in between."""
     with _children(_cores()) as idle:
@@ -59,7 +59,10 @@ def predicting(
 
 
 def _predict(
-    cells: Sequence[Cell], card: Card | None, import_paths: tuple[str, ...], idle: LifoQueue[_Child]
+    cells: Sequence[Cell],
+    card: GpuModel | None,
+    import_paths: tuple[str, ...],
+    idle: LifoQueue[_Child],
 ) -> dict[str, Prediction]:
     requests = _requests([cell for cell in cells if not why_not(cell)], card, import_paths)
     known = {
@@ -85,20 +88,20 @@ def _for(cell: Cell, prediction: Prediction) -> Prediction:
     )
 
 
-def cap_bytes(cell: Cell, card: Card | None) -> int | None:
+def cap_bytes(cell: Cell, card: GpuModel | None) -> int | None:
     """What the allocator of a cell may reserve, as far as it is known: its own limit, and what the GPU has."""
     limit = cell.params.memory_limit_gib
     caps = [int(limit * _GIB)] if limit is not None else []
     return min([*caps, *([card.usable_bytes] if card else [])], default=None)
 
 
-def verdict_of(cell: Cell, prediction: Prediction, card: Card | None) -> Verdict | None:
+def verdict_of(cell: Cell, prediction: Prediction, card: GpuModel | None) -> Verdict | None:
     cap = cap_bytes(cell, card)
     return None if cap is None else prediction.verdicts.get(cap)
 
 
 def _requests(
-    cells: Iterable[Cell], card: Card | None, import_paths: tuple[str, ...]
+    cells: Iterable[Cell], card: GpuModel | None, import_paths: tuple[str, ...]
 ) -> dict[str, Request]:
     """One for all cells that need the same."""
     alike: dict[str, list[Cell]] = {}
@@ -111,11 +114,11 @@ def _requests(
     }
 
 
-def _caps(cells: Iterable[Cell], card: Card | None) -> tuple[int, ...]:
+def _caps(cells: Iterable[Cell], card: GpuModel | None) -> tuple[int, ...]:
     return tuple(sorted({cap for cell in cells if (cap := cap_bytes(cell, card)) is not None}))
 
 
-def _key(cell: Cell, card: Card | None) -> str:
+def _key(cell: Cell, card: GpuModel | None) -> str:
     workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
     identity = json.dumps(
         [memory_identity(cell), workspace_bytes, VERSION, _torch_version()], sort_keys=True

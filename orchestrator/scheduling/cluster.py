@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.errors import NodesLost
-from orchestrator.execution.supervisor import Started
-from orchestrator.hardware.gpu_catalog import is_kind
+from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.sweep.console import format_seconds
 from tasks.spec.attempt import Attempt
 
@@ -32,7 +32,7 @@ def gpu_type(node: Node) -> str:
     return str(node["Labels"].get(GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
 
 
-class Nodes:
+class NodeHealth:
     """alive: gives those that are; working: those of them that cells may come to. say: tells the user."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Nodes:
         self._looked_at = -math.inf
         self._missing_since: float | None = None
 
-    def gone(self, running: Mapping[Any, Started]) -> list[Any]:
+    def gone(self, running: Mapping[Any, AttemptStarted]) -> list[Any]:
         """The keys of what was begun on a node that is not alive any more. Raises NodesLost where there has been none for
         long for something that waits to begin.
         """
@@ -83,7 +83,9 @@ class Nodes:
             )
 
 
-def why_nowhere(attempt: Attempt, working: Sequence[Node], broken: Iterable[str]) -> str | None:
+def unplaceable_reason(
+    attempt: Attempt, working: Sequence[Node], broken: Iterable[str]
+) -> str | None:
     """Why no host that works is left for such an attempt; None where one is, or none is broken. broken: what is said of each host
     that measures nothing. Raises NodesLost where none is left for any."""
     said = "; ".join(broken)
@@ -109,7 +111,7 @@ def _has_room(node: Node, attempt: Attempt) -> bool:
     if not params.gpu_count:
         return bool(has.get("CPU", 0) >= 1)
     return bool(has.get("GPU", 0) >= params.gpu_count) and (
-        params.gpu_kind is None or is_kind(gpu_type(node), params.gpu_kind)
+        params.gpu_kind is None or matches_kind(gpu_type(node), params.gpu_kind)
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import EnvironmentError, GpusLost
-from orchestrator.hardware.gpu_catalog import is_kind
+from orchestrator.hardware.gpu_catalog import matches_kind
 from tasks.spec.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def leave_out_wider(
 
     def most(kind: str | None) -> int:
         hosts = (
-            [gpu for gpu in here.get("gpus", []) if kind is None or is_kind(gpu["name"], kind)]
+            [gpu for gpu in here.get("gpus", []) if kind is None or matches_kind(gpu["name"], kind)]
             for here in environments
         )
         return max(map(len, hosts), default=0)

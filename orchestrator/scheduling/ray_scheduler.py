@@ -20,25 +20,32 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.common.errors import EnvironmentError, NodesLost
-from orchestrator.execution.attempt import lost
-from orchestrator.execution.attempt_archive import Parcel, leave_mark, unpack
-from orchestrator.execution.child_process import STARTER
-from orchestrator.execution.fork_server import Grandparent
+from orchestrator.execution.attempt import lost_outcome
+from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
+from orchestrator.execution.child_process import CHILD_STARTER
+from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
 from orchestrator.execution.supervisor import (
+    AttemptStarted,
+    DeviceLost,
     Event,
-    Fallen,
-    Started,
-    begin_early,
     cores_here,
     measure,
     only_on,
     prepare_place,
+    start_template,
     supervise,
 )
-from orchestrator.hardware.gpu_catalog import is_kind
+from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.hardware.nvml import gpu_names
-from orchestrator.scheduling.cluster import GPU_TYPE, MEND, Nodes, gpu_type, measures, why_nowhere
+from orchestrator.scheduling.cluster import (
+    GPU_TYPE,
+    MEND,
+    NodeHealth,
+    gpu_type,
+    measures,
+    unplaceable_reason,
+)
 from orchestrator.scheduling.multi_gpu import gpus_of, names_in, require_gpus
 from orchestrator.scheduling.ray_reaper import MARK
 from orchestrator.scheduling.ray_session import (
@@ -69,7 +76,7 @@ _NODE = "ray.io/node-id"  # a label that Ray gives each node
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Answer = TypeVar("Answer")
-OnStart = Callable[[Started], None]
+OnStart = Callable[[AttemptStarted], None]
 
 
 class Scheduler(Protocol):
@@ -106,7 +113,7 @@ class SerialScheduler:
         return [here]
 
     def places(self, device: str, kind: str | None = None) -> int:
-        return int(kind is None or any(is_kind(name, kind) for name in self._kinds))
+        return int(kind is None or any(matches_kind(name, kind) for name in self._kinds))
 
     def prepare(self, attempt: Attempt) -> None:
         """Not before the first: it would have to be waited for."""
@@ -118,21 +125,21 @@ class SerialScheduler:
                 attempt.cell.params.gpu_count,
             )
             require_gpus(attempt, len(working), self._fallen.values())
-            on_start(Started(attempt, "here", "", time.monotonic()))
+            on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
             gpu = ",".join(working[:wanted])
             chosen = only_on(gpu, attempt) if self._fallen or wanted > 1 else attempt
             event = measure(chosen, cores_here(), None, gpu, self._gpus)
-            if isinstance(event, Fallen) and event.name:
+            if isinstance(event, DeviceLost) and event.name:
                 self._fallen[event.name] = event.place
                 yield event.outcome
-            elif isinstance(event, Fallen):
+            elif isinstance(event, DeviceLost):
                 say(f"{event.place}. {MEND}")
                 yield event.ended
             else:
                 yield event
 
     def close(self) -> None:
-        STARTER.close()
+        CHILD_STARTER.close()
 
 
 class RayScheduler:
@@ -152,7 +159,7 @@ class RayScheduler:
             str, dict[str, str]
         ] = {}  # of each host, once its environment is known: UUID by visible name
         self._fallen: dict[
-            Any, tuple[Started, Fallen]
+            Any, tuple[AttemptStarted, DeviceLost]
         ] = {}  # by the task that holds it so that no other cell has it
         self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
         self._crashes: Counter[str] = (
@@ -165,13 +172,13 @@ class RayScheduler:
         self._reaper = start_reaper(self._session) if self._session else None
         self._preparing: list[Any] = []
         self._local: Mapping[str, Any] | None = None
-        self._grandparent: Grandparent | None = None
+        self._grandparent: ForkServerTemplate | None = None
         if self._session is None:
             self._ray = _connect(address)
         else:
             marked = {MARK: self._session}
             if example is not None:
-                self._grandparent = begin_early(example, Path(self._session), cpu_cells, marked)
+                self._grandparent = start_template(example, Path(self._session), cpu_cells, marked)
             marked |= self._grandparent.variables if self._grandparent else {}
             try:
                 self._ray, self._local = _start_here(self._session, marked)
@@ -263,7 +270,7 @@ class RayScheduler:
                 sum(
                     node["Resources"].get("GPU", 0)
                     for node in self._alive()
-                    if is_kind(gpu_type(node), kind)
+                    if matches_kind(gpu_type(node), kind)
                 )
             )
         if device != "cuda":
@@ -277,18 +284,20 @@ class RayScheduler:
 
     def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, queue = self._ray, iter(attempts)
-        running: dict[Any, Started] = {}
-        nodes = Nodes(self._living, self._alive, say)
+        running: dict[Any, AttemptStarted] = {}
+        nodes = NodeHealth(self._living, self._alive, say)
         try:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
                 while self._has_room(running) and (attempt := next(queue, None)):
-                    if why := why_nowhere(attempt, self._alive(), self._out.values()):
-                        yield lost(attempt, why, 0.0)
+                    if why := unplaceable_reason(attempt, self._alive(), self._out.values()):
+                        yield lost_outcome(attempt, why, 0.0)
                         continue
                     self._require_gpu(attempt)
                     attempt = self._off_what_fell(attempt)
-                    running[self._submit(attempt)] = Started(attempt, "", "", time.monotonic())
+                    running[self._submit(attempt)] = AttemptStarted(
+                        attempt, "", "", time.monotonic()
+                    )
                 if not running:
                     return
                 for stream in nodes.gone(running):
@@ -300,12 +309,12 @@ class RayScheduler:
                 )
                 for stream in ready or list(running):
                     event = self._next_event(stream, running[stream], is_ready=bool(ready))
-                    if isinstance(event, Started):
+                    if isinstance(event, AttemptStarted):
                         running[stream] = replace(event, at_s=time.monotonic())
                         on_start(running[stream])
-                    elif isinstance(event, Parcel):
+                    elif isinstance(event, AttemptArchive):
                         _take_in(event)
-                    elif isinstance(event, Fallen):
+                    elif isinstance(event, DeviceLost):
                         yield self._without(event, stream, running.pop(stream))
                     elif event is not None:
                         del running[stream]
@@ -313,7 +322,7 @@ class RayScheduler:
         finally:
             self._end(running)
 
-    def _without(self, fallen: Fallen, stream: Any, started: Started) -> Outcome:
+    def _without(self, fallen: DeviceLost, stream: Any, started: AttemptStarted) -> Outcome:
         """Has no other cell come to what fell, and gives how this one ended. A single host has no other in its place."""
         if fallen.name:
             self._fallen[stream] = started, fallen
@@ -408,7 +417,7 @@ class RayScheduler:
         if kind is None:
             return {}
         self._types |= {gpu_type(node) for node in self._alive()}
-        wanted = sorted(name for name in self._types if is_kind(name, kind)) or [
+        wanted = sorted(name for name in self._types if matches_kind(name, kind)) or [
             kind.replace(" ", "-")
         ]
         return {GPU_TYPE: f"in({','.join(wanted)})"}
@@ -460,7 +469,7 @@ class RayScheduler:
     def _living(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
-    def _has_room(self, running: Mapping[Any, Started]) -> bool:
+    def _has_room(self, running: Mapping[Any, AttemptStarted]) -> bool:
         """Ray would queue what exceeds its resources; the count here decides how far ahead we look. One that still waits for
         several GPUs has what becomes free: no other is begun."""
         begun = [started.attempt for started in running.values()]
@@ -472,12 +481,12 @@ class RayScheduler:
         )
         return not waits and gpus_of(begun) < self.places("cuda")
 
-    def _next_event(self, stream: Any, started: Started, is_ready: bool) -> Event | None:
+    def _next_event(self, stream: Any, started: AttemptStarted, is_ready: bool) -> Event | None:
         if not is_ready:
             return self._give_up_hung(stream, started)
         try:
             event: Event = self._ray.get(next(stream))
-            if isinstance(event, Outcome | Fallen):
+            if isinstance(event, Outcome | DeviceLost):
                 del self._crashes[started.node]
             return event
         except self._ray.exceptions.LocalRayletDiedError as error:
@@ -486,12 +495,12 @@ class RayScheduler:
             ) from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
-            outcome = lost(started.attempt, reason, time.monotonic() - started.at_s)
+            outcome = lost_outcome(started.attempt, reason, time.monotonic() - started.at_s)
             if self._has_several_hosts():
                 self._doubt(started, error)
             return outcome
 
-    def _doubt(self, started: Started, error: Exception) -> None:
+    def _doubt(self, started: AttemptStarted, error: Exception) -> None:
         """Whether supervisors begin at all, and live, on the node of one that went away; on all nodes where it is not known."""
         ray = self._ray.exceptions
         if not isinstance(error, ray.RuntimeEnvSetupError | ray.WorkerCrashedError):
@@ -503,16 +512,16 @@ class RayScheduler:
         with suppress(ray.RayError):  # of which the next event tells
             self._ask_nodes(_nothing, _BEGIN_S, started.node)
 
-    def _give_up_hung(self, stream: Any, started: Started) -> Outcome | None:
+    def _give_up_hung(self, stream: Any, started: AttemptStarted) -> Outcome | None:
         """A supervisor that is itself stopped."""
         limit = started.attempt.settings.timeout_s + _BACKSTOP_S
         if not started.host or time.monotonic() - started.at_s < limit:
             return None
         return self._give_up(stream, started, f"its supervisor did not answer for {limit:g} s")
 
-    def _give_up(self, stream: Any, started: Started, reason: str) -> Outcome:
+    def _give_up(self, stream: Any, started: AttemptStarted, reason: str) -> Outcome:
         self._end([stream])
-        return lost(started.attempt, reason, time.monotonic() - started.at_s)
+        return lost_outcome(started.attempt, reason, time.monotonic() - started.at_s)
 
 
 def _nothing() -> None: ...
@@ -529,7 +538,7 @@ def _saying_what_it_has(
         import ray
 
         for event in measure_there(*words):
-            if isinstance(event, Started):
+            if isinstance(event, AttemptStarted):
                 here = ray.get_runtime_context()
                 has = here.get_assigned_resources()  # type: ignore[no-untyped-call]
                 event = replace(event, node=here.get_node_id(), cpus=has.get("CPU", 0.0))
@@ -538,14 +547,14 @@ def _saying_what_it_has(
     return saying
 
 
-class LastingScheduler:
+class ReusableScheduler:
     """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
 
     def __init__(self, open_scheduler: Callable[[Attempt], Scheduler]) -> None:
         self._open = open_scheduler
         self._scheduler: Scheduler | None = None
 
-    def opened(self, example: Attempt) -> LastingScheduler:
+    def opened(self, example: Attempt) -> ReusableScheduler:
         self._scheduler = self._scheduler or self._open(example)
         return self
 
@@ -573,11 +582,11 @@ class LastingScheduler:
 def _marked(attempt: Attempt) -> str | None:
     """None where the driver cannot write: that is said when the cell is measured."""
     with suppress(OSError):
-        return leave_mark(attempt)
+        return write_folder_token(attempt)
     return None
 
 
-def _take_in(parcel: Parcel) -> None:
+def _take_in(parcel: AttemptArchive) -> None:
     """What it measured comes apart from this: without its log a cell is still a result."""
     with suppress(OSError, ValueError, tarfile.TarError):
         unpack(parcel)

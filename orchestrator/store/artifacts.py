@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.execution.attempt import by_hand
+from orchestrator.execution.attempt import rerun_command
 from orchestrator.store.run import Run
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 
@@ -30,7 +30,7 @@ def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
     with suppress(
         OSError, ValueError, KeyError, TypeError
     ):  # not here, torn, or of a task that has changed since
-        command = by_hand(Attempt.from_json((folder / ATTEMPT_FILE).read_text()))
+        command = rerun_command(Attempt.from_json((folder / ATTEMPT_FILE).read_text()))
     return Artifacts(tuple(log.splitlines()[-_LINES:]), command)
 
 

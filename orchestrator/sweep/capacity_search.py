@@ -15,10 +15,10 @@ from typing import Any
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.hardware.gpu_catalog import Card
+from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.memory_prediction import cap_bytes, predicting, verdict_of
 from orchestrator.planning.plan import Choice, Past, read_history
-from orchestrator.scheduling.ray_scheduler import LastingScheduler
+from orchestrator.scheduling.ray_scheduler import ReusableScheduler
 from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep, smallest_card
 from tasks.prediction.records import AS_EAGER, Prediction, why_not
 from tasks.spec.cell import Cell
@@ -126,7 +126,7 @@ def _check_ceilings(request: Request, groups: Iterable[Limit], bounds: Bounds) -
         )
 
 
-def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> Card | None:
+def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> GpuModel | None:
     """This machine's GPU, where something depends on it. Raises ConfigError where that is so and there is none."""
     cells = [group.at(bounds.granularity) for group in groups]
     predicted = [cell for cell in cells if not why_not(cell)]
@@ -143,7 +143,7 @@ def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> Card |
 
 
 def predict_limits(
-    groups: Sequence[Limit], bounds: Bounds, card: Card | None, paths: tuple[str, ...]
+    groups: Sequence[Limit], bounds: Bounds, card: GpuModel | None, paths: tuple[str, ...]
 ) -> None:
     """Fills in what prediction finds, of all cells at once, step by step."""
     with predicting(card, paths) as predict:
@@ -164,7 +164,7 @@ def _next_to_predict(group: Limit) -> int | None:
 
 
 def _learn_prediction(
-    group: Limit, value: int, cell: Cell, prediction: Prediction, card: Card | None
+    group: Limit, value: int, cell: Cell, prediction: Prediction, card: GpuModel | None
 ) -> None:
     group.predictions[value] = prediction
     verdict = verdict_of(cell, prediction, card)
@@ -188,7 +188,7 @@ def confirm_limits(
     began, summary = time.monotonic(), Summary()
     for group in groups:
         group.measured = Search(bounds, _hints(group))
-    lasting = LastingScheduler(means.open_scheduler)
+    lasting = ReusableScheduler(means.open_scheduler)
     try:
         while asked := _to_measure(request, groups):
             left = (
@@ -252,11 +252,13 @@ class Found:
     """card: the GPU that it holds for, where that matters. summary: of the measuring."""
 
     groups: Sequence[Limit]
-    card: Card | None
+    card: GpuModel | None
     summary: Summary
 
 
-def find_limits(request: Request, bounds: Bounds, card: Card | None, means: Means | None) -> Found:
+def find_limits(
+    request: Request, bounds: Bounds, card: GpuModel | None, means: Means | None
+) -> Found:
     """Predicts, and with `means` measures. card: the GPU that was named, or None for this machine's. Raises ConfigError."""
     if bounds.up_to < bounds.granularity:
         raise ConfigError(

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from orchestrator.execution.supervisor import Started
+from orchestrator.execution.supervisor import AttemptStarted
 from tasks.spec.cell import Cell, in_a_line
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -65,7 +65,7 @@ def drop_output(stream: Any) -> None:
 
 
 class Display(Protocol):
-    def started(self, started: Started) -> None: ...
+    def started(self, started: AttemptStarted) -> None: ...
 
     def finished(self, outcome: Outcome) -> None: ...
 
@@ -81,7 +81,7 @@ class PlainDisplay:
         self._done = 0
         self._console = console
 
-    def started(self, started: Started) -> None:
+    def started(self, started: AttemptStarted) -> None:
         self._print(f"start   {self._label(started.attempt.cell)}{_place(started)}")
 
     def finished(self, outcome: Outcome) -> None:
@@ -104,12 +104,12 @@ class LiveDisplay:
         self._console = console
         self._remaining = remaining
         self._began = time.monotonic()
-        self._running: dict[str, Started] = {}
+        self._running: dict[str, AttemptStarted] = {}
         self._ended: Counter[Status] = Counter()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=1)
         self._live.start()
 
-    def started(self, started: Started) -> None:
+    def started(self, started: AttemptStarted) -> None:
         self._running[started.attempt.cell.id] = started
 
     def finished(self, outcome: Outcome) -> None:
@@ -195,7 +195,7 @@ def _size(nbytes: Any) -> str:
     return f"{nbytes / _GIB:.4g} GiB" if nbytes >= _GIB else f"{nbytes / _MIB:.4g} MiB"
 
 
-def _place(started: Started) -> str:
+def _place(started: AttemptStarted) -> str:
     return f"  on GPU {started.gpu} of {started.host}" if started.gpu else ""
 
 

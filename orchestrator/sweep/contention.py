@@ -21,7 +21,7 @@ from orchestrator.planning.invocation import new_invocation
 from orchestrator.planning.plan import Choice
 from orchestrator.planning.resumption import note_finished
 from orchestrator.scheduling.one_at_a_time import OneByOne, Placed
-from orchestrator.scheduling.ray_scheduler import LastingScheduler
+from orchestrator.scheduling.ray_scheduler import ReusableScheduler
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import so_many
 from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep
@@ -98,7 +98,7 @@ def _note_finished(request: Request, choice: Choice, means: Means, summary: Summ
 @contextmanager
 def lasting(means: Means) -> Iterator[Means]:
     """With one scheduler for several runs."""
-    scheduler = LastingScheduler(means.open_scheduler)
+    scheduler = ReusableScheduler(means.open_scheduler)
     try:
         yield replace(means, open_scheduler=scheduler.opened)
     finally:

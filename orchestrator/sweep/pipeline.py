@@ -22,7 +22,7 @@ from orchestrator.config.yaml_source import Source
 from orchestrator.execution import nsys
 from orchestrator.execution.attempt import recover
 from orchestrator.execution.measuring_process import PROGRAM_SOURCE, git_commit
-from orchestrator.hardware.gpu_catalog import Card, is_kind, seen_card
+from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.fingerprints import check_fingerprints, known_fingerprints
 from orchestrator.planning.invocation import INVOCATION, new_invocation
@@ -381,15 +381,15 @@ def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
 
 def smallest_card(
     environments: Sequence[Mapping[str, Any]], kind: str | None = None
-) -> Card | None:
+) -> GpuModel | None:
     """Of the GPUs that a cell may come to, the one with the least memory."""
     gpus = [
         gpu
         for here in environments
         for gpu in here.get("gpus", [])
-        if kind is None or is_kind(gpu["name"], kind)
+        if kind is None or matches_kind(gpu["name"], kind)
     ]
-    cards = [seen_card(gpu["name"], gpu["memory_bytes"]) for gpu in gpus]
+    cards = [gpu_from_driver(gpu["name"], gpu["memory_bytes"]) for gpu in gpus]
     return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 

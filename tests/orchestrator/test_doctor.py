@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.common.errors import EnvironmentError
 from orchestrator.doctor import _host, _profiler
-from orchestrator.execution.host_probe import paces_here, why_no_kernels_are_seen
+from orchestrator.execution.host_probe import dispatch_rates, profiler_failure
 
 
 def test_a_host_that_has_its_cores_to_itself_is_good() -> None:
@@ -32,7 +32,7 @@ def test_a_moment_is_no_neighbour() -> None:
 
 
 def test_it_is_read_again_and_again_as_long_as_it_is_asked_for() -> None:
-    few, many = paces_here(0.05), paces_here(0.6)
+    few, many = dispatch_rates(0.05), dispatch_rates(0.6)
     assert all(pace > 0 for pace in [*few, *many])
     assert len(many) > 2 * len(few) > 0
 
@@ -43,7 +43,7 @@ def test_where_torch_does_not_work_it_says_so(monkeypatch: pytest.MonkeyPatch) -
         (sys.executable, "-c", "raise SystemExit('No module named torch')"),
     )
     with pytest.raises(EnvironmentError, match="torch does not work here: No module named torch"):
-        paces_here(0.05)
+        dispatch_rates(0.05)
 
 
 def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(
@@ -52,7 +52,7 @@ def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(
     said = "init.cpp:146] function cbapi->getCuptiStatus() failed with error CUPTI_ERROR_NOT_INITIALIZED (15)\\nRuntimeError: none"
     refusing = (sys.executable, "-c", f"import sys; sys.stderr.write('{said}'); sys.exit(1)")
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", refusing)
-    assert why_no_kernels_are_seen() == "CUPTI_ERROR_NOT_INITIALIZED"
+    assert profiler_failure() == "CUPTI_ERROR_NOT_INITIALIZED"
 
     finding = _profiler("CUPTI_ERROR_NOT_INITIALIZED")
     assert finding.good is None
@@ -62,5 +62,5 @@ def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(
 
 def test_a_profiler_that_sees_them_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", ""))
-    assert why_no_kernels_are_seen() is None
+    assert profiler_failure() is None
     assert _profiler(None).good is True

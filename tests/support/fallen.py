@@ -43,9 +43,7 @@ def play(folder: Path) -> None:
 def play_gpus() -> None:
     """In the driver, and in each of its supervisors."""
     supervisor.execute_or_lose = measure  # type: ignore[assignment]
-    supervisor.why_it_does_not_compute = lambda gpu: (
-        "CUDA error: unknown error" if has_fallen(gpu) else None
-    )
+    supervisor.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_fallen(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None

@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestrator.hardware.gpu_catalog import Card
+from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.memory_prediction import predict_memory, verdict_of
 from orchestrator.sweep.console import so_many
 from orchestrator.sweep.pipeline import Request
@@ -43,7 +43,7 @@ _FITTING = {  # what is said of one cell, and of many
 _GIB = 1024**3
 
 
-def describe_memory(request: Request, card: Card | None) -> Iterator[str]:
+def describe_memory(request: Request, card: GpuModel | None) -> Iterator[str]:
     """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`; what its words
     mean, and how many fit."""
     cells = request.expansion.cells
@@ -69,7 +69,7 @@ def _memory_table(
     request: Request,
     cells: Sequence[Cell],
     predictions: Mapping[str, Prediction],
-    card: Card | None,
+    card: GpuModel | None,
 ) -> Iterator[str]:
     from tabulate import tabulate  # 60 ms that no other command here has to pay
 
@@ -100,7 +100,7 @@ def _explain_how(words: Iterable[str]) -> Iterator[str]:
         yield f"how: {'; '.join(said)}"
 
 
-def _not_foretold(cells: Iterable[Cell], card: Card | None) -> Iterator[str]:
+def _not_foretold(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:
     """Of which no memory is predicted, and why: a line a reason."""
     reasons = Counter((cell.params.device, why_not(cell)) for cell in cells)
     for (device, reason), count in reasons.items():
@@ -126,7 +126,7 @@ def _fitting(prediction: Prediction, verdict: Verdict | None) -> tuple[str, str]
     return _FITTING[verdict]
 
 
-def _memory_of(cell: Cell, prediction: Prediction, card: Card | None) -> list[str]:
+def _memory_of(cell: Cell, prediction: Prediction, card: GpuModel | None) -> list[str]:
     if not prediction.how:
         return ["", "", "", "", prediction.reason]
     least = prediction.least_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from orchestrator.hardware.gpu_catalog import Card, driver_name
+from orchestrator.hardware.gpu_catalog import GpuModel, driver_name
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect
 from orchestrator.planning.fingerprints import known_fingerprints
@@ -49,7 +49,7 @@ def repetition_note(plan: Plan) -> str:
     return f", {times} times in all" if times > len(set(plan.to_measure)) else ""
 
 
-def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
+def describe_cost(request: Request, plan: Plan, card: GpuModel | None) -> str:
     """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where nothing can be said."""
     cells = plan.to_measure
     if not cells:
@@ -75,7 +75,7 @@ def describe_cost(request: Request, plan: Plan, card: Card | None) -> str:
     )
 
 
-def _where(cells: Sequence[Cell], card: Card | None, here: Sequence[str], widest: int) -> str:
+def _where(cells: Sequence[Cell], card: GpuModel | None, here: Sequence[str], widest: int) -> str:
     devices = {cell.params.device for cell in cells}
     if "cuda" not in devices:
         return "the CPU" if devices == {"cpu"} else "this machine"

@@ -18,7 +18,13 @@ import psutil
 import pytest
 
 from orchestrator.execution import attempt as attempt_module
-from orchestrator.execution.attempt import Exit, by_hand, conclude, execute, recover
+from orchestrator.execution.attempt import (
+    ProcessExit,
+    build_outcome,
+    execute,
+    recover,
+    rerun_command,
+)
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
@@ -205,11 +211,11 @@ def test_a_thread_that_openmp_cannot_begin_is_an_oom_under_a_cap(
     (attempt.path / LOG_FILE).write_text(
         "\nlibgomp: Thread creation failed: Resource temporarily unavailable\n"
     )
-    outcome = conclude(attempt, Exit(1, 0.1), 0.0)
+    outcome = build_outcome(attempt, ProcessExit(1, 0.1), 0.0)
     assert (outcome.status, outcome.evidence["exit_code"]) == (status, 1)
     assert ("Thread creation failed" in outcome.evidence["message"]) == (status is Status.OOM)
     (attempt.path / LOG_FILE).write_text("another end")
-    assert conclude(attempt, Exit(1, 0.1), 0.0).status is Status.CRASHED
+    assert build_outcome(attempt, ProcessExit(1, 0.1), 0.0).status is Status.CRASHED
 
 
 SUPERVISE = """
@@ -435,7 +441,7 @@ def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
     execute(attempt)
     before = (attempt.path / JOURNAL_FILE).read_bytes()
     done = subprocess.run(
-        by_hand(attempt), shell=True, capture_output=True, text=True, check=True, cwd=ROOT
+        rerun_command(attempt), shell=True, capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert json.loads(done.stdout.splitlines()[-1])["status"] == "ok"
     assert (attempt.path / JOURNAL_FILE).read_bytes() == before

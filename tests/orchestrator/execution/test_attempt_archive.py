@@ -13,14 +13,14 @@ import pytest
 
 from orchestrator.execution import supervisor
 from orchestrator.execution.attempt_archive import (
-    Parcel,
-    elsewhere,
-    leave_mark,
+    AttemptArchive,
+    in_local_folder,
     pack,
-    sees_mark,
+    shares_folder,
     unpack,
+    write_folder_token,
 )
-from orchestrator.execution.supervisor import Event, Started
+from orchestrator.execution.supervisor import AttemptStarted, Event
 from orchestrator.scheduling import ray_scheduler as schedulers
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
@@ -54,13 +54,13 @@ def test_a_folder_that_somebody_else_made_is_not_used(
 ) -> None:
     """What is compiled there is run."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    ours = elsewhere(make_attempt()).path.parents[2]
+    ours = in_local_folder(make_attempt()).path.parents[2]
     assert (ours.parent, ours.stat().st_mode & 0o777) == (tmp_path, 0o700)
     theirs = os.getuid() + 1
     monkeypatch.setattr(os, "getuid", lambda: theirs)
     ours.rename(ours.with_name(ours.name.replace(f"-{theirs - 1}-", f"-{theirs}-")))
     with pytest.raises(PermissionError, match="is another user's"):
-        elsewhere(make_attempt())
+        in_local_folder(make_attempt())
 
 
 def test_where_the_folder_is_shared_nothing_is_sent(
@@ -69,8 +69,8 @@ def test_where_the_folder_is_shared_nothing_is_sent(
     tmp_path: Path,
 ) -> None:
     attempt = make_attempt()
-    started, outcome = supervise(attempt, leave_mark(attempt))
-    assert isinstance(started, Started)
+    started, outcome = supervise(attempt, write_folder_token(attempt))
+    assert isinstance(started, AttemptStarted)
     assert isinstance(outcome, Outcome)
     assert (attempt.path / LOG_FILE).exists()
     assert not list((tmp_path / "there").iterdir())
@@ -82,10 +82,10 @@ def test_what_is_left_on_another_host_comes_to_the_driver(
     tmp_path: Path,
 ) -> None:
     attempt = make_attempt()
-    leave_mark(attempt)
+    write_folder_token(attempt)
     started, parcel, outcome = supervise(attempt, "another driver's")
     assert isinstance(outcome, Outcome)
-    assert isinstance(parcel, Parcel)
+    assert isinstance(parcel, AttemptArchive)
     assert (started.attempt, parcel.attempt, outcome.attempt) == (attempt, attempt, attempt)
     assert not (attempt.path / LOG_FILE).exists()
     schedulers._take_in(parcel)
@@ -101,7 +101,7 @@ def test_what_is_left_on_another_host_comes_to_the_driver(
 def test_the_cells_of_a_run_share_what_they_compile_there(
     make_attempt: MakeAttempt, tmp_path: Path
 ) -> None:
-    first, second = (elsewhere(make_attempt(seed=seed)) for seed in (0, 1))
+    first, second = (in_local_folder(make_attempt(seed=seed)) for seed in (0, 1))
     assert first.path.parents[2] == second.path.parents[2] != make_attempt().path.parents[2]
     assert first.path != second.path
 
@@ -112,18 +112,18 @@ def test_variables_that_lead_to_the_drivers_folders_are_left_out(make_attempt: M
         "TORCHINDUCTOR_CACHE_DIR": str(run.parent / "cache"),
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }
-    assert elsewhere(make_attempt(settings={"env": env})).settings.env == {
+    assert in_local_folder(make_attempt(settings={"env": env})).settings.env == {
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8"
     }
 
 
 def test_a_mark_is_of_one_driver_and_one_attempt(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt()
-    assert not sees_mark(attempt, "")
-    mark = leave_mark(attempt)
-    assert sees_mark(attempt, mark)
-    assert leave_mark(attempt) != mark
-    assert not sees_mark(attempt, mark)
+    assert not shares_folder(attempt, "")
+    mark = write_folder_token(attempt)
+    assert shares_folder(attempt, mark)
+    assert write_folder_token(attempt) != mark
+    assert not shares_folder(attempt, mark)
 
 
 def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path) -> None:
@@ -132,8 +132,8 @@ def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path)
         tar.addfile(tarfile.TarInfo("../../stray"))
     attempt = make_attempt()
     with pytest.raises(tarfile.TarError):
-        unpack(Parcel(attempt, stream.getvalue()))
-    schedulers._take_in(Parcel(attempt, b"torn"))  # the result itself comes apart from it
+        unpack(AttemptArchive(attempt, stream.getvalue()))
+    schedulers._take_in(AttemptArchive(attempt, b"torn"))  # the result itself comes apart from it
     assert not list(tmp_path.rglob("stray"))
 
 

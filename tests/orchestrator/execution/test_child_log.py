@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.execution import child_log as log
-from orchestrator.execution.child_log import KEPT_BYTES, cut, thin
+from orchestrator.execution.child_log import KEPT_BYTES, free_middle, remove_middle
 
 LINES = 6_000_000
 
@@ -29,7 +29,7 @@ def giving(tmp_path: Path) -> None:
 def test_the_disk_has_its_space_back(tmp_path: Path, giving: None) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"a" * 6 * KEPT_BYTES)
-    assert thin(path) == 0
+    assert free_middle(path) == 0
     assert path.stat().st_size == 6 * KEPT_BYTES
     assert path.stat().st_blocks * 512 <= 2 * KEPT_BYTES + 64 * 1024
 
@@ -49,8 +49,8 @@ def test_what_is_printed_while_it_is_thinned_stays_in_its_place(
     writer = threading.Thread(target=flood)
     writer.start()
     while writer.is_alive():
-        assert thin(path) == 0
-    taken = cut(path)
+        assert free_middle(path) == 0
+    taken = remove_middle(path)
     lines = path.read_text().splitlines()
     assert lines[0] == "0000000"
     assert lines[-1] == f"{LINES - 1:07d}"
@@ -69,6 +69,6 @@ def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(
     monkeypatch.setattr(log, "_punch", refuse)
     path = tmp_path / "log.txt"
     path.write_bytes(b"a" * 5 * KEPT_BYTES)
-    assert thin(path) == 3 * KEPT_BYTES
+    assert free_middle(path) == 3 * KEPT_BYTES
     assert path.stat().st_size < 2 * KEPT_BYTES + 100
-    assert thin(path) == 0
+    assert free_middle(path) == 0

@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.execution import child_process as child
 from orchestrator.execution.attempt import child_environment, execute
-from orchestrator.execution.child_process import STARTER, is_forked
+from orchestrator.execution.child_process import CHILD_STARTER, is_forked
 from tasks.process import subreaper as adoption
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
@@ -34,14 +34,14 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 @pytest.fixture
 def fresh_start() -> Iterator[None]:
     """No parent that another test has prepared."""
-    STARTER.close()
+    CHILD_STARTER.close()
     yield
-    STARTER.close()
+    CHILD_STARTER.close()
 
 
 def _parent() -> psutil.Process:
-    assert STARTER._parent is not None
-    return psutil.Process(STARTER._parent.pid)
+    assert CHILD_STARTER._parent is not None
+    return psutil.Process(CHILD_STARTER._parent.pid)
 
 
 def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: MakeAttempt) -> None:
@@ -57,7 +57,7 @@ def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: M
 def test_the_compiler_is_there_before_a_cell_that_compiles_begins_and_not_sooner(
     make_attempt: MakeAttempt,
 ) -> None:
-    STARTER.close()
+    CHILD_STARTER.close()
     said, parents = [], set()
     for number, how in enumerate(("eager", "blocks"), start=1):
         own = {"size": None, "model": "misbehaving:refuse", "compile": how}
@@ -128,8 +128,8 @@ def test_a_process_is_forked_unless_a_fresh_one_is_asked_for(
 def test_where_forking_does_not_work_the_process_is_a_fresh_one(
     make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    find = child.find_parent
-    monkeypatch.setattr(child, "find_parent", lambda device, *rest: find("cuda:99", *rest))
+    find = child.connect_fork_server
+    monkeypatch.setattr(child, "connect_fork_server", lambda device, *rest: find("cuda:99", *rest))
     attempt = make_attempt()
     outcome = execute(attempt)
     assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
@@ -209,7 +209,7 @@ def test_an_adopter_that_is_stopped_is_not_waited_for(monkeypatch: pytest.Monkey
     monkeypatch.setattr(child, "_GRACE_S", 0.1)
     heard, told = os.pipe()
     os.write(told, b"123\n")
-    fresh = child.FreshChild(
+    fresh = child.SpawnedChild(
         _stopped("os.kill(os.getpid(), signal.SIGSTOP)"), os.fdopen(heard, "rb")
     )
     os.close(told)
@@ -222,7 +222,7 @@ def test_one_that_says_nothing_stands_for_the_child(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(child, "PREPARATION_S", 0.1)
     heard, told = os.pipe()
     adopter = _stopped("signal.pause()")
-    fresh = child.FreshChild(adopter, os.fdopen(heard, "rb"))
+    fresh = child.SpawnedChild(adopter, os.fdopen(heard, "rb"))
     os.close(told)
     assert fresh.pid == adopter.pid
     os.killpg(fresh.pid, signal.SIGKILL)
@@ -270,7 +270,7 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
 def _wait_for_child_of_parent() -> psutil.Process:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
-        if STARTER._parent is not None and not STARTER._parent.broken:
+        if CHILD_STARTER._parent is not None and not CHILD_STARTER._parent.broken:
             children = [
                 child for child in _parent().children() if child.pid == os.getpgid(child.pid)
             ]
@@ -314,8 +314,8 @@ def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
     make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has closed already may be another file's descriptor when the program exits."""
-    STARTER.prepare(make_attempt(1), {})
-    parent = STARTER._parent
+    CHILD_STARTER.prepare(make_attempt(1), {})
+    parent = CHILD_STARTER._parent
     assert parent is not None
     assert parent._process is not None
     ends = parent._process.wait
@@ -326,7 +326,7 @@ def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
 
     monkeypatch.setattr(parent._process, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        STARTER.close()
+        CHILD_STARTER.close()
     with open(os.devnull) as nothing:  # has the number of what was closed
-        STARTER.close()
+        CHILD_STARTER.close()
         os.fstat(nothing.fileno())

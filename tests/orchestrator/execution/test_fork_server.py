@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.execution.attempt import begin_grandparent, child_environment, execute
-from orchestrator.execution.child_process import STARTER
-from orchestrator.execution.fork_server import GRANDPARENT, Grandparent
+from orchestrator.execution.attempt import child_environment, execute, start_fork_template
+from orchestrator.execution.child_process import CHILD_STARTER
+from orchestrator.execution.fork_server import FORK_TEMPLATE, ForkServerTemplate
 from tasks.spec.attempt import LOG_FILE, Attempt
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -30,12 +30,12 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 @pytest.fixture
 def grandparent(
     make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Grandparent]:
-    STARTER.close()
-    found = begin_grandparent(tmp_path, make_attempt(), ON, {"TMPDIR": str(tmp_path)})
-    monkeypatch.setenv(GRANDPARENT, found.variables[GRANDPARENT])
+) -> Iterator[ForkServerTemplate]:
+    CHILD_STARTER.close()
+    found = start_fork_template(tmp_path, make_attempt(), ON, {"TMPDIR": str(tmp_path)})
+    monkeypatch.setenv(FORK_TEMPLATE, found.variables[FORK_TEMPLATE])
     yield found
-    STARTER.close()
+    CHILD_STARTER.close()
     found.close()
     assert left_after(tmp_path, 5) == []
 
@@ -51,7 +51,9 @@ def telling(make_attempt: MakeAttempt, number: int, **settings: object) -> Attem
     return make_attempt(number, settings={"import_paths": (TESTS,), **settings}, **own)
 
 
-def test_cells_are_its_grandchildren(grandparent: Grandparent, make_attempt: MakeAttempt) -> None:
+def test_cells_are_its_grandchildren(
+    grandparent: ForkServerTemplate, make_attempt: MakeAttempt
+) -> None:
     """Asked for before it is ready, too: then it is waited for."""
     attempts = [telling(make_attempt, number) for number in (1, 2)]
     outcomes = [execute(attempt, ON) for attempt in attempts]
@@ -62,7 +64,7 @@ def test_cells_are_its_grandchildren(grandparent: Grandparent, make_attempt: Mak
 
 
 def test_cells_of_another_environment_are_not(
-    grandparent: Grandparent, make_attempt: MakeAttempt
+    grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     attempt = telling(make_attempt, 1, env={"OMP_NUM_THREADS": "2"})
     assert execute(attempt, ON).facts["threads"] == 2
@@ -70,37 +72,37 @@ def test_cells_of_another_environment_are_not(
 
 
 def test_where_it_is_gone_a_place_helps_itself(
-    grandparent: Grandparent, make_attempt: MakeAttempt
+    grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     """What it had forked before lives on."""
     assert execute(telling(make_attempt, 1), ON).status is Status.OK
     psutil.Process(grandparent.pid).kill()
     later = telling(make_attempt, 2)
     assert execute(later, ON).facts["start_method"] == "fork"
-    assert STARTER._parent is not None
-    assert STARTER._parent.is_alive
-    STARTER.close()
+    assert CHILD_STARTER._parent is not None
+    assert CHILD_STARTER._parent.is_alive
+    CHILD_STARTER.close()
     last = telling(make_attempt, 3)
     assert execute(last, ON).facts["start_method"] == "fork"
     assert _grandparent_of(last) == os.getpid()
 
 
 def test_a_parent_of_its_that_dies_is_replaced_by_another(
-    grandparent: Grandparent, make_attempt: MakeAttempt
+    grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     execute(telling(make_attempt, 1), ON)
-    assert STARTER._parent is not None
-    first = psutil.Process(STARTER._parent.pid)
+    assert CHILD_STARTER._parent is not None
+    first = psutil.Process(CHILD_STARTER._parent.pid)
     first.kill()
     psutil.wait_procs([first], 1)
     attempt = telling(make_attempt, 2)
     assert execute(attempt, ON).status is Status.OK
-    assert STARTER._parent.pid != first.pid
+    assert CHILD_STARTER._parent.pid != first.pid
     assert _grandparent_of(attempt) == grandparent.pid
 
 
 def test_it_outlives_one_that_comes_and_goes_without_a_word(
-    grandparent: Grandparent, make_attempt: MakeAttempt
+    grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     for _ in range(3):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
@@ -113,9 +115,9 @@ def test_it_outlives_one_that_comes_and_goes_without_a_word(
 def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Path) -> None:
     """Nor does one of its parents that whose place it was of, killed alike; while they import, as everywhere."""
     code = (
-        "import os, time; from pathlib import Path; from orchestrator.execution.fork_server import GRANDPARENT, Grandparent, find_parent;"
-        f"found = Grandparent(Path({str(tmp_path)!r}), 'cpu', {{}}, False, {{}}); os.environ.update(found.variables);"
-        "parent = find_parent('cpu', {}, 2); print(found.pid, parent.pid, flush=True); time.sleep(60)"
+        "import os, time; from pathlib import Path; from orchestrator.execution.fork_server import FORK_TEMPLATE, ForkServerTemplate, connect_fork_server;"
+        f"found = ForkServerTemplate(Path({str(tmp_path)!r}), 'cpu', {{}}, False, {{}}); os.environ.update(found.variables);"
+        "parent = connect_fork_server('cpu', {}, 2); print(found.pid, parent.pid, flush=True); time.sleep(60)"
     )
     environment = {**os.environ, **child_environment(make_attempt())}
     driver = subprocess.Popen(

@@ -19,7 +19,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_words_of_gpus_and_of_memory_from_then_on(log: Path) -> None:
-    with kernel.Watch() as watch:
+    with kernel.OomKillerWatch() as watch:
         assert watch.said() == ()
         with log.open("a") as file:
             file.write(XID)
@@ -33,7 +33,7 @@ def test_its_words_of_gpus_and_of_memory_from_then_on(log: Path) -> None:
 
 def test_a_log_that_may_not_be_read_says_nothing(log: Path) -> None:
     log.unlink()
-    with kernel.Watch() as watch:
+    with kernel.OomKillerWatch() as watch:
         assert watch.said() == ()
 
 
@@ -73,7 +73,7 @@ def test_who_was_killed_for_want_of_memory(
         for path, text in {**files, "/proc/vmstat": HOST}.items()
     }
     said |= before
-    with kernel.Watch() as watch:
+    with kernel.OomKillerWatch() as watch:
         assert watch.oom_kills() == 0
         said |= {"/proc/vmstat": HOST, **files}
         assert watch.oom_kills() == kills

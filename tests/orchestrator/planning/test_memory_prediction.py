@@ -15,8 +15,8 @@ from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.memory import describe_memory
 from orchestrator.common.errors import ConfigError
 from orchestrator.execution.measuring_process import lifeline
-from orchestrator.execution.supervisor import Started
-from orchestrator.hardware.gpu_catalog import Card, find_card, is_kind, seen_card
+from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, matches_kind
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.plan import Choice
@@ -31,7 +31,7 @@ from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 
 GIB = 1024**3
-TINY_GPU = Card("Tiny", 400 * 1024**2, 9.0)
+TINY_GPU = GpuModel("Tiny", 400 * 1024**2, 9.0)
 
 
 def cell_of(**values: Any) -> Cell:
@@ -157,17 +157,17 @@ def test_the_smaller_of_limit_and_gpu_counts() -> None:
 
 @pytest.mark.parametrize("name", ["RTX 5090", "rtx 5090", "NVIDIA GeForce RTX 5090"])
 def test_gpus_by_name(name: str) -> None:
-    card = find_card(name)
+    card = find_gpu(name)
     assert (card.usable_bytes, card.compute_capability) == ((32607 - 600) * 1024**2, 12.0)
 
 
 def test_an_unknown_gpu_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"RTX 5091.*Did you mean 'RTX 5090'"):
-        find_card("RTX 5091")
-    assert seen_card("NVIDIA H200", 140 * GIB) == Card(
+        find_gpu("RTX 5091")
+    assert gpu_from_driver("NVIDIA H200", 140 * GIB) == GpuModel(
         "NVIDIA H200", 140 * GIB - 600 * 1024**2, 9.0
     )
-    assert seen_card("Something new", GIB).compute_capability is None
+    assert gpu_from_driver("Something new", GIB).compute_capability is None
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
     ],
 )  # fmt: skip
 def test_a_gpu_is_known_by_what_its_driver_calls_it(device: str, capability: float) -> None:
-    assert seen_card(device, 16 * GIB).compute_capability == capability
+    assert gpu_from_driver(device, 16 * GIB).compute_capability == capability
 
 
 def test_no_card_has_more_memory_than_its_driver_shows() -> None:
     assert (
-        find_card("T4").usable_bytes <= (15360 - 600) * 1024**2
+        find_gpu("T4").usable_bytes <= (15360 - 600) * 1024**2
     )  # 16 GB, less what error correction takes
 
 
@@ -201,7 +201,7 @@ def test_no_card_has_more_memory_than_its_driver_shows() -> None:
     ],
 )
 def test_a_gpu_is_of_a_kind_by_the_words_of_its_name(device: str, kind: str, is_one: bool) -> None:
-    assert is_kind(device, kind) is is_one
+    assert matches_kind(device, kind) is is_one
 
 
 class Measuring:
@@ -220,7 +220,7 @@ class Measuring:
 
     def prepare(self, attempt: Attempt) -> None: ...
 
-    def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Any:
+    def run(self, attempts: Any, on_start: Callable[[AttemptStarted], None]) -> Any:
         for attempt in attempts:
             yield self._outcome(attempt)
 
@@ -235,7 +235,7 @@ class Measuring:
 
 
 class Silent:
-    def started(self, started: Started) -> None: ...
+    def started(self, started: AttemptStarted) -> None: ...
 
     def finished(self, outcome: Outcome) -> None: ...
 
@@ -314,7 +314,7 @@ def test_the_plan_shows_a_table(
     asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
-    text = "\n".join(describe_memory(request, find_card("H200")))
+    text = "\n".join(describe_memory(request, find_gpu("H200")))
     assert "on H200" in text
     assert "2.00" in text
     assert "the memory of matmul is not predicted" in text
@@ -362,7 +362,7 @@ def test_why_no_memory_is_predicted_is_said_once(
     assert list(describe_memory(on_cpu, None)) == [
         "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
     ]  # fmt: skip
-    assert list(describe_memory(on_cpu, find_card("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
+    assert list(describe_memory(on_cpu, find_gpu("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
     said = list(describe_memory(resolve(write_config(CONFIG), [], [], tmp_path / "run"), None))
     assert said[-2] == "1 cell not predicted: the memory of matmul is not predicted"
     assert not asked or all(request.cell.params.device == "cuda" for request in asked)
@@ -405,7 +405,7 @@ def test_what_is_known_by_formula_alone_is_labelled_so(
     config = write_config(
         "name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]"
     )
-    text = "\n".join(describe_memory(resolve(config, [], [], tmp_path / "run"), find_card("H200")))
+    text = "\n".join(describe_memory(resolve(config, [], [], tmp_path / "run"), find_gpu("H200")))
     assert "≥ 3.00" in text
     assert "closed form, activations unknown: it looks at its data" in text
     assert "3.000" in text

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodesLost
-from orchestrator.execution.supervisor import Started
+from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.scheduling import cluster as watched
-from orchestrator.scheduling.cluster import Nodes, why_nowhere
+from orchestrator.scheduling.cluster import NodeHealth, unplaceable_reason
 from tasks.spec.attempt import Attempt
 
 
@@ -35,9 +35,9 @@ def test_what_was_begun_on_a_node_that_is_gone(
     make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
 ) -> None:
     alive, said = [node("a"), node("b")], list[str]()
-    nodes = Nodes(lambda: alive, lambda: alive, said.append)
-    running = {name: Started(make_attempt(1), "host", "", 0.0, name) for name in ("a", "b")}
-    running["waiting"] = Started(make_attempt(1), "", "", 0.0)
+    nodes = NodeHealth(lambda: alive, lambda: alive, said.append)
+    running = {name: AttemptStarted(make_attempt(1), "host", "", 0.0, name) for name in ("a", "b")}
+    running["waiting"] = AttemptStarted(make_attempt(1), "", "", 0.0)
     assert nodes.gone(running) == []
     del alive[0]
     clock(1.0)
@@ -51,14 +51,14 @@ def test_where_the_hosts_of_one_kind_are_broken_others_go_on(
     make_attempt: Callable[..., Attempt],
 ) -> None:
     here, gone = make_attempt(1), make_attempt(1, device="cuda")
-    assert why_nowhere(gone, [node("a")], []) is None  # one may join
-    assert why_nowhere(here, [node("a")], ["host b: no torch"]) is None
+    assert unplaceable_reason(gone, [node("a")], []) is None  # one may join
+    assert unplaceable_reason(here, [node("a")], ["host b: no torch"]) is None
     assert (
-        why_nowhere(gone, [node("a")], ["host b: no torch"])
+        unplaceable_reason(gone, [node("a")], ["host b: no torch"])
         == "no host is left that could measure it: host b: no torch"
     )
     with pytest.raises(NodesLost, match="host b: no torch"):
-        why_nowhere(gone, [node("head", cpus=0)], ["host b: no torch"])
+        unplaceable_reason(gone, [node("head", cpus=0)], ["host b: no torch"])
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
     clock: Callable[[float], None],
 ) -> None:
     said = list[str]()
-    nodes = Nodes(lambda: [there], lambda: [there], said.append)
-    running = {"it": Started(make_attempt(1, **asked), "", "", 0.0)}
+    nodes = NodeHealth(lambda: [there], lambda: [there], said.append)
+    running = {"it": AttemptStarted(make_attempt(1, **asked), "", "", 0.0)}
     assert nodes.gone(running) == []
     assert said == (
         [f"no node is left that has {lacks}: waiting 5 min 00 s for one to join"] if lacks else []
@@ -102,8 +102,8 @@ def test_one_that_joins_is_waited_for(
     make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
 ) -> None:
     alive, said = list[Any](), list[str]()
-    nodes = Nodes(lambda: alive, lambda: alive, said.append)
-    running = {"it": Started(make_attempt(1), "", "", 0.0)}
+    nodes = NodeHealth(lambda: alive, lambda: alive, said.append)
+    running = {"it": AttemptStarted(make_attempt(1), "", "", 0.0)}
     nodes.gone(running)
     alive.append(node("a"))
     for now in (299.0, 302.0):

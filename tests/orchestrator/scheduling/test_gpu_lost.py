@@ -19,10 +19,10 @@ import pytest
 from click.testing import Result
 
 from orchestrator.execution import supervisor
-from orchestrator.execution.host_probe import why_it_does_not_compute
+from orchestrator.execution.host_probe import gpu_failure
 from orchestrator.execution.measuring_process import PROGRAM
-from orchestrator.execution.supervisor import Fallen, Started
-from orchestrator.hardware.nvml import Watch, gpu_names
+from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
+from orchestrator.hardware.nvml import GpuHealthWatch, gpu_names
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -88,7 +88,7 @@ def test_what_counts_as_fallen_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml_says(monkeypatch, before, after)
-    found = Watch("aaaa").fault(said)
+    found = GpuHealthWatch("aaaa").fault(said)
     assert (found is None) == (fault is None), found
     assert fault is None or fault in str(found)
 
@@ -104,7 +104,7 @@ def test_what_counts_as_fallen_off(
 )
 def test_how_cuda_puts_it(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nvml_says(monkeypatch, UNKNOWN)
-    assert Watch("aaaa").fault(said) == "Unknown Error"
+    assert GpuHealthWatch("aaaa").fault(said) == "Unknown Error"
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
     monkeypatch.setattr(
         supervisor,
-        "why_it_does_not_compute",
+        "gpu_failure",
         lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error",
     )
     event = supervisor.measure(attempt, 1, None, "3", {"3": "aaaa"})
-    outcome = event.outcome if isinstance(event, Fallen) else event
-    assert (isinstance(event, Fallen), outcome.status) == (status is Status.LOST, status)
-    if isinstance(event, Fallen):
+    outcome = event.outcome if isinstance(event, DeviceLost) else event
+    assert (isinstance(event, DeviceLost), outcome.status) == (status is Status.LOST, status)
+    if isinstance(event, DeviceLost):
         assert (event.name, outcome.evidence["cell_said"]) == ("3", said)
         assert "3: CUDA error: unknown error" in event.place
 
@@ -149,9 +149,7 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
 @pytest.mark.skipif(bool(gpu_names()), reason="there is a GPU")
 def test_a_fresh_process_finds_out_whether_a_gpu_computes() -> None:
     """Here it finds none."""
-    assert "CUDA" in str(why_it_does_not_compute("0")) or "NVIDIA" in str(
-        why_it_does_not_compute("0")
-    )
+    assert "CUDA" in str(gpu_failure("0")) or "NVIDIA" in str(gpu_failure("0"))
     command = [*PROGRAM, "--compute", "cpu"]
     assert (
         subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120).returncode
@@ -236,13 +234,13 @@ def test_a_host_to_itself_is_what_of_it_is_left(make_attempt: Callable[..., Atte
         }
         for host, gpus in (("one", 1.0), ("two", 2.0))
     ]
-    started = Started(make_attempt(device="cuda"), "two", "1", 0.0, "two", 8.0)
+    started = AttemptStarted(make_attempt(device="cuda"), "two", "1", 0.0, "two", 8.0)
     ended: Any = None
     scheduler = RayScheduler.__new__(RayScheduler)
     scheduler._ray = SimpleNamespace(nodes=lambda: nodes)
     scheduler._out, scheduler._fallen = (
         {},
-        {"it": (started, Fallen(ended, ended, "GPU 1 of two", "1"))},
+        {"it": (started, DeviceLost(ended, ended, "GPU 1 of two", "1"))},
     )
     asked = {host: scheduler._whole_host(host) for host in ("one", "two", "none")}
     assert [(has.get("num_cpus"), has.get("num_gpus")) for has in asked.values()] == [
@@ -276,7 +274,7 @@ def two_gpus(
         (schedulers, "supervise"),
         (schedulers, "prepare_place"),
         (supervisor, "execute_or_lose"),
-        (supervisor, "why_it_does_not_compute"),
+        (supervisor, "gpu_failure"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))
     for name in (

@@ -21,8 +21,8 @@ from click.testing import Result
 
 from orchestrator.execution import host_probe as probe
 from orchestrator.execution import supervisor
-from orchestrator.execution.host_probe import why_nothing_is_measured_here
-from orchestrator.execution.supervisor import Fallen, Started
+from orchestrator.execution.host_probe import host_failure
+from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
 from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -340,7 +340,7 @@ def test_one_whose_workers_crash_in_the_middle(
 
     scheduler = RayScheduler.__new__(RayScheduler)
     vars(scheduler).update(_ray=Nodes(*nodes, begins=begins), _out={}, _crashes=Counter())
-    started = Started(make_attempt(), "sick", "", time.monotonic(), "sick")
+    started = AttemptStarted(make_attempt(), "sick", "", time.monotonic(), "sick")
     for _ in range(crashes):
         outcome = scheduler._next_event(crash(), started, is_ready=True)
         assert isinstance(outcome, Outcome)
@@ -356,11 +356,11 @@ def test_one_whose_workers_crash_in_the_middle(
 def test_a_fresh_process_finds_out_whether_anything_is_measured_here(
     broken: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert why_nothing_is_measured_here(tmp_path / "cell" / "1") is None
+    assert host_failure(tmp_path / "cell" / "1") is None
     (tmp_path / "file").touch()
-    assert "Not a directory" in str(why_nothing_is_measured_here(tmp_path / "file" / "cell" / "1"))
+    assert "Not a directory" in str(host_failure(tmp_path / "file" / "cell" / "1"))
     monkeypatch.setenv("PYTHONPATH", broken("torch"))
-    assert NO_TORCH in str(why_nothing_is_measured_here(tmp_path / "cell" / "1"))
+    assert NO_TORCH in str(host_failure(tmp_path / "cell" / "1"))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_one_fresh_process_alone_may_have_been_killed(
 ) -> None:
     said = iter(answers)
     monkeypatch.setattr(probe, "_why_not", lambda words, variables: next(said))
-    assert why_nothing_is_measured_here(tmp_path / "cell" / "1") == fault
+    assert host_failure(tmp_path / "cell" / "1") == fault
     assert not list(said)
 
 
@@ -399,13 +399,13 @@ def test_which_ends_may_be_the_hosts(
     """And on a single host the row stays as it is, and one line says it."""
     ended = Outcome(make_attempt(1), status, stage, "", {"message": said}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
-    monkeypatch.setattr(supervisor, "why_nothing_is_measured_here", lambda folder: None)
+    monkeypatch.setattr(supervisor, "host_failure", lambda folder: None)
     assert supervisor.measure(ended.attempt, 1, None, "", {}) == ended
-    monkeypatch.setattr(supervisor, "why_nothing_is_measured_here", lambda folder: "it is full")
+    monkeypatch.setattr(supervisor, "host_failure", lambda folder: "it is full")
     event = supervisor.measure(ended.attempt, 1, None, "", {})
-    assert isinstance(event, Fallen) == asked
+    assert isinstance(event, DeviceLost) == asked
     assert (
-        not isinstance(event, Fallen)
+        not isinstance(event, DeviceLost)
         or event.outcome.facts["host"] in event.outcome.evidence["message"]
     )  # and so redacted
     assert list(SerialScheduler().run([ended.attempt], lambda started: None)) == [ended]

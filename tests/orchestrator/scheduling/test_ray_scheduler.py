@@ -26,9 +26,9 @@ import pytest
 from click.testing import Result
 
 from orchestrator.common.errors import EnvironmentError
-from orchestrator.execution.attempt_archive import Parcel
+from orchestrator.execution.attempt_archive import AttemptArchive
 from orchestrator.execution.host_probe import TIMEOUT_S
-from orchestrator.execution.supervisor import Started
+from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.remote_run import open_run
 from tasks.process.phase_file import read_phase
@@ -546,7 +546,7 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
 
     def say_where(
         attempt: Attempt, cpus: int, gpus: object, mark: str
-    ) -> Iterator[Started | Outcome]:
+    ) -> Iterator[AttemptStarted | Outcome]:
 
         here = ray.get_runtime_context()
         import orchestrator
@@ -557,8 +557,8 @@ def test_cells_come_to_nodes_with_their_kind_of_gpu_and_alone_to_a_whole_host(
             "kind": here.get_node_labels()["ray.io/accelerator-type"],
             "took": here.get_assigned_resources(),
         }
-        yield Started(attempt, "here", "0", 0.0)
-        yield Parcel(attempt, left)
+        yield AttemptStarted(attempt, "here", "0", 0.0)
+        yield AttemptArchive(attempt, left)
         yield Outcome(attempt, Status.OK, "", "", {}, facts, (), 0.0, 0.0)
 
     (tmp_path / LOG_FILE).write_text("all is well")
@@ -609,7 +609,7 @@ def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(
 
     def after(seconds: float) -> object:
         return RayScheduler._give_up_hung(
-            given_up, "it", Started(attempt, "host", "", time.monotonic() - seconds)
+            given_up, "it", AttemptStarted(attempt, "host", "", time.monotonic() - seconds)
         )  # type: ignore[arg-type]
 
     assert after(10 + PREPARATION_S + TIMEOUT_S) is None

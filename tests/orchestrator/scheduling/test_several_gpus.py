@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.common.errors import ConfigError, EnvironmentError, GpusLost
 from orchestrator.execution import supervisor
-from orchestrator.execution.supervisor import Fallen, Started
+from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
 from orchestrator.planning.plan import Choice, Past, make_plan
@@ -295,7 +295,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
 
     def say_where(
         attempt: Attempt, cpus: int, gpus: object, mark: str
-    ) -> Iterator[Started | Outcome | Fallen]:
+    ) -> Iterator[AttemptStarted | Outcome | DeviceLost]:
         import os
         import socket
         import time
@@ -304,7 +304,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
 
         here, began = ray.get_runtime_context(), time.time()
         names = here.get_accelerator_ids()["GPU"]
-        yield Started(attempt, socket.gethostname(), "", 0.0)
+        yield AttemptStarted(attempt, socket.gethostname(), "", 0.0)
         time.sleep(0.2)
         facts = {
             "node": here.get_node_id(),
@@ -316,7 +316,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
         yield (
             outcome
             if attempt.number < 100
-            else Fallen(outcome, outcome, "GPU 0 of here: gone", "0")
+            else DeviceLost(outcome, outcome, "GPU 0 of here: gone", "0")
         )
         if attempt.number >= 100:
             time.sleep(1000)

@@ -16,8 +16,8 @@ from orchestrator.cli.main import main
 from orchestrator.cli.text.capacity import describe_limits
 from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import ConfigError
-from orchestrator.execution.supervisor import Started
-from orchestrator.hardware.gpu_catalog import Card
+from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.plan import Choice, read_history
@@ -32,7 +32,7 @@ from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 
 GIB = 1024**3
-CARD = Card("Test", 10 * GIB, 9.0)
+CARD = GpuModel("Test", 10 * GIB, 9.0)
 CONTEXT = Bounds("context_length", 128, 4096)
 
 CONFIG = """
@@ -123,7 +123,7 @@ class Gpu:
 
     def prepare(self, attempt: Attempt) -> None: ...
 
-    def run(self, attempts: Any, on_start: Callable[[Started], None]) -> Iterator[Outcome]:
+    def run(self, attempts: Any, on_start: Callable[[AttemptStarted], None]) -> Iterator[Outcome]:
         for attempt in attempts:
             values = attempt.cell.params.values()
             self.attempts.append(values["context_length"])
@@ -141,7 +141,7 @@ class Gpu:
 
 
 class Silent:
-    def started(self, started: Started) -> None: ...
+    def started(self, started: AttemptStarted) -> None: ...
 
     def finished(self, outcome: Outcome) -> None: ...
 

@@ -29,7 +29,7 @@ from orchestrator.common.errors import (
     RunUnwritable,
 )
 from orchestrator.execution.measuring_process import program_source
-from orchestrator.execution.supervisor import Started
+from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.planning.duration_estimate import Estimator
 from orchestrator.planning.plan import Choice, read_history
 from orchestrator.store.run import Run, RunWriter
@@ -90,11 +90,11 @@ class FakeScheduler:
     def prepare(self, attempt: Attempt) -> None: ...
 
     def run(
-        self, attempts: Iterable[Attempt], on_start: Callable[[Started], None]
+        self, attempts: Iterable[Attempt], on_start: Callable[[AttemptStarted], None]
     ) -> Iterator[Outcome]:
         for attempt in attempts:
             self.begun.append(attempt)
-            on_start(Started(attempt, "here", "", time.monotonic()))
+            on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
             yield self.measure(attempt)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ class FakeScheduler:
 
 
 class Silent:
-    def started(self, started: Started) -> None: ...
+    def started(self, started: AttemptStarted) -> None: ...
 
     def finished(self, outcome: Outcome) -> None: ...
 
