@@ -66,7 +66,7 @@ def asked(options: argparse.Namespace) -> Expansion:
     """The cells. Ends the benchmark with the line that `sweep` would say, and its exit code, where there can be none."""
     from orchestrator.common.errors import SweepError
     from orchestrator.hardware.nvml import gpu_names
-    from orchestrator.sweep.pipeline import resolve
+    from orchestrator.planning.request import resolve
 
     try:
         expansion = resolve(options.config, options.sets, options.wheres, None).expansion

@@ -30,10 +30,11 @@ import psutil
 import pyarrow as pa
 
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve
 from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
 from orchestrator.store.run import MERGE_BATCH, Run
-from orchestrator.sweep.pipeline import Request, manifest_of, resolve
+from orchestrator.sweep.pipeline import manifest_of
 from tasks.spec.cell import Cell
 
 SECONDS, MB = 20.0, 500.0

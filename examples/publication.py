@@ -38,9 +38,9 @@ from orchestrator.common.errors import (
     SweepError,
 )
 from orchestrator.execution.measuring_process import git_commit
+from orchestrator.planning.request import resolve
 from orchestrator.store.remote.address import is_address
 from orchestrator.store.run import Run
-from orchestrator.sweep.pipeline import resolve
 
 _STUDIES = Path(__file__).with_suffix(".yaml")
 

@@ -23,11 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.report.tables.formatters import measured
 from orchestrator.store import run as store
 from orchestrator.store.remote.remote_run import open_run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tests.orchestrator.remote.test_remote import ADDRESS, go, measured
+from tests.orchestrator.store.remote.test_remote import go
+from tests.orchestrator.store.remote.test_remote import ADDRESS
 from tests.support.s3 import Bucket, serve
 
 _CELLS_A_KILL = 30  # more than a driver comes to

@@ -84,10 +84,6 @@ KNOWN: set[tuple[str, str]] = {
     ("orchestrator.analysis.cpu_bound", "model"),
     ("orchestrator.analysis.machine_variation", "orchestrator/report"),
     ("orchestrator.execution.supervisor", "orchestrator/scheduling"),
-    ("orchestrator.planning.invocation", "orchestrator/sweep"),
-    ("orchestrator.planning.resumption", "orchestrator/sweep"),
-    ("orchestrator.scheduling.cluster", "orchestrator/sweep"),
-    ("orchestrator.scheduling.multi_gpu", "orchestrator/planning"),
     ("orchestrator.scheduling.ray_scheduler", "orchestrator/sweep"),
     ("orchestrator.store.artifacts", "orchestrator/execution"),
     ("orchestrator.sweep.contention", "orchestrator/report"),
@@ -219,9 +215,10 @@ def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
     from orchestrator.analysis.results import load_results
     from orchestrator.planning.invocation import new_invocation
-    from orchestrator.planning.plan import Choice
+    from orchestrator.planning.options import Choice
+    from orchestrator.planning.request import resolve
     from orchestrator.store.run import Run
-    from orchestrator.sweep.pipeline import manifest_of, resolve
+    from orchestrator.sweep.pipeline import manifest_of
     from tasks.spec.attempt import Attempt, Settings
     from tasks.spec.outcome import Outcome
     from tasks.spec.status import Status

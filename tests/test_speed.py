@@ -15,10 +15,11 @@ import pytest
 from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import Taken, make_run, report
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve
 from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
 from orchestrator.store.run import MERGE_BATCH, Run
-from orchestrator.sweep.pipeline import Request, manifest_of, resolve
+from orchestrator.sweep.pipeline import manifest_of
 from tasks.harness.workload import run_step
 from tasks.prediction import records
 from tasks.prediction.predictor import NoData, Predictor

@@ -227,9 +227,10 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     from orchestrator.execution.measuring_process import git_commit
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.invocation import new_invocation
+    from orchestrator.planning.plan import plan_request
     from orchestrator.planning.prior_results import describe_kept, read_kept
+    from orchestrator.planning.request import resolve
     from orchestrator.planning.resumption import describe_going_on, going_on
-    from orchestrator.sweep.pipeline import plan_request, resolve
 
     card = find_gpu(gpu) if gpu is not None else None
 
@@ -281,9 +282,10 @@ def run(config: Path, **chosen: Any) -> None:
 
     Example: sweep run configs/demo.yaml
     """
+    from orchestrator.planning.request import resolve
     from orchestrator.sweep.console import say
     from orchestrator.sweep.contention import run_and_check
-    from orchestrator.sweep.pipeline import resolve, run_sweep
+    from orchestrator.sweep.pipeline import run_sweep
 
     request = resolve(
         config,
@@ -365,8 +367,8 @@ def status(run_folder: Where) -> None:
     Example: sweep status results/demo
     """
     from orchestrator.cli.text.status import describe_status
+    from orchestrator.planning.request import resolve_again
     from orchestrator.store.remote.remote_run import open_run
-    from orchestrator.sweep.pipeline import resolve_again
 
     for line in describe_status(resolve_again(open_run(run_folder))):
         click.echo(line)
@@ -425,7 +427,7 @@ def schema() -> None:
 def _means(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
     from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
     from orchestrator.sweep.console import SweepConsole, make_display, say
-    from orchestrator.sweep.pipeline import Means
+    from orchestrator.sweep.runtime import Means
 
     console, address, cpu_cells = SweepConsole(), chosen["address"], chosen["cpu_cells"]
     if chosen["scheduler"] == "serial":
@@ -456,8 +458,9 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
     from orchestrator.cli.text.capacity import describe_limits
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
+    from orchestrator.planning.preflight import require_devices
+    from orchestrator.planning.request import resolve
     from orchestrator.sweep.capacity_search import Bounds, find_limits
-    from orchestrator.sweep.pipeline import require_devices, resolve
     from tasks.spec.cell import varying_axes
 
     card = find_gpu(chosen["gpu"]) if chosen["gpu"] is not None else None
@@ -487,7 +490,7 @@ def _find_limits(axis: str, chosen: dict[str, Any]) -> None:
 
 
 def _choice(chosen: dict[str, Any]) -> Any:
-    from orchestrator.planning.plan import Choice
+    from orchestrator.planning.options import Choice
 
     if chosen["verify_inferred"] and not chosen["infer_oom"]:
         raise ConfigError(
@@ -533,7 +536,8 @@ def _seconds(text: str | None) -> float | None:
 
 def _conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
-    from orchestrator.sweep.console import format_seconds, say, so_many
+    from orchestrator.common.text import format_seconds, so_many
+    from orchestrator.sweep.console import say
 
     folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:

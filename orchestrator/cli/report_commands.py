@@ -137,13 +137,13 @@ def report(
     Example: sweep report results/demo --table timings
     """
     from orchestrator.analysis.results import choose_cells, choose_where, load_results
+    from orchestrator.common.text import so_many
     from orchestrator.config.selection import parse_selection
     from orchestrator.report.formats.files import FORMATS, files_of
     from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
     from orchestrator.report.references.tables import nothing_in_common, published_tables
     from orchestrator.report.tables.registry import TABLES
     from orchestrator.store.run_collection import open_runs, published_against
-    from orchestrator.sweep.console import so_many
 
     run, conditions = open_runs(run_folders), parse_selection((), wheres).where
     results = load_results(run)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from orchestrator.planning.duration_estimate import Conditions, Estimator, makespan_s
+from orchestrator.planning.history import Past
 from orchestrator.planning.oom_inference import Witnesses
-from orchestrator.planning.plan import Past, Plan, spread
+from orchestrator.planning.plan import Plan, spread
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell

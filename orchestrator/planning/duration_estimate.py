@@ -28,7 +28,7 @@ from tasks.spec.status import Status
 from tasks.spec.stopping import LEAST_MEASURED_MS
 
 if TYPE_CHECKING:
-    from orchestrator.planning.plan import Past
+    from orchestrator.planning.history import Past
 
 _Kind = tuple[
     tuple[object, ...], bool

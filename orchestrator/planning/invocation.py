@@ -13,17 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.config.selection import Selection
 from orchestrator.execution import measuring_process as program
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
 from orchestrator.planning.prior_results import how_asked
+from orchestrator.planning.request import Request
 from orchestrator.store.run import CONFIG_FILE, REDACTED, Run
 from tasks.process.source_digest import source_digest
-
-if TYPE_CHECKING:
-    from orchestrator.sweep.pipeline import Request
 
 INVOCATION = "invocation"  # the fact of a row that says which of them it is of, by its time
 FINISHED = "finished"

@@ -4,127 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import RunError
+from orchestrator.planning.history import PENDING, Past, read_history
 from orchestrator.planning.oom_inference import Witnesses
+from orchestrator.planning.options import FLAWS, Choice
+from orchestrator.planning.request import Request
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from orchestrator.store.run import Run
-
-PENDING = "pending"
-BESIDE = "beside"
-# Of a success. Of a cell that needs its host: something else had the cores, or other cells ran there meanwhile. Of any: its steps
-# differ so much that the interval of their median is wide.
-FLAWS = ("disturbed", BESIDE, "wide")
-
-
-@dataclass(frozen=True)
-class Past:
-    """The finished attempts of one cell, oldest first.
-
-    last_number: of the latest of them. replaced: how many successes count no more. flaws: of the success that counts.
-    """
-
-    statuses: tuple[Status, ...] = ()
-    walls_s: tuple[float, ...] = ()
-    last_number: int = 0
-    replaced: int = 0
-    flaws: frozenset[str] = frozenset()
-
-    @property
-    def status(self) -> str:
-        """The state that counts: the latest success, else the latest end that says something."""
-        if Status.OK in self.statuses:
-            return Status.OK
-        telling = [status for status in self.statuses if not status.is_environmental]
-        return [PENDING, *self.statuses, *telling][-1]
-
-    @property
-    def successes(self) -> int:
-        """Those that count."""
-        return self.statuses.count(Status.OK) - self.replaced
-
-    @property
-    def misses(self) -> int:
-        """How many repetitions came to nothing."""
-        return self.failures + self.statuses.count(Status.OOM)
-
-    @property
-    def was_verified(self) -> bool:
-        """Whether it was measured after it was inferred to run out of memory."""
-        if Status.OOM_INFERRED not in self.statuses:
-            return False
-        since = self.statuses[self.statuses.index(Status.OOM_INFERRED) :]
-        return any(
-            status != Status.OOM_INFERRED and not status.is_environmental for status in since
-        )
-
-    @property
-    def failures(self) -> int:
-        return sum(status.is_retried and not status.is_environmental for status in self.statuses)
-
-
-@dataclass(frozen=True)
-class Done:
-    """A cell that a command which goes on has measured again already. times: how often it is to be in all, as it was before;
-    misses: how often it had come to nothing until then; failed: whether it did nothing else since.
-    """
-
-    times: int
-    misses: int = 0
-    failed: bool = False
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
-
-    infer_oom: whether an out-of-memory that was inferred will do. verify: how many of those are to be measured all the same.
-    repeat: how often each cell is to be measured, in all: what its repetitions differ in is the noise of the machine. done: by
-    its id each cell that was measured again already, as was asked.
-    """
-
-    infer_oom: bool = False
-    verify: int = 0
-    repeat: int = 1
-    retry: frozenset[str] = frozenset()
-    only: frozenset[str] = frozenset()
-    fresh: bool = False
-    done: Mapping[str, Done] = field(default_factory=dict)
-
-    @property
-    def again(self) -> bool:
-        """Whether cells are asked for that were measured before."""
-        return self.fresh or bool(self.retry | self.only)
-
-    def to_json(self) -> dict[str, Any]:
-        """What the user said."""
-        said = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name != "done"
-        }
-        return {
-            name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in said.items()
-        }
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Choice:
-        read: dict[str, Any] = {
-            name: frozenset(value) if isinstance(value, list) else value
-            for name, value in said.items()
-        }
-        return cls(**read)
-
-    def of(self, cell: Cell) -> Choice:
-        """What is still asked of one that is done."""
-        repeat = max(self.repeat, self.done[cell.id].times)
-        return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)
 
 
 @dataclass(frozen=True)
@@ -179,41 +73,6 @@ class Plan:
 
     def statuses(self) -> Counter[str]:
         return Counter(self.past(decision.cell).status for decision in self.decisions)
-
-
-def read_history(run: Run) -> dict[str, Past]:
-    """What a run's folder knows of each cell."""
-    return history_of(
-        run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"]), run
-    )
-
-
-def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, Past]:
-    """rows: of attempts, each with its cell, its number, its status, its seconds and the number that it replaces up to."""
-    ordered = sorted(rows, key=lambda row: row[:2])
-    return {
-        cell: _past([row[1:] for row in own], run)
-        for cell, own in groupby(ordered, key=lambda row: row[0])
-    }
-
-
-def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> Past:
-    """Of a cell's attempts, each with its number, its status, its seconds and the number that it replaces up to."""
-    numbers, words, walls, _ = zip(*attempts, strict=True)
-    well = [(number, until) for number, word, _, until in attempts if word == Status.OK]
-    replaced_until = max((until for _, until in well if until), default=0)
-    replaced = sum(number <= replaced_until for number, _ in well) if replaced_until else 0
-    return Past(tuple([_status(word, run) for word in words]), walls, numbers[-1], replaced)
-
-
-def _status(word: str, run: Run) -> Status:
-    try:
-        return Status(word)
-    except ValueError as error:
-        raise RunError(
-            f"{run}/attempts: {word!r} is no status",
-            "Move away the part that is of another program",
-        ) from error
 
 
 def make_plan(
@@ -325,3 +184,26 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
 def _again(cell: Cell, past: Past, choice: Choice, reason: str) -> Decision:
     """In place of what succeeded before, no less often than that."""
     return Decision(cell, max(choice.repeat, past.successes), reason, past.successes > 0)
+
+
+def plan_request(request: Request, choice: Choice) -> Plan:
+    history = read_history(request.run)
+    if choice.retry & set(FLAWS):
+        for flaw, cells in flawed_cells(load_cells(request.run)).items():
+            history |= {
+                cell: replace(history[cell], flaws=history[cell].flaws | {flaw}) for cell in cells
+            }
+    return make_plan(request.expansion.cells, history, choice, request.config.limits.attempts)
+
+
+def load_cells(run: Run) -> pd.DataFrame:
+    from orchestrator.analysis.results import load_results
+
+    return load_results(run).cells
+
+
+def flawed_cells(cells: pd.DataFrame) -> dict[str, set[str]]:
+    """The cells with each flaw."""
+    from orchestrator.analysis.cpu_bound import flagged
+
+    return {flaw: flagged(cells, flaw) for flaw in FLAWS}

@@ -10,15 +10,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from orchestrator.common.text import so_many
+from orchestrator.planning.history import Past, history_of
 from orchestrator.planning.invocation import FINISHED, INVOCATION, is_same, measures_alike
-from orchestrator.planning.plan import Choice, Done, Past, history_of
+from orchestrator.planning.options import Choice, Done
+from orchestrator.planning.request import Request
 from orchestrator.store.run import Run, RunWriter
-from orchestrator.sweep.console import so_many
-
-if TYPE_CHECKING:
-    from orchestrator.sweep.pipeline import Request
 
 
 def going_on(request: Request, choice: Choice, invocation: Mapping[str, Any]) -> Choice:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from orchestrator.common.errors import NodesLost
+from orchestrator.common.text import format_seconds
 from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.hardware.gpu_catalog import matches_kind
-from orchestrator.sweep.console import format_seconds
 from tasks.spec.attempt import Attempt
 
 GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU

@@ -7,15 +7,14 @@ is that it does not wait for ever while others take each GPU that becomes free: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import EnvironmentError, GpusLost
-from orchestrator.hardware.gpu_catalog import matches_kind
+from orchestrator.common.errors import GpusLost
 from tasks.spec.attempt import Attempt
 
 if TYPE_CHECKING:
-    from orchestrator.planning.attempt_queue import Queue
+    pass
 
 _LOST = "Reset the GPU or restart its host, and run again: what is finished is kept, and not measured twice"
 
@@ -43,33 +42,3 @@ def require_gpus(attempt: Attempt, working: int, fallen: Iterable[str]) -> None:
             else f"no host is left with {asked} GPUs that work"
         )
         raise GpusLost(f"{what}: {'; '.join(names)}", _LOST)
-
-
-def leave_out_wider(
-    queue: Queue, environments: Sequence[Mapping[str, Any]], say: Callable[[str], None]
-) -> None:
-    """Leaves the cells for another run that ask for more GPUs together than any host here has of their kind.
-
-    Raises EnvironmentError where that is all of them.
-    """
-
-    def most(kind: str | None) -> int:
-        hosts = (
-            [gpu for gpu in here.get("gpus", []) if kind is None or matches_kind(gpu["name"], kind)]
-            for here in environments
-        )
-        return max(map(len, hosts), default=0)
-
-    wider = [
-        cell for cell in queue.cells if cell.params.gpu_count > max(1, most(cell.params.gpu_kind))
-    ]
-    if not wider:
-        return
-    asked = ", ".join(map(str, sorted({cell.params.gpu_count for cell in wider})))
-    said = f"{len(wider)} cells ask for {asked} GPUs of one host together, and here no host has more than {most(None)}"
-    if len(wider) == len(queue.cells):
-        raise EnvironmentError(
-            said, "Have such a host join (`ray start --address=…`), or --set gpus=1"
-        )
-    queue.leave_to_another_run(wider)
-    say(f"left out: {said}. Given again where there are so many, this command measures them")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from orchestrator.common.errors import EnvironmentError, NodesLost
+from orchestrator.common.text import format_seconds
 from orchestrator.execution.attempt import lost_outcome
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
 from orchestrator.execution.child_process import CHILD_STARTER
@@ -56,7 +57,7 @@ from orchestrator.scheduling.ray_session import (
     shipped,
     start_reaper,
 )
-from orchestrator.sweep.console import format_seconds, say
+from orchestrator.sweep.console import say
 from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.outcome import Outcome
 

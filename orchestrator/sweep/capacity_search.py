@@ -16,10 +16,15 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.history import Past, read_history
 from orchestrator.planning.memory_prediction import cap_bytes, predicting, verdict_of
-from orchestrator.planning.plan import Choice, Past, read_history
+from orchestrator.planning.options import Choice
+from orchestrator.planning.preflight import smallest_card
+from orchestrator.planning.request import Request
 from orchestrator.scheduling.ray_scheduler import ReusableScheduler
-from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep, smallest_card
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import AS_EAGER, Prediction, why_not
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell

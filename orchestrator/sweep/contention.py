@@ -15,16 +15,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from orchestrator.common.text import so_many
 from orchestrator.config.grid import Expansion
 from orchestrator.config.selection import choose_sample
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request
 from orchestrator.planning.resumption import note_finished
 from orchestrator.scheduling.one_at_a_time import OneByOne, Placed
 from orchestrator.scheduling.ray_scheduler import ReusableScheduler
 from orchestrator.store.run import Run
-from orchestrator.sweep.console import so_many
-from orchestrator.sweep.pipeline import Means, Request, Summary, run_sweep
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.common.text import where_it_ended
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
-from orchestrator.sweep.console import where_it_ended
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.cell import in_a_line
 

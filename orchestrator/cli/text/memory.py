@@ -6,10 +6,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from orchestrator.common.text import so_many
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.memory_prediction import predict_memory, verdict_of
-from orchestrator.sweep.console import so_many
-from orchestrator.sweep.pipeline import Request
+from orchestrator.planning.request import Request
 from tasks.prediction.closed_form import closed_form
 from tasks.prediction.records import (
     AS_EAGER,

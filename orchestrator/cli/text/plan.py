@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from orchestrator.common.text import format_seconds, so_many
 from orchestrator.hardware.gpu_catalog import GpuModel, driver_name
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.plan import Plan
-from orchestrator.sweep.console import format_seconds, so_many
-from orchestrator.sweep.pipeline import Request, make_settings
+from orchestrator.planning.request import Request, make_settings
 from tasks.spec.cell import Cell
 
 SHOWN_CELLS = 20

@@ -10,13 +10,14 @@ from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
+from orchestrator.common.text import so_many, where_it_ended, why_it_ended
 from orchestrator.execution.measuring_process import git_commit
+from orchestrator.planning.history import PENDING
 from orchestrator.planning.invocation import as_again, command_in_copy, last_command
-from orchestrator.planning.plan import PENDING, Plan
+from orchestrator.planning.plan import Plan, plan_request
+from orchestrator.planning.request import Request
 from orchestrator.planning.resumption import going_on
 from orchestrator.store.run import Run
-from orchestrator.sweep.console import so_many, where_it_ended, why_it_ended
-from orchestrator.sweep.pipeline import Request, plan_request
 
 
 def describe_status(request: Request) -> Iterator[str]:

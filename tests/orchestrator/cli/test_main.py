@@ -14,7 +14,8 @@ from click.testing import Result
 
 from orchestrator.cli.main import FLAWS as SAID_OF_FLAWS
 from orchestrator.cli.main import STATUSES
-from orchestrator.planning.plan import FLAWS, PENDING
+from orchestrator.planning.history import PENDING
+from orchestrator.planning.options import FLAWS
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
 from tests.conftest import ROOT, sweep_command

@@ -14,8 +14,8 @@ from orchestrator.execution.supervisor import execute_or_lose
 from orchestrator.hardware import cpu_affinity as cores
 from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide, parse_cores
+from orchestrator.planning.preflight import niced
 from orchestrator.scheduling.ray_scheduler import visible_gpus
-from orchestrator.sweep.pipeline import niced
 from tasks.spec.attempt import Attempt
 
 

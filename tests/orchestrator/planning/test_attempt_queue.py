@@ -14,8 +14,10 @@ import pytest
 from orchestrator.planning import attempt_queue as queue_module
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.duration_estimate import Conditions, Estimator
+from orchestrator.planning.history import Past
 from orchestrator.planning.oom_inference import Witnesses
-from orchestrator.planning.plan import Choice, Past, make_plan
+from orchestrator.planning.options import Choice
+from orchestrator.planning.plan import make_plan
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import LiveDisplay
 from tasks.spec.attempt import Attempt, Settings

@@ -12,7 +12,7 @@ from click.testing import Result
 
 from orchestrator.cli.text import plan as plan_text
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
-from orchestrator.planning.plan import Past
+from orchestrator.planning.history import Past
 from tasks.spec.cell import Cell
 from tasks.spec.registry import all_tasks, make_cell
 from tasks.spec.status import Status

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.sweep.pipeline import Request, resolve_again
+from orchestrator.planning.request import Request, resolve_again
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tests.orchestrator.sweep.test_pipeline import CPU, FakeScheduler, go, outcome_of, request_of

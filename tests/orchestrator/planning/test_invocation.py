@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from orchestrator.planning.invocation import last_choice, last_command, new_invocation
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve, resolve_again
 from orchestrator.store.run import Run
-from orchestrator.sweep.pipeline import Request, resolve, resolve_again
 from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, outcome_of
 
 

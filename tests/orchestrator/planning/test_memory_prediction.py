@@ -19,9 +19,11 @@ from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, matches_kind
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import resolve
 from orchestrator.report.formats.markdown import lay_out
-from orchestrator.sweep.pipeline import Means, resolve, run_sweep
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import Prediction, Request, Verdict, unknown
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell

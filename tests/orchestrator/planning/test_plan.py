@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.plan import PENDING, Choice, Past, make_plan
+from orchestrator.planning.history import PENDING, Past
+from orchestrator.planning.options import Choice
+from orchestrator.planning.plan import make_plan
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status

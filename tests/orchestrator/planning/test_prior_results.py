@@ -11,11 +11,11 @@ import pytest
 
 from orchestrator.common.errors import RunMismatch
 from orchestrator.execution import measuring_process as program
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
 from orchestrator.planning.prior_results import Kept
+from orchestrator.planning.request import Request, resolve
 from orchestrator.store.run import Run
 from orchestrator.sweep import pipeline as running
-from orchestrator.sweep.pipeline import Request, resolve
 from tasks.process.source_digest import source_digest
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome

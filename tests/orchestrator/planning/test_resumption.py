@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from orchestrator.cli.main import main
 from orchestrator.cli.text.status import describe_status
 from orchestrator.planning import invocation as invocations
-from orchestrator.planning.plan import Choice
-from orchestrator.sweep.pipeline import Request, resolve, resolve_again
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve, resolve_again
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

@@ -11,12 +11,16 @@ import pytest
 
 from orchestrator.analysis.cell_timing import load_counted, sides_of
 from orchestrator.analysis.results import load_results
-from orchestrator.planning.plan import BESIDE, Choice, read_history
+from orchestrator.planning.history import read_history
+from orchestrator.planning.options import BESIDE, Choice
+from orchestrator.planning.request import Request, resolve
 from orchestrator.scheduling.one_at_a_time import OneByOne, Placed
 from orchestrator.scheduling.ray_scheduler import OnStart
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import open_runs
-from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

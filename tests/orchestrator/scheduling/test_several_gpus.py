@@ -16,11 +16,13 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
-from orchestrator.planning.plan import Choice, Past, make_plan
+from orchestrator.planning.history import Past
+from orchestrator.planning.options import Choice
+from orchestrator.planning.plan import make_plan
+from orchestrator.planning.request import Request, resolve
 from orchestrator.scheduling import ray_scheduler as schedulers
 from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
 from orchestrator.store.run import Run
-from orchestrator.sweep.pipeline import Request, resolve
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome

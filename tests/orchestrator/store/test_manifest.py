@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunMismatch
+from orchestrator.planning.request import Request
 from orchestrator.store.manifest import read_manifest, require_sweep
-from orchestrator.sweep.pipeline import Request
 from tests.orchestrator.sweep.test_pipeline import FakeScheduler, go, outcome_of, request_of
 
 __all__ = ["request_of"]

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
-from orchestrator.planning.plan import read_history
+from orchestrator.planning.history import read_history
 from orchestrator.store import run as store
 from orchestrator.store.run import Run, RunWriter, find_cell
 from tasks.spec.attempt import ATTEMPT_FILE

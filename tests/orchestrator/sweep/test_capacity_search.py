@@ -19,11 +19,14 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning import memory_prediction as prediction
+from orchestrator.planning.history import read_history
 from orchestrator.planning.invocation import last_command
-from orchestrator.planning.plan import Choice, read_history
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve, resolve_again
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limits
-from orchestrator.sweep.pipeline import Means, Request, resolve, resolve_again, run_sweep
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
 from tasks.prediction.records import Request as Asked
 from tasks.spec.attempt import Attempt

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import GpusLost
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve
 from orchestrator.store.run import Run
 from orchestrator.sweep import contention
 from orchestrator.sweep.contention import cells_beside_others, request_alone, run_and_check
-from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

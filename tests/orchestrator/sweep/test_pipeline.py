@@ -31,17 +31,14 @@ from orchestrator.common.errors import (
 from orchestrator.execution.measuring_process import program_source
 from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.planning.duration_estimate import Estimator
-from orchestrator.planning.plan import Choice, read_history
+from orchestrator.planning.history import read_history
+from orchestrator.planning.options import Choice
+from orchestrator.planning.plan import plan_request
+from orchestrator.planning.request import Request, resolve, resolve_again
 from orchestrator.store.run import Run, RunWriter
-from orchestrator.sweep.pipeline import (
-    Means,
-    Request,
-    Summary,
-    plan_request,
-    resolve,
-    resolve_again,
-    run_sweep,
-)
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import Prediction, unknown
 from tasks.process.journal import FinalStatus, Journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
@@ -533,7 +530,8 @@ def test_what_comes_after_a_signal_interrupts_nothing_of_what_is_still_written(
 
 _STRUCK_WHILE_PANDAS_IS_IMPORTED = """
 import os, signal, sys
-from orchestrator.sweep.pipeline import Summary, _stoppable
+from orchestrator.sweep.interruption import stoppable
+from orchestrator.sweep.result import Summary
 
 def strike(event, arguments):
     if event == "import" and arguments[0] == "pandas._libs.interval" and armed:
@@ -544,7 +542,7 @@ armed = []
 sys.addaudithook(strike)
 assert "pandas" not in sys.modules
 summary = Summary()
-with _stoppable(None, summary):
+with stoppable(None, summary):
     armed.append(True)
     import pandas
     os.kill(os.getpid(), signal.SIGTERM)
@@ -847,7 +845,7 @@ def unpredicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
         asked.append((len(cells), card.name))
         return {cell.id: unknown("not here") for cell in cells}
 
-    monkeypatch.setattr("orchestrator.sweep.pipeline.predict_memory", predict)
+    monkeypatch.setattr("orchestrator.sweep.preparation.predict_memory", predict)
     return asked
 
 

@@ -12,10 +12,10 @@ from click.testing import Result
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.cell import describe_cell
 from orchestrator.common.errors import RunError
+from orchestrator.common.text import why_it_ended
 from orchestrator.report.export.export import publish
 from orchestrator.report.tables.formatters import format_ms
 from orchestrator.store.run import Run
-from orchestrator.sweep.console import why_it_ended
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

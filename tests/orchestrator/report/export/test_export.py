@@ -24,13 +24,14 @@ from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunUnwritable
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import resolve
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.export.export import _aside, publish
 from orchestrator.store.parquet_parts import tables
 from orchestrator.store.run import PUBLICATION_FILE, Run
 from orchestrator.store.run_collection import Publication, open_runs
-from orchestrator.sweep.pipeline import manifest_of, resolve
+from orchestrator.sweep.pipeline import manifest_of
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome

@@ -17,16 +17,9 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.files import (
-    FORMATS,
-    files_of,
-    to_csv,
-    to_latex,
-    to_markdown,
-    to_typst,
-)
+from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_latex, to_typst
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import MOST_ROWS, Page, lay_out, written_out
+from orchestrator.report.formats.markdown import MOST_ROWS, Page, lay_out, to_markdown, written_out
 from orchestrator.report.tables.formatters import HOST_MARK, SLOWER_HOST_MARK
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.run import Run

@@ -23,13 +23,16 @@ from click.testing import CliRunner, Result
 import orchestrator as sweep
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
-from orchestrator.planning.plan import Choice
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve
 from orchestrator.store import run as store
 from orchestrator.store.remote import claim, uploads
 from orchestrator.store.remote.address import split_cell
 from orchestrator.store.remote.folder import Place, reaching
 from orchestrator.store.remote.remote_run import open_run
-from orchestrator.sweep.pipeline import Means, Request, Summary, resolve, run_sweep
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

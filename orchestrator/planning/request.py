@@ -1,0 +1,88 @@
+"""A command line or a results folder, resolved to the cells that a sweep measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
+from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
+from orchestrator.config.selection import Selection, parse_selection
+from orchestrator.config.yaml_source import Source
+from orchestrator.store.manifest import require_sweep
+from orchestrator.store.remote.address import Where
+from orchestrator.store.remote.remote_run import open_run
+from orchestrator.store.run import Run
+from tasks.spec.attempt import Settings, StartMethod
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for, resolved: which cells of which config, in which folder.
+
+    searching: whether these cells are steps of a search, beside the sweep that the folder is of.
+    """
+
+    config: SweepConfig
+    selection: Selection
+    expansion: Expansion
+    source: Source
+    run: Run
+    config_path: Path
+    searching: bool = False
+
+    @property
+    def import_paths(self) -> tuple[str, ...]:
+        """Where a model of one's own is looked for: the folder one is in, and the config's."""
+        return tuple(
+            dict.fromkeys(str(path) for path in (Path.cwd(), self.config_path.parent.absolute()))
+        )
+
+
+def resolve(
+    path: Path,
+    sets: Sequence[str],
+    wheres: Sequence[str],
+    out: Where | None,
+    sample: float | None = None,
+    instruments: Sequence[str] = (),
+) -> Request:
+    """out: a folder, or the address of one elsewhere. Raises ConfigError, or RunUnreachable."""
+    config, source = load_config(path)
+    config = with_instruments(config, instruments)
+    selection = parse_selection(sets, wheres, sample, instruments)
+    expansion = expand(config, source, selection)
+    require_matches(config, source)
+    require_effect(expansion)
+    run = open_run(out or config.results or Path("results") / config.name)
+    return Request(config, selection, expansion, source, run, path)
+
+
+def resolve_again(run: Run) -> Request:
+    """The request that a run folder was last written for. Raises RunError where no sweep ran in it."""
+    manifest = run.require().read_manifest()
+    require_sweep(manifest, run)
+    source = Source(f"{run}/run.json", manifest["config"])
+    config = validate_config(manifest["config"], source)
+    selection = Selection(**manifest["selection"])
+    return Request(
+        config,
+        selection,
+        expand(config, source, selection),
+        source,
+        run,
+        Path(manifest["config_path"]),
+    )
+
+
+def make_settings(request: Request, start_method: StartMethod | None) -> Settings:
+    config = request.config
+    return Settings(
+        timeout_s=config.limits.timeout_s,
+        instruments=tuple(config.instruments),
+        env=dict(config.env),
+        host_memory_gib=config.limits.host_memory_gib,
+        import_paths=request.import_paths,
+        start_method=start_method,
+    )
