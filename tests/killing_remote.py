@@ -28,8 +28,7 @@ from orchestrator.store import run as store
 from orchestrator.store.remote.remote_run import open_run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tests.orchestrator.store.remote.test_remote import go
-from tests.orchestrator.store.remote.test_remote import ADDRESS
+from tests.orchestrator.store.remote.test_remote import ADDRESS, go
 from tests.support.s3 import Bucket, serve
 
 _CELLS_A_KILL = 30  # more than a driver comes to
