@@ -28,7 +28,7 @@ import click
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from orchestrator.cli.main import run as sweep_run
+from orchestrator.cli.commands.run import run as sweep_run
 from orchestrator.common.errors import (
     CAME_TO_ITS_END,
     EXIT_INTERRUPTED,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from orchestrator.cli.main import FLAWS as SAID_OF_FLAWS
-from orchestrator.cli.main import STATUSES
+from orchestrator.cli.options import STATUSES
+from orchestrator.cli.text.sweep_result import FLAWS as SAID_OF_FLAWS
 from orchestrator.planning.history import PENDING
 from orchestrator.planning.options import FLAWS
 from orchestrator.store.run import Run

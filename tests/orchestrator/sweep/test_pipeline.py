@@ -18,9 +18,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from orchestrator.cli.main import _conclude
 from orchestrator.cli.text.plan import describe_plan
 from orchestrator.cli.text.status import describe_status
+from orchestrator.cli.text.sweep_result import conclude
 from orchestrator.common.errors import (
     ConfigError,
     EnvironmentError,
@@ -297,7 +297,7 @@ def test_cells_that_were_given_up_are_told_and_so_is_the_exit_code(
     summary = go(request_of(), failing)
     assert (summary.given_up, summary.statuses) == (1, {})
     with pytest.raises(SystemExit, match="1"):
-        _conclude(summary, request_of())
+        conclude(summary, request_of())
     assert "left alone 1 cell that failed too often before" in capsys.readouterr().out
 
 
@@ -411,7 +411,7 @@ def test_a_refuted_inference_is_said_however_the_run_ends(
 ) -> None:
     request = request_of()
     with pytest.raises(SystemExit, match="130"):
-        _conclude(Summary(stopped="SIGINT", refuted=request.expansion.cells[:1]), request)
+        conclude(Summary(stopped="SIGINT", refuted=request.expansion.cells[:1]), request)
     assert (
         "inferred to run out of memory, and yet they fit: train_step context_length=16"
         in capsys.readouterr().out
@@ -425,7 +425,7 @@ def test_a_time_limit_within_which_nothing_is_measured_is_said(
     """Called again and again until its exit code is another, it might go on for ever."""
     summary = Summary(stopped="time limit", statuses=Counter({Status.OK: measured}), left=3)
     with pytest.raises(SystemExit, match="75"):
-        _conclude(summary, request_of())
+        conclude(summary, request_of())
     assert ("only a longer one goes on" in capsys.readouterr().out) == (measured == 0)
 
 
@@ -454,13 +454,13 @@ def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
 ) -> None:
     request = request_of()
     summary = go(request, FakeScheduler(out_of_memory_from(32)), Choice(infer_oom=True, verify=1))
-    _conclude(summary, request)
+    conclude(summary, request)
     said = capsys.readouterr().out.splitlines()
     assert (
         said[0]
         == f"measured 3 cells: 1 ok, 2 oom; inferred that 1 more run out of memory; kept in {request.run.folder}"
     )
-    _conclude(replace(summary, inferred=0), request)
+    conclude(replace(summary, inferred=0), request)
     assert "inferred" not in capsys.readouterr().out
 
 
@@ -994,7 +994,7 @@ def test_cells_are_counted_however_often_they_are_measured(
     )
     summary = go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
     assert summary.left == 0
-    _conclude(summary, request_of())
+    conclude(summary, request_of())
     assert (
         f"measured 4 cells, 8 times in all: 8 ok; kept in {request_of().run}\n"
         in capsys.readouterr().out

@@ -1,0 +1,101 @@
+"""`sweep compare`: is one run faster than another?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.option_types import Percentage
+from orchestrator.common.errors import (
+    EXIT_FAILURES,
+    ConfigError,
+)
+from orchestrator.store.remote.address import RunPlace, Where, is_address, named, split_cell
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@click.argument("before", metavar="A")
+@click.argument("after", metavar="B")
+@click.option(
+    "--fail-on",
+    type=click.Choice(["slower", "faster", "ambiguous"]),
+    multiple=True,
+    help="Exit code 1 if a cell is.",
+)
+@click.option(
+    "--threshold",
+    default="0%",
+    type=Percentage(),
+    help="With --fail-on: only for differences beyond it, such as 3%.  [0%]",
+)
+@click.option(
+    "--machines",
+    "folders",
+    metavar="RUN",
+    multiple=True,
+    type=RunPlace(),
+    help="Also how many are as near as this run, or all of a publication, and A are to each other; may be repeated.",
+)
+def compare(
+    before: str, after: str, fail_on: tuple[str, ...], threshold: float, folders: tuple[Where, ...]
+) -> None:
+    """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
+
+    Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
+
+    With --machines, also whether B may be A on another machine of its kind, as runs of the same cells on several differ.
+    Where B is among them, without it. Where A and B are one run, or share a GPU, they tell nothing of that.
+
+    Example: sweep compare results/demo results/other
+    """
+    from orchestrator.analysis.comparison import compare as held_against
+    from orchestrator.report.formats.markdown import describe_comparison
+    from orchestrator.store.remote.remote_run import open_run
+    from orchestrator.store.run_collection import named_runs
+
+    (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
+    if bool(one) != bool(other):
+        raise ConfigError(
+            f"{before} and {after}: one is a run and the other a cell",
+            "Name two runs, or two cells as RUN:CELL",
+        )
+    a, b = open_run(first), open_run(second)
+    named = named_runs(folders).values() if folders else ()
+    others = [
+        run for run in named if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())
+    ]
+    report = held_against(a, b, (one, other) if one else None, others=others)
+    for line in describe_comparison(report):
+        click.echo(line)
+    if folders and report.of_one_machine:
+        click.echo(
+            "--machines tells nothing of another machine: A and B were measured on the same one"
+        )
+    elif folders and not report.machines:
+        click.echo(
+            "--machines: those runs and A have too few cells in common, on other machines than B's, to tell what these differ by"
+        )
+    bad = [
+        one
+        for one in report.comparisons
+        if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold
+    ]
+    sys.exit(EXIT_FAILURES if bad else 0)
+
+
+def _run_and_cell(text: str) -> tuple[Where, str]:
+    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`. Names of folders may have colons."""
+    if is_address(text):
+        return split_cell(text)
+    folder, cell = text.rsplit(":", 1) if ":" in text else (text, "")
+    for run, of_it in ((text, ""), (folder, cell)):
+        for path in (Path(named(run, "RUN")), Path("results") / run):
+            if path.exists():
+                return path, of_it
+    return Path(folder), cell

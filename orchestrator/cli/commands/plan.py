@@ -1,0 +1,75 @@
+"""`sweep plan`: show what would run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli.options import (
+    cell_options,
+    config_options,
+    parse_options,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@config_options
+@cell_options
+@click.option("--all", "everything", is_flag=True, help="Print every cell.")
+@click.option(
+    "--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none."
+)
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    help="How long it would take, and with --memory what fits, on this GPU, such as 'RTX 5090'.",
+)
+def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
+    """Show the cells of CONFIG, how many are done, what would run, why and for how long. Starts nothing.
+
+    Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
+    """
+    from orchestrator.cli.text.memory import describe_memory
+    from orchestrator.cli.text.plan import describe_cost, describe_plan
+    from orchestrator.execution.measuring_process import git_commit
+    from orchestrator.hardware.gpu_catalog import find_gpu
+    from orchestrator.planning.invocation import new_invocation
+    from orchestrator.planning.plan import plan_request
+    from orchestrator.planning.prior_results import describe_kept, read_kept
+    from orchestrator.planning.request import resolve
+    from orchestrator.planning.resumption import describe_going_on, going_on
+
+    card = find_gpu(gpu) if gpu is not None else None
+
+    request = resolve(
+        config,
+        chosen["sets"],
+        chosen["wheres"],
+        chosen["out"],
+        chosen["sample"],
+        chosen["instruments"],
+    )
+    invocation = new_invocation(request, parse_options(chosen), git_commit())
+    choice = going_on(request, parse_options(chosen), invocation)
+    planned = plan_request(request, choice)
+    if request.expansion.duplicates:
+        click.echo(
+            f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell"
+        )
+    for line in describe_going_on(request, choice):
+        click.echo(line)
+    for line in describe_plan(
+        planned, request.expansion.label, describe_cost(request, planned, card), everything
+    ):
+        click.echo(line)
+    kept = read_kept(request.run, planned)
+    for line in describe_kept(kept, request.config, invocation):
+        click.echo(line)
+    if memory:
+        for line in describe_memory(request, card):
+            click.echo(line)

@@ -1,0 +1,47 @@
+"""`sweep publish`: put the results of runs into a folder for others."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli.option_types import Megabytes, PublishedDevice
+from orchestrator.store.remote.address import Folder, RunPlace, Where
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
+@click.option(
+    "--out", required=True, type=Folder(), help="Where to; what was published there is replaced."
+)
+@click.option(
+    "--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]"
+)
+@click.option(
+    "--against",
+    type=PublishedDevice(),
+    default="all",
+    help="Whose numbers stand beside its own.  [all]",
+)
+def publish(run_folders: tuple[Where, ...], out: Path, limit_mb: float, against: str) -> None:
+    """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
+
+    Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as SVG. Names of hosts
+    and users, absolute paths, logs and artifacts stay here.
+
+    Example: sweep publish results/full results/attention --out results/published/h200
+    """
+    from orchestrator.report.export.export import MB, publish
+
+    done = publish(run_folders, out, round(limit_mb * MB), against)
+    for sentence in done.left_out:
+        click.echo(f"left out: {sentence}")
+    click.echo(
+        f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {shlex.quote(str(out))}"
+    )

@@ -1,0 +1,49 @@
+"""`sweep status` and `sweep show`: what a results folder holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.store.remote.address import RunPlace, Where
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@click.argument("run_folder", metavar="RUN", type=RunPlace())
+def status(run_folder: Where) -> None:
+    """Count the cells of RUN by status; say what failed and why, and what would run next.
+
+    Example: sweep status results/demo
+    """
+    from orchestrator.cli.text.status import describe_status
+    from orchestrator.planning.request import resolve_again
+    from orchestrator.store.remote.remote_run import open_run
+
+    for line in describe_status(resolve_again(open_run(run_folder))):
+        click.echo(line)
+
+
+@click.command()
+@click.argument("run_folder", metavar="RUN", type=RunPlace())
+@click.argument("cell")
+def show(run_folder: Where, cell: str) -> None:
+    """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to re-run it by hand.
+
+    Of several that were published together RUN may be their folder, and CELL as it stands in its tables: full:3f2a
+
+    Example: sweep show results/demo 3f2a
+    """
+    from orchestrator.cli.text.cell import describe_cell
+    from orchestrator.store.remote.remote_run import open_run
+    from orchestrator.store.run_collection import MARK, is_publication
+
+    name, of_several, own = cell.partition(MARK)
+    if of_several and is_publication(run_folder):
+        run_folder, cell = Path(run_folder) / name, own
+    for line in describe_cell(open_run(run_folder), cell):
+        click.echo(line)

@@ -1,0 +1,89 @@
+"""Text and exit code at the end of a sweep."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.common.errors import (
+    EXIT_FAILURES,
+    EXIT_INTERRUPTED,
+    EXIT_TIME_LIMIT,
+)
+
+if TYPE_CHECKING:
+    pass
+
+FLAWS = {
+    "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
+    "beside": "in need of the host timed beside others, which may have slowed them: --retry beside measures again, one at a time",
+    "wide": "with steps that differ so much that the interval of their median is wider than 5 %: --retry wide measures again",
+}
+
+
+def conclude(summary: Any, request: Any) -> None:
+    """What came of a run, what to do next, and the exit code."""
+    from orchestrator.common.text import format_seconds, so_many
+    from orchestrator.sweep.console import say
+
+    folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
+    if summary.recovered:
+        say(f"kept {so_many(summary.recovered)}, finished by an earlier run that was killed")
+    counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
+    if summary.foreseen:
+        say(f"left out {so_many(summary.foreseen)}, predicted to run out of memory")
+    inferred = (
+        f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
+    )
+    times = summary.measured.total()
+    often = f", {times} times in all" if times > summary.cells else ""
+    if (
+        any(summary.statuses.values())
+        or summary.stopped
+        or summary.late
+        or summary.broken
+        or not summary.before
+    ):
+        say(
+            f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}"
+        )
+    else:
+        before = ", ".join(f"{count} {status}" for status, count in sorted(summary.before.items()))
+        say(
+            f"nothing to measure: of {so_many(sum(summary.before.values()))} {before}; kept in {folder}"
+        )
+    if summary.refuted:
+        cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
+        say(
+            f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured"
+        )
+    if summary.broken:
+        say(f"{so_many(summary.left)} left. To go on: {again}")
+        raise summary.broken
+    if summary.stopped and summary.stopped != "time limit":
+        say(f"stopped by {summary.stopped} with {so_many(summary.left)} left. To go on: {again}")
+        sys.exit(EXIT_INTERRUPTED)
+    if summary.stopped or summary.late:
+        shortest = (
+            f", the shortest of which is expected to take {format_seconds(summary.late_s)}"
+            if summary.late_s
+            else ""
+        )
+        say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
+        if not times:
+            say(
+                "nothing was measured within that time: where it takes as long to begin again, only a longer one goes on"
+            )
+        sys.exit(EXIT_TIME_LIMIT)
+    for flaw, what in FLAWS.items():
+        if count := summary.flaws[flaw]:
+            say(f"{so_many(count)} {what}")
+    say(f"the tables: sweep report {folder}")
+    if summary.given_up:
+        say(f"left alone {so_many(summary.given_up)} that failed too often before")
+    bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
+    if bad or summary.given_up:
+        say(f"what went wrong: sweep status {folder}")
+    if bad or summary.given_up or summary.refuted:
+        sys.exit(EXIT_FAILURES)
