@@ -1,6 +1,8 @@
 """The measuring process: `python -m tasks ATTEMPT.json` measures one cell and writes its journal.
 
-Without `--journal` the journal goes to the terminal: that is how a cell is re-run by hand.
+Without `--journal` the journal is printed, which is how a cell is measured again by hand. With one of
+the other options the process does what the orchestrator needs torch for: it answers what this host
+can measure on, or it forks measuring processes (see `tasks/process/fork_server.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +17,20 @@ import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from tasks.process.cpu_affinity import come_first, go_first, pin
-from tasks.process.journal import FinalStatus
+from tasks.process.cpu_affinity import pin_to_cores, prefer_for_oom_kill, reset_niceness
+from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
+from tasks.process.phase_file import Progress
 from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod
 from tasks.spec.status import Status
+from tasks.spec.tables import Sample
 
+if TYPE_CHECKING:
+    from tasks.harness.stage import Session
+
+# A process that hangs prints where, before the supervisor kills it at the full timeout.
 _STACK_BEFORE_TIMEOUT = 0.9
 
 
@@ -32,147 +40,136 @@ def main(arguments: Sequence[str] | None = None) -> None:
         die_with_parent(options.lifeline)
     faulthandler.enable()
     if options.probe:
-        from tasks.process.environment import probe
-
-        come_first()
-        print(json.dumps(probe()))
-    elif options.paces:
-        from tasks.process.cpu_speed import paces
-
-        come_first()
-        print(json.dumps(paces(options.paces)))
+        _print_probe()
+    elif options.dispatch_rates:
+        _print_dispatch_rates(options.dispatch_rates)
     elif options.compute:
-        from tasks.process.fork_server import compute, write_into
-
-        compute(options.compute)
-        if options.watched:
-            from tasks.instruments.kernel_time import require_kernels
-
-            require_kernels(partial(compute, options.compute))
-        if options.into is not None:
-            write_into(options.into)
-    elif options.serve is not None:
-        from tasks.process.fork_server import serve
-
-        serve(
-            socket.socket(fileno=options.serve),
-            options.device,
-            partial(measure, start_method="fork"),
-        )
-    elif options.beget is not None:
-        from tasks.process.fork_server import Preparation, beget
-
-        preparation = Preparation(options.compiled)
-        beget(
-            socket.socket(fileno=options.beget),
-            options.device,
-            preparation,
-            partial(measure, start_method="fork"),
-        )
+        _check_host(options.compute, options.profiled, options.write_test)
+    elif options.fork_server is not None:
+        _run_fork_server(options.fork_server, options.device)
+    elif options.template is not None:
+        _run_template(options.template, options.device, options.compiled)
     else:
         measure(options.attempt, options.journal, start_method="spawn")
 
 
-def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:
-    """Measures one cell in this process, and ends it. start_method: how the process began, for the record."""
-    attempt = Attempt.from_json(Path(attempt_file).read_text())
-    go_first()
-    with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
-        _measure(attempt, stream, start_method, by_hand=journal_file is None)
-    # The journal is on disk: a clean exit would cost half a second and could only go wrong.
-    sys.stdout.flush()
-    os._exit(0)
-
-
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tasks", description=__doc__)
-    parser.add_argument("attempt", nargs="?", help="attempt.json of a results folder")
-    parser.add_argument("--journal", help="append the journal to this file instead of printing it")
-    parser.add_argument(
-        "--lifeline", type=int, help="file descriptor whose end-of-file ends this process"
-    )
-    parser.add_argument(
-        "--serve",
-        type=int,
-        help="file descriptor of a socket on which to be asked for forked children",
-    )
-    parser.add_argument(
-        "--beget",
-        type=int,
-        help="file descriptor of a socket at which to be asked for those that serve",
-    )
-    parser.add_argument(
-        "--device", help="with --serve and --beget: what the children will compute on"
-    )
-    parser.add_argument(
-        "--compiled",
-        action="store_true",
-        help="with --beget: whether the first of them will compile",
-    )
-    parser.add_argument(
-        "--probe", action="store_true", help="print what this machine can measure on, as JSON"
-    )
-    parser.add_argument(
-        "--paces",
+    add = parser.add_argument
+    add("attempt", nargs="?", help="attempt.json of a results folder")
+    add("--journal", help="append the journal to this file instead of printing it")
+    add("--lifeline", type=int, help="file descriptor; at its end-of-file this process is killed")
+    add("--fork-server", type=int, help="file descriptor of a socket: fork children on request")
+    add("--template", type=int, help="file descriptor of a socket: fork fork servers on request")
+    add("--device", help="with --fork-server and --template: the device of the children")
+    add("--compiled", action="store_true", help="with --template: import the compiler, too")
+    add("--probe", action="store_true", help="print what this host can measure on, as JSON")
+    add(
+        "--dispatch-rates",
         type=float,
         metavar="SECONDS",
-        help="print how fast this host is again and again, as JSON",
+        help="print how many small operations a ms this CPU starts, again and again, as JSON",
     )
-    parser.add_argument("--compute", metavar="DEVICE", help="find out whether this device computes")
-    parser.add_argument(
-        "--into", metavar="FOLDER", help="with --compute: and whether a file can be written there"
-    )
-    parser.add_argument(
-        "--watched",
-        action="store_true",
-        help="with --compute: and whether the profiler sees its kernels",
-    )
+    add("--compute", metavar="DEVICE", help="check that this device computes")
+    add("--write-test", metavar="FOLDER", help="with --compute: check that files can be written")
+    add("--profiled", action="store_true", help="with --compute: check that the profiler works")
     options = parser.parse_args(arguments)
-    given = (options.serve, options.beget, options.attempt)  # a file descriptor may be 0
-    if not (options.probe or options.paces or options.compute) and given == (None, None, None):
+    # A file descriptor may be 0, so these are compared with None.
+    given = (options.fork_server, options.template, options.attempt)
+    if not (options.probe or options.dispatch_rates or options.compute) and given == (None,) * 3:
         parser.error("name an attempt.json")
     return options
 
 
-def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: bool) -> None:
-    from tasks.process.journal import Journal
-    from tasks.process.phase_file import Progress
+def _print_probe() -> None:
+    from tasks.process.environment import probe
 
+    reset_niceness()
+    print(json.dumps(probe()))
+
+
+def _print_dispatch_rates(seconds: float) -> None:
+    from tasks.process.cpu_speed import dispatch_rates
+
+    reset_niceness()
+    print(json.dumps(dispatch_rates(seconds)))
+
+
+def _check_host(device: str, profiled: bool, folder: str | None) -> None:
+    """Raise whatever is wrong with the device, the profiler or the folder."""
+    from tasks.process.fork_server import check_device, check_writable
+
+    check_device(device)
+    if profiled:
+        from tasks.instruments.kernel_time import require_kernels
+
+        require_kernels(partial(check_device, device))
+    if folder is not None:
+        check_writable(folder)
+
+
+def _run_fork_server(descriptor: int, device: str) -> None:
+    from tasks.process.fork_server import run_fork_server
+
+    channel = socket.socket(fileno=descriptor)
+    run_fork_server(channel, device, partial(measure, start_method="fork"))
+
+
+def _run_template(descriptor: int, device: str, compiled: bool) -> None:
+    from tasks.process.fork_server import Preparation, run_template
+
+    listener = socket.socket(fileno=descriptor)
+    run_template(listener, device, Preparation(compiled), partial(measure, start_method="fork"))
+
+
+def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:
+    """Measure one cell in this process, then end the process.
+
+    start_method: how this process began; it is recorded as a fact.
+    """
+    attempt = Attempt.from_json(Path(attempt_file).read_text())
+    prefer_for_oom_kill()
+    with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
+        _measure(attempt, stream, start_method, by_hand=journal_file is None)
+    # The journal is on disk. Leaving through the interpreter would take half a second, in which
+    # torch or a driver could still crash and turn a success into a failure.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _measure(attempt: Attempt, stream: Any, start_method: StartMethod, by_hand: bool) -> None:
     journal = Journal(stream)
     journal.stage("start")
-    come_first()
-    journal.facts({"start_method": start_method, **pin(attempt.settings.cores)})
+    reset_niceness()
+    journal.facts({"start_method": start_method, **pin_to_cores(attempt.settings.cores)})
     if not by_hand:
         faulthandler.dump_traceback_later(PREPARATION_S * _STACK_BEFORE_TIMEOUT)
-    sys.path.extend(
-        attempt.settings.import_paths
-    )  # behind our own packages: a `model.py` beside a config is common
+    # Appended, so that a user's `model.py` next to the config does not hide our package `model`.
+    sys.path.extend(attempt.settings.import_paths)
+    progress = Progress(None if by_hand else attempt.path / PHASE_FILE)
     evidence: dict[str, Any] = {}
     try:
-        _run_stages(
-            attempt,
-            journal,
-            Progress(None if by_hand else attempt.path / PHASE_FILE),
-            by_hand,
-            evidence,
-        )
-    except BaseException as error:  # whatever it is, it is this cell's result
-        journal.end(_describe(attempt, error, evidence))
+        _run_stages(attempt, journal, progress, by_hand, evidence)
+    except BaseException as error:  # also SystemExit of a user's model: it is this cell's result
+        journal.end(_final_status(attempt, error, evidence))
     else:
         journal.end(FinalStatus(Status.OK))
 
 
 def _run_stages(
-    attempt: Attempt, journal: Any, progress: Any, by_hand: bool, evidence: dict[str, Any]
+    attempt: Attempt,
+    journal: Journal,
+    progress: Progress,
+    by_hand: bool,
+    evidence: dict[str, Any],
 ) -> None:
-    """Environment, build, then each stage of the chosen instruments, journalled as it is done.
+    """Build the cell and run each stage of the chosen instruments. Journal each when it ends.
 
-    evidence: where instruments say what they know of an error that ends one.
+    evidence: filled by instruments with what they know about an error that ends a stage.
     """
-    from tasks.harness.compilation import require_compiled
     from tasks.harness.precision import require_precision
     from tasks.harness.stage import Session
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
     from tasks.instruments import stages_of
     from tasks.process.environment import fingerprint, read_environment
     from tasks.spec.registry import all_tasks
@@ -183,48 +180,42 @@ def _run_stages(
     journal.stage("build")
     if not by_hand:
         faulthandler.dump_traceback_later(attempt.settings.timeout_s * _STACK_BEFORE_TIMEOUT)
-    built = task.build(params)
+    built: Any = task.build(params)  # a Workload or a StaticResult
     facts = {**built.device.facts(), **built.facts}
     journal.facts({**facts, "fingerprint": fingerprint({**environment, **facts})})
-    if isinstance(built, Finding):
+    if isinstance(built, StaticResult):
         journal.samples(built.samples)
         return
     journal.facts({"tokens": built.tokens, "flops": built.flops})
     require_precision(params)
-    session = Session(
-        built, params, progress, folder=None if by_hand else attempt.path, evidence=evidence
-    )
+    folder = None if by_hand else attempt.path
+    session = Session(built, params, progress, folder=folder, evidence=evidence)
     for stage in stages_of(attempt.settings.instruments):
         journal.stage(stage.name)
         try:
-            _take(stage.run(session), journal)
-            require_precision(params)
-            if built.compiled and session.steps:
-                require_compiled()
+            _journal_samples(stage.run(session), journal)
+            _require_as_configured(session)
         except Exception as error:
-            for ask in session.on_error:
-                ask(error)
+            for explain in session.on_error:
+                explain(error)
             raise
         finally:
-            _hand_over(session, journal)
+            _journal_rows(session, journal)
 
 
-def _hand_over(session: Any, journal: Any) -> None:
-    """Journals what a stage left besides its samples."""
-    for write, left in (
-        (journal.facts, session.facts),
-        (journal.kernels, session.kernels),
-        (journal.allocations, session.allocations),
-        (journal.live, session.live),
-    ):
-        if left:
-            write(left)
-            left.clear()
+def _require_as_configured(session: Session) -> None:
+    """Raise if a stage changed the precision, or if torch compiled nothing."""
+    from tasks.harness.compilation import require_compiled
+    from tasks.harness.precision import require_precision
+
+    require_precision(session.params)
+    if session.workload.compiled and session.steps:
+        require_compiled()
 
 
-def _take(samples: Iterable[Any], journal: Any) -> None:
-    """Journals a stage's samples when it ends, also where it ends in an error half-way."""
-    taken: list[Any] = []
+def _journal_samples(samples: Iterable[Sample], journal: Journal) -> None:
+    """Write a stage's samples when it ends, also those before an error."""
+    taken: list[Sample] = []
     try:
         for sample in samples:
             taken.append(sample)
@@ -232,7 +223,25 @@ def _take(samples: Iterable[Any], journal: Any) -> None:
         journal.samples(taken)
 
 
-def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) -> FinalStatus:
+def _journal_rows(session: Session, journal: Journal) -> None:
+    """Write what a stage left in the session in addition to its samples."""
+    if session.facts:
+        journal.facts(session.facts)
+        session.facts.clear()
+    if session.kernels:
+        journal.kernels(session.kernels)
+        session.kernels.clear()
+    if session.allocations:
+        journal.allocations(session.allocations)
+        session.allocations.clear()
+    if session.live:
+        journal.live(session.live)
+        session.live.clear()
+
+
+def _final_status(
+    attempt: Attempt, error: BaseException, evidence: Mapping[str, Any]
+) -> FinalStatus:
     from tasks.harness.device import (
         Skip,
         asked_bytes,
@@ -245,35 +254,33 @@ def _describe(attempt: Attempt, error: BaseException, known: Mapping[str, Any]) 
 
     if isinstance(error, Skip) or backend_refused(error):
         return FinalStatus(Status.SKIPPED, {"reason": message_of(error)})
-    evidence: dict[str, Any] = {
+    found: dict[str, Any] = {
         "exception": type(error).__qualname__,
         "message": message_of(error),
         "traceback": "".join(traceback.format_exception(error)),
-        **known,
+        **evidence,
     }
-    capped = attempt.cell.params.caps_host
-    if not (device_refused(error) or host_refused(error) or (capped and thread_refused(error))):
-        return FinalStatus(Status.FAILED, evidence)
-    status = Status.OOM if device_refused(error) or capped else Status.HOST_OOM
-    return FinalStatus(
-        status, {**evidence, "asked_bytes": asked_bytes(error), **_memory_at_death(attempt)}
-    )
+    is_capped = attempt.cell.params.caps_host
+    on_device = device_refused(error)
+    # Under a cap on the CPU's memory, a thread that gets no stack is out of memory, too.
+    on_host = host_refused(error) or (is_capped and thread_refused(error))
+    if not on_device and not on_host:
+        return FinalStatus(Status.FAILED, found)
+    status = Status.OOM if on_device or is_capped else Status.HOST_OOM
+    memory = {"asked_bytes": asked_bytes(error), **_memory_at_death(attempt)}
+    return FinalStatus(status, {**found, **memory})
 
 
 def _memory_at_death(attempt: Attempt) -> dict[str, Any]:
     from tasks.harness.device import GIB, open_device
 
     params = attempt.cell.params
-    limit = (
-        {}
-        if params.memory_limit_gib is None
-        else {"limit_bytes": int(params.memory_limit_gib * GIB)}
-    )
+    limit: dict[str, Any] = {}
+    if params.memory_limit_gib is not None:
+        limit = {"limit_bytes": int(params.memory_limit_gib * GIB)}
     try:
         return {**open_device(params.device).memory_evidence(), **limit}
-    except (
-        Exception
-    ) as broken:  # a device that cannot be asked any more must not hide the first error
+    except Exception as broken:  # a device that fails now must not hide the first error
         return {"memory_evidence": f"unreadable: {broken}", **limit}
 
 

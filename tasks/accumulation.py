@@ -13,7 +13,7 @@ from tasks.spec.parameters import Params, PositiveInt
 from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
 
 Number = Literal["fp64", "fp32", "fp16", "bf16"]
 
@@ -39,12 +39,12 @@ class AccumulationParams(Params):
         return self
 
 
-def build(params: AccumulationParams) -> Finding:
+def build(params: AccumulationParams) -> StaticResult:
     """The sum, and its error against value times count."""
     import torch
 
     from tasks.harness.setup import open_capped
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
     from tasks.spec.tables import Sample
 
     dtypes = {
@@ -66,7 +66,7 @@ def build(params: AccumulationParams) -> Finding:
             total += addend.to(wide) if params.upcast else addend
     found, exact = float(total), params.value * params.count
     samples = (Sample("finding", "sum", "1", found), Sample("finding", "error", "1", found - exact))
-    return Finding(samples, device)
+    return StaticResult(samples, device)
 
 
 def work(params: AccumulationParams) -> float:

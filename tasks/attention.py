@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from model.accounting import attention_flops, attention_matmul_flops, softmax_flops
-from tasks.spec.parameters import AttendingParams, PositiveInt
+from tasks.spec.parameters import AttentionAxisParams, PositiveInt
 from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _CACHES = 4  # as large as this many caches is what is written to empty one
 _AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
 
 
-class AttentionParams(AttendingParams):
+class AttentionParams(AttentionAxisParams):
     more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "context_length": (),
         "batch_size": (),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
 
 
 class AutocastDtypesParams(Params):
@@ -26,7 +26,7 @@ class AutocastDtypesParams(Params):
     )
 
 
-def build(params: AutocastDtypesParams) -> Finding:
+def build(params: AutocastDtypesParams) -> StaticResult:
     """The facts `dtype_parameters`, `dtype_fc1`, `dtype_norm`, `dtype_logits`, `dtype_loss`, `dtype_gradients`."""
     import torch
     from torch import nn
@@ -34,7 +34,7 @@ def build(params: AutocastDtypesParams) -> Finding:
 
     from tasks.harness.precision import dtype_name
     from tasks.harness.setup import open_capped
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
     from tasks.spec.tables import Sample
 
     device = open_capped(params)
@@ -60,7 +60,7 @@ def build(params: AutocastDtypesParams) -> Finding:
         "gradients": gradient.dtype,
     }  # fmt: skip
     samples = (Sample("finding", "loss", "nat", float(loss.detach())),)
-    return Finding(
+    return StaticResult(
         samples, device, {f"dtype_{part}": dtype_name(dtype) for part, dtype in dtypes.items()}
     )
 

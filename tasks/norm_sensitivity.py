@@ -18,7 +18,7 @@ from tasks.spec.tables import Sample
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
 
 _ROWS = 64
 
@@ -34,13 +34,13 @@ class NormSensitivityParams(Params):
     eps: Annotated[float, Field(ge=0)] = 1e-5
 
 
-def build(params: NormSensitivityParams) -> Finding:
+def build(params: NormSensitivityParams) -> StaticResult:
     """`KIND_error`: the largest error of an element over the root mean square of the exact result, of the rows that came
     out finite; `KIND_nonfinite`: the share of elements that did not."""
     import torch
 
     from tasks.harness.setup import open_capped
-    from tasks.harness.workload import Finding
+    from tasks.harness.workload import StaticResult
 
     device = open_capped(params)
     dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[params.dtype]
@@ -53,7 +53,7 @@ def build(params: NormSensitivityParams) -> Finding:
         "wide": _normalise(x.float(), params, _sum).to(dtype),
         "library": _by_torch(x, params),
     }
-    return Finding(
+    return StaticResult(
         tuple(sample for way, y in ways.items() for sample in _judge(way, y, exact)), device
     )
 

@@ -17,7 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.execution import measuring_process as program
-from tasks.process.fork_server import ENVIRONMENT, MESSAGE_BYTES, READ_LATE, Preparation, Request
+from tasks.process.fork_server import (
+    ENVIRONMENT,
+    MESSAGE_BYTES,
+    READ_LATE,
+    ForkRequest,
+    Preparation,
+)
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 
 FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"  # where it listens, and for cells of what environment
@@ -77,7 +83,7 @@ class ForkServer:
         attempt_file, journal_file = (
             str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE)
         )
-        request = Request(attempt_file, journal_file, os.getcwd(), variables)
+        request = ForkRequest(attempt_file, journal_file, os.getcwd(), variables)
         try:
             socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
             return int(self.hear(ANSWER_S)["pid"])
@@ -125,7 +131,7 @@ def start_parent(device: str, environment: Mapping[str, str], said: int) -> Fork
     """A fresh process that becomes one."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
-        words = ["--serve", str(theirs.fileno()), "--device", device]
+        words = ["--fork-server", str(theirs.fileno()), "--device", device]
         process, lifeline = program.start_bound(
             words, {**environment, **ENVIRONMENT}, said, [theirs.fileno()]
         )
@@ -164,7 +170,7 @@ class ForkServerTemplate:
         self.address = str(folder / "parents")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [
-            "--beget",
+            "--template",
             str(listener.fileno()),
             "--device",
             device,

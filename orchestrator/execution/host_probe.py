@@ -28,7 +28,7 @@ def gpu_failure(gpu: str) -> str | None:
 def profiler_failure() -> str | None:
     """What a fresh process has to say in which the profiler sees nothing of what the GPU does: CUPTI's own error, where it named
     one. None where it sees its kernels."""
-    return _why_not(["--compute", "cuda", "--watched"], {})
+    return _why_not(["--compute", "cuda", "--profiled"], {})
 
 
 def host_failure(folder: Path) -> str | None:
@@ -36,7 +36,7 @@ def host_failure(folder: Path) -> str | None:
 
     Twice: one alone may have been killed for want of memory, or be late beside others.
     """
-    words = ["--compute", "cpu", "--into", str(folder.parent)]
+    words = ["--compute", "cpu", "--write-test", str(folder.parent)]
     return _why_not(words, {}) and _why_not(words, {})
 
 
@@ -63,7 +63,7 @@ def probe_here() -> Mapping[str, Any]:
 
 def dispatch_rates(seconds: float) -> Sequence[float]:
     """How many small operations a ms this host hands to torch, read again and again for so long. Raises EnvironmentError."""
-    read: list[float] = _told(["--paces", str(seconds)])
+    read: list[float] = _told(["--dispatch-rates", str(seconds)])
     return read
 
 

@@ -27,11 +27,11 @@ from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
     VERSION,
     Prediction,
-    Request,
+    PredictionRequest,
     Verdict,
     memory_identity,
     unknown,
-    why_not,
+    unsupported_reason,
 )
 from tasks.spec.cell import Cell
 
@@ -64,7 +64,9 @@ def _predict(
     import_paths: tuple[str, ...],
     idle: LifoQueue[_Child],
 ) -> dict[str, Prediction]:
-    requests = _requests([cell for cell in cells if not why_not(cell)], card, import_paths)
+    requests = _requests(
+        [cell for cell in cells if not unsupported_reason(cell)], card, import_paths
+    )
     known = {
         key: found
         for key, request in requests.items()
@@ -75,7 +77,9 @@ def _predict(
         known[key] = prediction
         _remember(key, missing[key], prediction)
     return {
-        cell.id: unknown(why_not(cell)) if why_not(cell) else _for(cell, known[_key(cell, card)])
+        cell.id: unknown(unsupported_reason(cell))
+        if unsupported_reason(cell)
+        else _for(cell, known[_key(cell, card)])
         for cell in cells
     }
 
@@ -102,14 +106,14 @@ def verdict_of(cell: Cell, prediction: Prediction, card: GpuModel | None) -> Ver
 
 def _requests(
     cells: Iterable[Cell], card: GpuModel | None, import_paths: tuple[str, ...]
-) -> dict[str, Request]:
+) -> dict[str, PredictionRequest]:
     """One for all cells that need the same."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
         alike.setdefault(_key(cell, card), []).append(cell)
     workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
     return {
-        key: Request(same[0], _caps(same, card), workspace_bytes, import_paths)
+        key: PredictionRequest(same[0], _caps(same, card), workspace_bytes, import_paths)
         for key, same in alike.items()
     }
 
@@ -137,7 +141,7 @@ def _cache_folder() -> Path:
     return cache_folder("predictions")
 
 
-def _recall(key: str, request: Request) -> Prediction | None:
+def _recall(key: str, request: PredictionRequest) -> Prediction | None:
     """What was predicted before, if it says what is asked now: of another cap often enough by the peaks alone."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = Prediction.from_json((_cache_folder() / f"{key}.json").read_text())
@@ -149,7 +153,7 @@ def _recall(key: str, request: Request) -> Prediction | None:
     return None
 
 
-def _remember(key: str, request: Request, prediction: Prediction) -> None:
+def _remember(key: str, request: PredictionRequest, prediction: Prediction) -> None:
     """Not what failed, nor what is of somebody's own model: its code may be another tomorrow."""
     if not prediction.how or request.cell.params.values().get("model") is not None:
         return
@@ -161,10 +165,10 @@ def _remember(key: str, request: Request, prediction: Prediction) -> None:
 
 
 def _ask_all(
-    requests: Mapping[str, Request], idle: LifoQueue[_Child]
+    requests: Mapping[str, PredictionRequest], idle: LifoQueue[_Child]
 ) -> Iterator[tuple[str, Prediction]]:
     """The passes of one model and length are asked of one process, the whole step first: the others are parts of it."""
-    groups: dict[str, list[tuple[str, Request]]] = {}
+    groups: dict[str, list[tuple[str, PredictionRequest]]] = {}
     for key, request in sorted(
         requests.items(),
         key=lambda item: str(item[1].cell.params.values().get("pass")),
@@ -188,7 +192,7 @@ def _cores() -> int:
 
 
 def _ask_one(
-    idle: LifoQueue[_Child], group: Sequence[tuple[str, Request]]
+    idle: LifoQueue[_Child], group: Sequence[tuple[str, PredictionRequest]]
 ) -> list[tuple[str, Prediction]]:
     child = idle.get()
     try:
@@ -227,7 +231,7 @@ class _Child:
         self._process: subprocess.Popen[str] | None = None
         self._said: Any = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
 
-    def ask(self, request: Request) -> Prediction:
+    def ask(self, request: PredictionRequest) -> Prediction:
         """Whatever goes wrong is the reason why there is no prediction."""
         try:
             answer = self._answer(request)
@@ -238,7 +242,7 @@ class _Child:
         except (OSError, ValueError, KeyError, TypeError) as error:
             return unknown(f"the predictor failed: {error}")
 
-    def _answer(self, request: Request) -> str:
+    def _answer(self, request: PredictionRequest) -> str:
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         timer = threading.Timer(_TIMEOUT_S, self._process.kill)

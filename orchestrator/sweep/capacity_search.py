@@ -25,7 +25,7 @@ from orchestrator.scheduling.ray_scheduler import ReusableScheduler
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
-from tasks.prediction.records import AS_EAGER, Prediction, why_not
+from tasks.prediction.records import AS_EAGER, Prediction, unsupported_reason
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
@@ -134,7 +134,7 @@ def _check_ceilings(request: Request, groups: Iterable[Limit], bounds: Bounds) -
 def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> GpuModel | None:
     """This machine's GPU, where something depends on it. Raises ConfigError where that is so and there is none."""
     cells = [group.at(bounds.granularity) for group in groups]
-    predicted = [cell for cell in cells if not why_not(cell)]
+    predicted = [cell for cell in cells if not unsupported_reason(cell)]
     unlimited = [cell for cell in predicted if cap_bytes(cell, None) is None]
     if not (unlimited or (measures and predicted)):
         return None

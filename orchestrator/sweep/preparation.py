@@ -13,7 +13,7 @@ from orchestrator.planning.request import Request
 from orchestrator.store.run import RunWriter
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
-from tasks.prediction.records import Prediction, why_not
+from tasks.prediction.records import Prediction, unsupported_reason
 
 
 def foresee(
@@ -25,7 +25,7 @@ def foresee(
     environments: Sequence[Mapping[str, Any]],
 ) -> None:
     """Predicts what memory the cells will take, keeps that beside what is measured, and leaves out what is asked."""
-    cells = [cell for cell in queue.cells if not why_not(cell)]
+    cells = [cell for cell in queue.cells if not unsupported_reason(cell)]
     if not cells:
         return
     means.say(f"predicting the memory of {so_many(len(cells))}")

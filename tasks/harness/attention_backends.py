@@ -12,14 +12,14 @@ from model.attention import IMPLEMENTATIONS, Attention, make_attention
 from tasks.harness.compilation import load_compiler
 from tasks.harness.device import Skip, backend_refused
 from tasks.harness.precision import autocast, stored_dtype
-from tasks.spec.parameters import AttendingParams
+from tasks.spec.parameters import AttentionAxisParams
 
 _PLAIN = ("naive", "torch_softmax", "weights_only", "recompute")
 _PROBE_LENGTH = 128
 
 
 def choose_attention(
-    params: AttendingParams,
+    params: AttentionAxisParams,
     length: int,
     causal: bool,
     d_head: int,
@@ -37,7 +37,7 @@ def choose_attention(
 
 
 def _probe(
-    params: AttendingParams, causal: bool, d_head: int, device: torch.device, gradients: bool
+    params: AttentionAxisParams, causal: bool, d_head: int, device: torch.device, gradients: bool
 ) -> None:
     """Tries a short sequence: what torch supports depends on its version, the dtype, the width and the hardware."""
     shape = (3, 1, 1, _PROBE_LENGTH, d_head)

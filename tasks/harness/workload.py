@@ -53,7 +53,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Finding:
+class StaticResult:
     """What a task that is no repetition comes to: numbers and facts, found once. No instrument watches it."""
 
     samples: tuple[Sample, ...]

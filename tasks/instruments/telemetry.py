@@ -23,7 +23,7 @@ from typing import Any
 import pynvml
 
 from tasks.harness.stage import Session, Stage
-from tasks.process.cpu_speed import host_pace
+from tasks.process.cpu_speed import dispatch_rate
 from tasks.spec.tables import Sample
 
 _Handle = Any
@@ -92,7 +92,7 @@ def pace_after(session: Session) -> list[Sample]:
 
 
 def _pace(mode: str) -> Sample:
-    return Sample("telemetry", "host_pace", "1/ms", host_pace(), mode)
+    return Sample("telemetry", "host_pace", "1/ms", dispatch_rate(), mode)
 
 
 def _cores() -> Iterator[Sample]:

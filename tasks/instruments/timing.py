@@ -32,7 +32,7 @@ from tasks.harness.workload import Watcher, Workload
 from tasks.process.cpu_speed import Additions
 from tasks.spec.order_statistics import half_width
 from tasks.spec.parameters import TimedParams
-from tasks.spec.stopping import Measured, StopRule
+from tasks.spec.stopping import StepDurations, StopRule
 from tasks.spec.tables import Sample
 
 _STEP = "step"
@@ -236,7 +236,7 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
 
     Leaves the facts `timing_warmup_steps`, `timing_stopped_by` and `timing_half_width`, the one that was reached.
     """
-    measured, steps, cold = Measured(rule), list[list[Sample]](), _cold_steps(session)
+    measured, steps, cold = StepDurations(rule), list[list[Sample]](), _cold_steps(session)
     with uncollected():
         paced = Paced(session.workload)
         while measured.stopped_by is None:

@@ -23,16 +23,16 @@ class OutOfMemory(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Block:
+class MemoryBlock:
     """A piece of a segment, with its neighbours in it."""
 
     size: int
     address: int
-    pool: list[tuple[int, int, Block]] = field(repr=False)
+    pool: list[tuple[int, int, MemoryBlock]] = field(repr=False)
     is_free: bool = False
     requested: int = 0
-    before: Block | None = None
-    after: Block | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
 
 
 class CachingAllocator:
@@ -41,11 +41,11 @@ class CachingAllocator:
     def __init__(self, cap_bytes: int | None = None) -> None:
         self.requested = self.allocated = self.reserved = 0
         self._cap = cap_bytes
-        self._small: list[tuple[int, int, Block]] = []  # free blocks by size, then address
-        self._large: list[tuple[int, int, Block]] = []
+        self._small: list[tuple[int, int, MemoryBlock]] = []  # free blocks by size, then address
+        self._large: list[tuple[int, int, MemoryBlock]] = []
         self._next_address = 0
 
-    def allocate(self, nbytes: int) -> Block:
+    def allocate(self, nbytes: int) -> MemoryBlock:
         """Raises OutOfMemory."""
         size = max(_ROUNDING, _round_up(nbytes, _ROUNDING))
         pool = self._small if size <= _SMALL else self._large
@@ -58,7 +58,7 @@ class CachingAllocator:
         self.allocated += block.size
         return block
 
-    def free(self, block: Block) -> None:
+    def free(self, block: MemoryBlock) -> None:
         self.requested -= block.requested
         self.allocated -= block.size
         block.requested = 0
@@ -68,7 +68,7 @@ class CachingAllocator:
                 _join(block, neighbour)
         _put(block)
 
-    def _new_segment(self, pool: list[tuple[int, int, Block]], size: int) -> Block:
+    def _new_segment(self, pool: list[tuple[int, int, MemoryBlock]], size: int) -> MemoryBlock:
         segment = _segment_size(size)
         if not self._has_room(segment):
             self._release_whole_segments()
@@ -78,7 +78,7 @@ class CachingAllocator:
                 )
         self.reserved += segment
         self._next_address += segment + 1  # blocks of two segments are never neighbours
-        return Block(segment, self._next_address - segment, pool)
+        return MemoryBlock(segment, self._next_address - segment, pool)
 
     def _has_room(self, segment: int) -> bool:
         return self._cap is None or self.reserved + segment <= self._cap
@@ -90,8 +90,8 @@ class CachingAllocator:
             pool[:] = [key for key in pool if key[2].before is not None or key[2].after is not None]
 
     @staticmethod
-    def _split(block: Block, size: int) -> None:
-        rest = Block(
+    def _split(block: MemoryBlock, size: int) -> None:
+        rest = MemoryBlock(
             block.size - size, block.address + size, block.pool, before=block, after=block.after
         )
         if block.after is not None:
@@ -100,19 +100,19 @@ class CachingAllocator:
         _put(rest)
 
 
-def _put(block: Block) -> None:
+def _put(block: MemoryBlock) -> None:
     block.is_free = True
     insort(
         block.pool, (block.size, block.address, block)
     )  # addresses differ: blocks themselves are never compared
 
 
-def _take(block: Block) -> None:
+def _take(block: MemoryBlock) -> None:
     block.is_free = False
     del block.pool[bisect_left(block.pool, (block.size, block.address))]
 
 
-def _take_best_fit(pool: list[tuple[int, int, Block]], size: int) -> Block | None:
+def _take_best_fit(pool: list[tuple[int, int, MemoryBlock]], size: int) -> MemoryBlock | None:
     place = bisect_left(pool, (size,))
     if place == len(pool):
         return None
@@ -121,7 +121,7 @@ def _take_best_fit(pool: list[tuple[int, int, Block]], size: int) -> Block | Non
     return block
 
 
-def _join(block: Block, neighbour: Block) -> None:
+def _join(block: MemoryBlock, neighbour: MemoryBlock) -> None:
     """The neighbour becomes part of the block."""
     if neighbour is block.before:
         block.address, block.before = neighbour.address, neighbour.before

@@ -23,11 +23,11 @@ from tasks.prediction.records import (
     MARGIN,
     WITHOUT_EFFECT,
     Prediction,
-    Request,
+    PredictionRequest,
     Verdict,
     plainly_fits,
     unknown,
-    why_not,
+    unsupported_reason,
 )
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
@@ -57,11 +57,13 @@ class Predictor:
     def __init__(self) -> None:
         self._last: tuple[TrainStepParams, int, Trace] | None = None
 
-    def predict(self, request: Request) -> Prediction:
+    def predict(self, request: PredictionRequest) -> Prediction:
         """Never raises: what cannot be predicted says why."""
         params = request.cell.params
-        if not isinstance(params, TrainStepParams | AttentionParams) or why_not(request.cell):
-            return unknown(why_not(request.cell))
+        if not isinstance(params, TrainStepParams | AttentionParams) or unsupported_reason(
+            request.cell
+        ):
+            return unknown(unsupported_reason(request.cell))
         try:
             trace = self._trace(_as_eager(params), request.workspace_bytes)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)

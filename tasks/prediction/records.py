@@ -38,7 +38,7 @@ def plainly_fits(reserved: float, requested: float, cap_bytes: int) -> bool | No
 
 
 @dataclass(frozen=True)
-class Request:
+class PredictionRequest:
     """A cell, the memory of GPUs that it may have to do with, and what cuBLAS takes there for each thread."""
 
     cell: Cell
@@ -50,7 +50,7 @@ class Request:
         return json.dumps({**asdict(self), "cell": [self.cell.task, self.cell.params.values()]})
 
     @classmethod
-    def from_json(cls, text: str) -> Request:
+    def from_json(cls, text: str) -> PredictionRequest:
         body = json.loads(text)
         return cls(
             make_cell(*body["cell"]),
@@ -167,7 +167,7 @@ def unknown(reason: str) -> Prediction:
     )
 
 
-def why_not(cell: Cell) -> str:
+def unsupported_reason(cell: Cell) -> str:
     """Why a cell is none whose memory is predicted; empty where it is."""
     if cell.task not in ("train_step", "attention"):
         return f"the memory of {cell.task} is not predicted"

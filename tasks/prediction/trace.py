@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from tasks.prediction.allocator import Block, CachingAllocator
+from tasks.prediction.allocator import CachingAllocator, MemoryBlock
 from tasks.spec.tables import Sample
 
 Step = Literal["built", "first", "steady"]
@@ -23,7 +23,7 @@ class Label(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Span:
+class TensorLifetime:
     """The events of one phase of a step, or of what lies between two phases: then it has no name.
 
     An event is the place of a storage in the trace's lists: as it is where the storage is made, inverted (~) where it goes.
@@ -42,7 +42,9 @@ class Trace:
 
     sizes_bytes: list[int] = field(default_factory=list)
     labels: list[Label] = field(default_factory=list)
-    spans: dict[Step, list[Span]] = field(default_factory=lambda: {step: [] for step in STEPS})
+    spans: dict[Step, list[TensorLifetime]] = field(
+        default_factory=lambda: {step: [] for step in STEPS}
+    )
     saved: list[Sample] = field(default_factory=list)
 
     def without(self, phase: str) -> Trace:
@@ -100,7 +102,7 @@ class _Player:
     def __init__(self, trace: Trace, allocator: CachingAllocator) -> None:
         self._trace = trace
         self._allocator = allocator
-        self._blocks: dict[int, Block] = {}
+        self._blocks: dict[int, MemoryBlock] = {}
         self._successors = _successors(trace)
         self._steady_before = False
 

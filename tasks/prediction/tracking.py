@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tasks.harness.workload import Workload
 from tasks.prediction.kernels import MULTIPLIES, SCRATCH
 from tasks.prediction.shapes import ShapeMemory
-from tasks.prediction.trace import Label, Span, Step, Trace
+from tasks.prediction.trace import Label, Step, TensorLifetime, Trace
 
 PARTS = {
     "Embedding": "embedding",
@@ -136,7 +136,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             learns.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def _open(self, phase: str) -> None:
-        span = Span(phase)
+        span = TensorLifetime(phase)
         self._spans.append(span)
         self._event = span.events.append
         self._phase = phase

@@ -1,4 +1,4 @@
-"""Where a measuring process runs among the others of its host, before whom, and who goes first where memory ends."""
+"""The cores, the niceness and the OOM score of a measuring process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 
-def pin(cores: Sequence[int] | None) -> dict[str, Any]:
-    """Keeps this process, and what it will start, to these cores. To be called before there are threads.
+def pin_to_cores(cores: Sequence[int] | None) -> dict[str, Any]:
+    """Restrict this process and its later children to these cores. Call it before threads start.
 
-    Gives what the row says: the cores, or null where it may use all, or where these are not here, as by hand on another host.
+    Return the fact to record: the cores as text, or None if the process may use all cores, or if
+    this host does not have these, as when a cell is measured again by hand on another host.
     """
     pinned = None
     if cores and hasattr(os, "sched_setaffinity"):
@@ -22,23 +23,29 @@ def pin(cores: Sequence[int] | None) -> dict[str, Any]:
     return {"pinned_cores": pinned}
 
 
-def come_first() -> None:
-    """Takes back what makes this process wait for others, where that is allowed. Ray's workers are at niceness 15 by default."""
+def reset_niceness() -> None:
+    """Return this process to niceness 0 where that is allowed."""
+    # Ray starts its workers at niceness 15 (RAY_worker_niceness), and children inherit it: steps then
+    # wait for every other process of the host.
     if os.nice(0) > 0:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
-def go_first() -> None:
-    """Where the host's memory ends, this process is what the kernel kills, and not what watches over it or waits beside it."""
-    with suppress(OSError):  # Linux alone knows such a thing
+def prefer_for_oom_kill() -> None:
+    """Make this process the first that the kernel kills when the host's memory ends.
+
+    Otherwise the kernel might kill the supervisor, or a cell that runs at the same time.
+    """
+    with suppress(OSError):  # exists on Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def spans(cores: Sequence[int]) -> str:
-    """Ascending cores as the kernel writes them: `0-3,8`."""
+    """Return ascending core numbers in the kernel's notation: `0-3,8`."""
     starts = [core for core in cores if core - 1 not in cores]
     ends = [core for core in cores if core + 1 not in cores]
-    return ",".join(
-        f"{low}-{high}" if low != high else f"{low}" for low, high in zip(starts, ends, strict=True)
-    )
+    texts = []
+    for low, high in zip(starts, ends, strict=True):
+        texts.append(f"{low}" if low == high else f"{low}-{high}")
+    return ",".join(texts)

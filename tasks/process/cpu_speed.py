@@ -1,8 +1,9 @@
-"""How fast the host does what an eager step has it do: hand small operations to torch, one after another.
+"""How many small operations a CPU core starts per ms: what limits an eager step of small kernels.
 
-It differs between processors, and with what else runs on the machine: outside of a virtual one, too, of which Linux tells only
-where the hypervisor does. It may jump from one second to the next: what is read before some seconds and after them is a sign, no
-measure. Read beside each step, on the threads that the step has, it is one (`Additions`).
+The rate differs between processors and with the load of the machine. In a virtual machine that includes
+load outside of it, which Linux sees only if the hypervisor reports it as steal time. The rate may
+change from one second to the next, so a value from before and one from after a cell's steps hint at
+trouble, but cannot correct a measured time.
 """
 
 from __future__ import annotations
@@ -17,29 +18,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tasks.process.cpu_affinity import pin
+from tasks.process.cpu_affinity import pin_to_cores
 
+# 40 chunks of 50 additions take a few milliseconds. The median over chunks ignores interruptions by
+# the scheduler, which hit single chunks.
 _CHUNKS = 40
 _OPERATIONS = 50
 
 
-def host_pace() -> float:
-    """Operations a ms: additions to one number, by one thread. The median of 40 chunks of 50, some milliseconds in all."""
+def dispatch_rate() -> float:
+    """Return how many additions to one number a single thread starts per ms."""
     number = torch.zeros(1, device="cpu")
     chunks = [_chunk_ns(number) for _ in range(_CHUNKS)]
     return _OPERATIONS / median(chunks) * 1e6
 
 
-def paces(seconds: float) -> list[float]:
-    """`host_pace` again and again, for so long, on one core after the other where a process may choose. It stays on the last."""
-    host_pace()  # the first one is slower
+def dispatch_rates(seconds: float) -> list[float]:
+    """Return `dispatch_rate` measured again and again for so many seconds, on each core in turn.
+
+    The process stays on the last core. Without `sched_setaffinity` it runs where the system puts it.
+    """
+    dispatch_rate()  # the first call is slower
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     turns = cycle([[core] for core in cores] or [None])
-    ends, read = time.monotonic() + seconds, []
-    while time.monotonic() < ends:
-        pin(next(turns))
-        read.append(host_pace())
-    return read
+    deadline, rates = time.monotonic() + seconds, []
+    while time.monotonic() < deadline:
+        pin_to_cores(next(turns))
+        rates.append(dispatch_rate())
+    return rates
 
 
 class Additions:

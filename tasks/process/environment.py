@@ -1,4 +1,4 @@
-"""Where a cell ran: what is recorded in each row, and the part of it that must match for rows to be comparable."""
+"""The environment that is recorded for each attempt, and its fingerprint."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import torch
 
 
 def read_environment() -> dict[str, Any]:
-    """Versions, host and devices of this process, without touching a GPU's memory."""
+    """Return versions, host and process facts, without allocating memory on a GPU."""
+    cudnn = None
+    if torch.cuda.is_available():
+        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,  # type: ignore[no-untyped-call]
+        "cudnn": cudnn,
         "cpu": _cpu_model(),
-        "cores": len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count(),
+        "cores": _core_count(),
         "nice": os.nice(0),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
@@ -34,50 +35,55 @@ def read_environment() -> dict[str, Any]:
 
 
 def probe() -> dict[str, Any]:
-    """What a run must know of a host before it starts: the environment, and the devices it could measure on.
+    """Return what a run must know about a host before it starts.
 
-    `fingerprints` holds, for each device, one for each kind of GPU.
+    That is the environment, the GPUs (memory in bytes), and under `fingerprints`, for each device,
+    one fingerprint for each kind of GPU.
     """
     environment = read_environment()
-    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(index)
+        gpus.append(
+            {"name": found.name, "memory_bytes": found.total_memory, "uuid": str(found.uuid)}
+        )
     kinds: dict[str, list[str | None]] = {"cpu": [None]}
     if gpus:
-        kinds["cuda"] = [*sorted({gpu.name for gpu in gpus})]
+        kinds["cuda"] = sorted({gpu["name"] for gpu in gpus})
     if torch.backends.mps.is_available():
         kinds["mps"] = ["Apple MPS"]
-    return {
-        **environment,
-        "gpus": [
-            {"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)}
-            for gpu in gpus
-        ],
-        "fingerprints": {
-            device: [fingerprint({**environment, "gpu": gpu}) for gpu in names]
-            for device, names in kinds.items()
-        },
-    }
+    fingerprints = {}
+    for device, names in kinds.items():
+        fingerprints[device] = [fingerprint({**environment, "gpu": name}) for name in names]
+    return {**environment, "gpus": gpus, "fingerprints": fingerprints}
 
 
 def fingerprint(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an environment that decide whether its numbers may stand beside another's.
+    """Return the fields that must be equal for two times to be comparable.
 
-    For a cell on the CPU the processor and its core count decide, for one on a GPU the GPU and its driver.
+    On a CPU these are the processor and its number of cores, on a GPU the GPU and its driver. A patch
+    release of Python is ignored.
     """
     python = ".".join(str(environment["python"]).split(".")[:2])
-    names = (
-        ("torch", "cuda", "driver", "gpu") if environment.get("gpu") else ("torch", "cpu", "cores")
-    )
+    on_gpu, on_cpu = ["torch", "cuda", "driver", "gpu"], ["torch", "cpu", "cores"]
+    names = on_gpu if environment.get("gpu") else on_cpu
     return {"python": python, **{name: environment[name] for name in names}}
 
 
 def _cpu_model() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    found = (
-        re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if cpuinfo.exists()
-        else None
-    )
-    return found[1] if found else platform.processor() or platform.machine()
+    if cpuinfo.exists():
+        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor() or platform.machine()
+
+
+def _core_count() -> int | None:
+    # os.cpu_count() ignores affinity: in a container it names the cores of the host.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 def _driver() -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""The prepared parent: a process that has imported all a cell needs, touched no device, and forks a child for each.
+"""The fork server: a process that has imported everything a cell needs and forks a child per cell.
 
-Importing torch and what an optimizer draws in takes several times as long as measuring a small cell; the compiler takes as
-long again, and is imported when the first cell that compiles is to come. A forked child has them at once, and is as much a
-process of its own as a fresh one. What would spoil its children, it never does: call CUDA, run a backward pass, or compute on
-several cores.
+Importing torch and what an optimizer needs takes several times as long as measuring a small cell. The
+compiler takes as long again; it is imported when the first cell that compiles is about to start. A
+forked child has these modules immediately and is otherwise as separate as a new process. The fork
+server never does what would break its children: it does not use CUDA, run a backward pass, or
+compute on several cores.
 
-Over a socket of whole messages it answers each preparation with `{"ready": true}` or `{"broken": reason}`, and each request,
-which comes with the file descriptors of a log and of a lifeline, with `{"pid": …}` and, when that child has ended,
-`{"code": …}`.
+It answers over a socket that preserves message boundaries. A preparation is answered with
+`{"ready": true}` or `{"broken": reason}`. A request for a child, which comes with the file descriptors
+of a log and of a lifeline, is answered with `{"pid": …}` and, when the child has ended, `{"code": …}`.
 
-The grandparent of a host is begun before it is known where cells will be measured, and imports the same. For each that connects
-and hands it the file descriptors of a log and of a lifeline, it forks a prepared parent, and answers `{"pid": …}`.
+The template of a host imports the same, and starts before it is known which slots will measure. For
+each connection, with the file descriptors of a log and of a lifeline, it forks a fork server and
+answers `{"pid": …}`.
 """
 
 from __future__ import annotations
@@ -32,23 +34,24 @@ from functools import partial
 from typing import Any, NoReturn
 
 from tasks.process.lifeline import die_with_parent
-from tasks.process.subreaper import adopt_orphans, children, end_others
+from tasks.process.subreaper import become_subreaper, children, kill_orphans
 
-# Read when they are used, not when torch is imported: a parent's children may differ in them.
+# Variables that torch reads when it needs them, not when it is imported: each child may have its own.
 READ_LATE = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-# Without it, importing torch's compiler asks CUDA itself for its devices, and no forked child could use them any more.
+# Without this variable, importing torch's compiler initialises CUDA to list its devices, and then no
+# forked child could use CUDA.
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 MESSAGE_BYTES = 64 * 1024
 
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
-_PROBE_SIZE = 512  # enough for torch to use several cores
-_WRITTEN_BYTES = 1024**2
+_PROBE_SIZE = 512  # large enough that torch uses several cores, so that a broken thread pool shows
+_WRITTEN_BYTES = 1024**2  # about what a small cell writes
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """compiled: whether the cells to come compile."""
+    """What a fork server has to import. compiled: also the compiler."""
 
     compiled: bool
 
@@ -57,8 +60,12 @@ class Preparation:
 
 
 @dataclass(frozen=True)
-class Request:
-    """attempt, journal: files. variables: of READ_LATE, those that the child has."""
+class ForkRequest:
+    """A child to fork.
+
+    attempt, journal: files. folder: the child's working directory.
+    variables: the child's values of READ_LATE; a variable without a value is unset.
+    """
 
     attempt: str
     journal: str
@@ -69,63 +76,69 @@ class Request:
         return json.dumps(asdict(self)).encode()
 
 
-Measure = Callable[[str, str], None]  # of an attempt's file, into a journal's
+Measure = Callable[[str, str], None]  # takes the file of an attempt and that of its journal
 
 
-def beget(listener: socket.socket, device: str, preparation: Preparation, measure: Measure) -> None:
-    """The grandparent: has all that is needed, and forks a prepared parent for each that connects."""
+def run_template(
+    listener: socket.socket, device: str, preparation: Preparation, measure: Measure
+) -> None:
+    """Import everything, then fork a fork server for each connection, until killed."""
     import_everything(preparation.compiled)
     proven = {preparation} if _probe(device) is None else set()
     while True:
         channel, _ = listener.accept()
-        with channel, suppress(OSError):  # of one that went away again
-            _beget_for(channel, listener, partial(serve, channel, device, measure, proven))
+        with channel, suppress(OSError):  # the other end may already have closed the connection
+            serve = partial(run_fork_server, channel, device, measure, proven)
+            _fork_server_for(channel, listener, serve)
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
 
 
-def _beget_for(channel: socket.socket, listener: socket.socket, work: Callable[[], None]) -> None:
-    passed = list(socket.recv_fds(channel, MESSAGE_BYTES, 2)[1])
+def _fork_server_for(
+    channel: socket.socket, listener: socket.socket, serve: Callable[[], None]
+) -> None:
+    descriptors = list(socket.recv_fds(channel, MESSAGE_BYTES, 2)[1])
     try:
-        if len(passed) == 2:
+        if len(descriptors) == 2:
+            log, lifeline = descriptors
             pid = os.fork()
             if pid == 0:
                 listener.close()
-                _leave_after(partial(_be_parent, work, *passed))
+                _exit_after(partial(_become_fork_server, serve, log, lifeline))
             _lead_group(pid)
-            _say(channel, {"pid": pid})
+            _send(channel, {"pid": pid})
     finally:
-        for descriptor in passed:
+        for descriptor in descriptors:
             os.close(descriptor)
 
 
-def _be_parent(work: Callable[[], None], log: int, lifeline: int) -> None:
+def _become_fork_server(serve: Callable[[], None], log: int, lifeline: int) -> None:
     _lead_group(0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    _write_output_to(log)
     die_with_parent(lifeline)
-    work()
+    serve()
 
 
-def serve(
+def run_fork_server(
     channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()
 ) -> None:
-    """Does as it is asked, one thing after another, until the other end is closed. proven: after what preparations it is known
-    that children can compute."""
-    adopt_orphans()
-    own = children()  # that ends us with our lifeline
+    """Answer one message after another until the other end is closed.
+
+    proven: preparations after which children are known to compute, so that no probe is needed.
+    """
+    become_subreaper()
+    own = children()  # the process that ends this one with its lifeline; it must survive
     while True:
-        message, passed, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
+        message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, 2)
         if not message:
             return
-        asked = json.loads(message)
-        if passed:
-            _fork(channel, Request(**asked), measure, passed)
-            end_others(own)
+        body = json.loads(message)
+        if descriptors:
+            _fork(channel, ForkRequest(**body), measure, descriptors)
+            kill_orphans(own)
         else:
-            _prepare(channel, device, Preparation(**asked), proven)
+            _prepare(channel, device, Preparation(**body), proven)
 
 
 def _prepare(
@@ -133,26 +146,33 @@ def _prepare(
 ) -> None:
     import_everything(preparation.compiled)
     reason = None if preparation in proven else _probe(device)
-    _say(channel, {"broken": reason} if reason else {"ready": True})
+    if reason is None:
+        _send(channel, {"ready": True})
+    else:
+        _send(channel, {"broken": reason})
 
 
 def _fork(
-    channel: socket.socket, request: Request, measure: Measure, passed: Sequence[int]
+    channel: socket.socket, request: ForkRequest, measure: Measure, descriptors: Sequence[int]
 ) -> None:
+    log, lifeline = descriptors
     pid = os.fork()
     if pid == 0:
         channel.close()
-        _leave_after(partial(_run_child, request, measure, *passed))
-    for descriptor in passed:
+        _exit_after(partial(_run_child, request, measure, log, lifeline))
+    for descriptor in descriptors:
         os.close(descriptor)
     _lead_group(pid)
-    _say(channel, {"pid": pid})
-    _say(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
+    _send(channel, {"pid": pid})
+    _send(channel, {"code": os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])})
 
 
 def import_everything(compiled: bool) -> None:
-    """What a cell needs, so that those that are forked afterwards have it. compiled: what compiled cells need, too."""
-    importlib.import_module("torch._dynamo")  # by which an optimizer is built
+    """Import what a cell needs, so that children forked afterwards have it.
+
+    compiled: also import what compiled cells need.
+    """
+    importlib.import_module("torch._dynamo")  # the first optimizer imports it
     importlib.import_module("torch.profiler")
     if compiled:
         importlib.import_module("tasks.harness.compilation").load_compiler()
@@ -160,35 +180,35 @@ def import_everything(compiled: bool) -> None:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
+    # A collection in a child would write to every page with objects, and so copy it from the parent.
     gc.collect()
-    gc.freeze()  # a collection in a child would otherwise copy every page of these
+    gc.freeze()
 
 
 def _probe(device: str) -> str | None:
-    """Why a forked child cannot compute here, or None if it can."""
+    """Return why a forked child cannot compute on this host, or None if it can."""
     pid = os.fork()
     if pid == 0:
         _lead_group(0)
-        _leave_after(partial(compute, device))
+        _exit_after(partial(check_device, device))
     deadline = time.monotonic() + _PROBE_TIMEOUT_S
     while time.monotonic() < deadline:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             code = os.waitstatus_to_exitcode(status)
-            return (
-                None
-                if code == 0
-                else f"a forked child ended with code {code} at its first computation"
-            )
+            if code == 0:
+                return None
+            return f"a forked child ended with code {code} at its first computation"
         time.sleep(_PROBE_TICK_S)
     os.killpg(pid, signal.SIGKILL)
+    # Without waiting: a process that hangs in a driver does not even die of SIGKILL.
     with suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)  # what hangs in a driver of devices does not even die
+        os.waitpid(pid, os.WNOHANG)
     return f"a forked child did not end its first computation in {_PROBE_TIMEOUT_S:g} s"
 
 
-def compute(device: str) -> None:
-    """Something small, there and back. Raises whatever is wrong with the device."""
+def check_device(device: str) -> None:
+    """Run a small forward and backward pass. Raise whatever is wrong with the device."""
     import torch
 
     weight = torch.ones(_PROBE_SIZE, _PROBE_SIZE, device=device, requires_grad=True)
@@ -197,18 +217,21 @@ def compute(device: str) -> None:
         raise ArithmeticError("the gradient of a product of ones is wrong")
 
 
-def write_into(folder: str) -> None:
-    """As much as a small cell does, there and where temporary files are; nothing of it stays. Raises OSError."""
+def check_writable(folder: str) -> None:
+    """Write as much as a small cell, there and to the temporary folder. Raise OSError.
+
+    The files are removed again. A full disk shows only when the data is synchronised.
+    """
     os.makedirs(folder, exist_ok=True)
-    for place in (folder, tempfile.gettempdir()):
-        with tempfile.TemporaryFile(dir=place) as file:
+    for written in (folder, tempfile.gettempdir()):
+        with tempfile.TemporaryFile(dir=written) as file:
             file.write(bytes(_WRITTEN_BYTES))
             file.flush()
             os.fsync(file.fileno())
 
 
-def _leave_after(work: Callable[[], None]) -> NoReturn:
-    """In a forked child: whatever the work comes to, it does not return to what the parent was doing."""
+def _exit_after(work: Callable[[], None]) -> NoReturn:
+    """Do a forked child's work and end it, so that it never returns into the parent's code."""
     try:
         work()
         os._exit(0)
@@ -217,14 +240,12 @@ def _leave_after(work: Callable[[], None]) -> NoReturn:
         os._exit(1)
 
 
-def _run_child(request: Request, measure: Measure, log: int, lifeline: int) -> None:
-    """With what a fresh process would have been given when it was started."""
+def _run_child(request: ForkRequest, measure: Measure, log: int, lifeline: int) -> None:
+    """Set up what a new process would have been started with, then measure."""
     _lead_group(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
+    _write_output_to(log)
     os.chdir(request.folder)
     for name in READ_LATE:
         os.environ.pop(name, None)
@@ -233,11 +254,20 @@ def _run_child(request: Request, measure: Measure, log: int, lifeline: int) -> N
     measure(request.attempt, request.journal)
 
 
+def _write_output_to(log: int) -> None:
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+
+
 def _lead_group(pid: int) -> None:
-    """Said by parent and child alike: whichever is first, the group is there before anybody is told of it."""
+    """Make a child the leader of its process group; 0 names this process.
+
+    Parent and child both call this, so that the group exists whichever of them runs first.
+    """
     with suppress(OSError):
         os.setpgid(pid, pid)
 
 
-def _say(channel: socket.socket, message: Mapping[str, Any]) -> None:
+def _send(channel: socket.socket, message: Mapping[str, Any]) -> None:
     channel.send(json.dumps(message).encode())

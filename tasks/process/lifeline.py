@@ -1,4 +1,4 @@
-"""A measuring process must not outlive what started it, however that died."""
+"""Ends a measuring process with its parent, however the parent died."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _MOST_DESCRIPTORS = 1024
 
 
 def die_with_parent(pipe: int) -> None:
-    """Ends this process's group when `pipe`, whose other end only the parent holds, reads end-of-file.
+    """Kill this process's group when `pipe` reaches end-of-file. Call it before threads start.
 
-    A process of its own watches: unlike a thread it needs no interpreter lock and runs on while this one is stopped or
-    stuck in C, and unlike the kernel's death signal it takes along whatever this one has started. To be called before
-    there are threads.
+    Only the parent holds the other end of the pipe. A forked process watches it: unlike a thread it
+    needs no interpreter lock, and it still runs while this process is stopped or stuck in C. Unlike
+    the kernel's death signal (PR_SET_PDEATHSIG) it also kills what this process has started.
     """
     if os.fork() == 0:
-        os.closerange(
-            0, pipe
-        )  # or whoever is at their other ends would take this one for the process it watches
+        # An inherited pipe or socket that stays open here would never reach end-of-file at its
+        # other end, and its reader would take this process for the one that is watched.
+        os.closerange(0, pipe)
         os.closerange(pipe + 1, _MOST_DESCRIPTORS)
         while os.read(pipe, 1):
             pass

@@ -1,10 +1,14 @@
-"""What a cell leaves behind ends with it, also what is in a session of its own, beyond the end of the cell's process group.
+"""Kills whatever a cell leaves running, even processes in a session of their own.
 
-    python -I -S adoption.py TOLD COMMAND…
+    python -I -S subreaper.py FD COMMAND…
 
-runs a command that leads a group of its own, ends what it leaves behind, and then itself. Into the file descriptor TOLD goes the
-command's process id when it has begun, and its exit code when it has ended, a line each. Fresh processes are begun so; of forked
-ones their prepared parent sees to it.
+runs a command that leads its own process group, kills what it leaves behind, and then ends. Into the
+file descriptor FD it writes the command's process id when it has started, and its exit code when it
+has ended, one per line. New processes are started through this script. The children of a fork server
+do not need it, because the fork server is itself a subreaper.
+
+The script runs by path with `-I -S`, which starts within milliseconds and is independent of the cell's
+environment. It may therefore import the standard library only.
 """
 
 from __future__ import annotations
@@ -19,34 +23,35 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-ORPHANS_S = 10.0  # for them to die: what holds a device may take its time
+ORPHANS_S = 10.0  # a process that holds a GPU may take seconds to die
 _ORPHANS_TICK_S = 0.001
 _SET_CHILD_SUBREAPER = 36  # prctl(2)
 _CHILDREN = Path("/proc/thread-self/children")
 
 
-def adopt_orphans() -> None:
-    """Whatever a child leaves behind becomes ours.
+def become_subreaper() -> None:
+    """Make this process the parent of all orphans among its descendants (prctl(2)).
 
-    Where the system does not say what is ours, so that we could not end it, it stays init's.
+    Without /proc this process could not find the orphans to kill them, so init keeps them.
     """
     if _CHILDREN.exists():
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_others(own: Collection[int] = ()) -> None:
-    """Nothing of a cell is to be there beside the next."""
-    until = time.monotonic() + ORPHANS_S
-    while (orphans := children() - set(own)) and time.monotonic() < until:
+def kill_orphans(own: Collection[int] = ()) -> None:
+    """Kill all children but `own` (process ids), so that nothing runs during the next cell."""
+    deadline = time.monotonic() + ORPHANS_S
+    while (orphans := children() - set(own)) and time.monotonic() < deadline:
         for pid in orphans:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
+        # A killed process hands its own children to this one, so look again.
         time.sleep(_ORPHANS_TICK_S)
 
 
 def children() -> set[int]:
-    """By their process ids; none where the system does not say."""
+    """Return the process ids of this process's children; empty without /proc."""
     try:
         return set(map(int, _CHILDREN.read_text().split()))
     except OSError:
@@ -54,19 +59,20 @@ def children() -> set[int]:
 
 
 def main() -> None:
-    told = int(sys.argv[1])
-    os.set_inheritable(told, False)
-    adopt_orphans()
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    become_subreaper()
     process = subprocess.Popen(sys.argv[2:], close_fds=False, process_group=0)
-    _tell(told, process.pid)
+    _write_line(descriptor, process.pid)
     code = process.wait()
-    end_others()
-    _tell(told, code)
+    kill_orphans()
+    _write_line(descriptor, code)
 
 
-def _tell(told: int, number: int) -> None:
-    with suppress(BrokenPipeError):  # who asked is dead: then what is left must end all the same
-        os.write(told, f"{number}\n".encode())
+def _write_line(descriptor: int, number: int) -> None:
+    # If the reader is dead, orphans must be killed all the same.
+    with suppress(BrokenPipeError):
+        os.write(descriptor, f"{number}\n".encode())
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ class Params(Axes):
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
-class SeveralGpusParams(Params):
+class MultiGpuParams(Params):
     """Of tasks that use all the GPUs that they are given. Others have no such axis: a row that says two would be of one."""
 
     gpus: PositiveInt = Field(
@@ -239,7 +239,7 @@ class CompiledParams(TimedParams):
         }
 
 
-class AttendingParams(CompiledParams):
+class AttentionAxisParams(CompiledParams):
     """Of tasks that attend."""
 
     attention: AttentionName = Field(

@@ -43,7 +43,7 @@ class StopRule:
 
 
 @dataclass
-class Measured:
+class StepDurations:
     """The durations of the steps after the first one, in ms, as they come, and what they say.
 
     The interval is looked at when there are 6, 9, 14, 21, 32, 48, 72, … steps, and where they end. Who looks after each step

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from tasks.spec.parameters import AttendingParams, PositiveInt
+from tasks.spec.parameters import AttentionAxisParams, PositiveInt
 
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
@@ -22,7 +22,7 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 }
 
 
-class TrainStepParams(AttendingParams):
+class TrainStepParams(AttentionAxisParams):
     """The model is named by `size` and `year`, spelled out by its dimensions, or brought along as a factory."""
 
     more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {

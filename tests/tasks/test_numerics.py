@@ -11,13 +11,13 @@ from pydantic import ValidationError
 from orchestrator.execution.attempt import execute
 from tasks import accumulation, autocast_dtypes, norm_sensitivity
 from tasks.harness.device import CpuDevice
-from tasks.harness.workload import Finding
+from tasks.harness.workload import StaticResult
 from tasks.spec.attempt import Attempt
 from tasks.spec.registry import all_tasks, make_cell
 from tasks.spec.status import Status
 
 
-def values(finding: Finding) -> dict[str, float | None]:
+def values(finding: StaticResult) -> dict[str, float | None]:
     return {sample.metric: sample.value for sample in finding.samples}
 
 

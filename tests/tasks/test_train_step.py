@@ -234,7 +234,7 @@ def test_attention_is_an_axis_of_the_transformer(attention: str, squares: int) -
             patch.setattr(
                 torch.nn.functional,
                 "cross_entropy",
-                lambda *a: losses.append(real(*a)) or losses[-1],
+                lambda *a: losses.append(real(*a)) or losses[-1],  # noqa: B023
             )
             workload.step(lambda phase: nullcontext())
     assert losses[0].item() == pytest.approx(losses[1].item(), rel=1e-5)

@@ -18,7 +18,7 @@ from tasks.prediction.records import (
     MOST_OVERGUESS,
     Prediction,
     Verdict,
-    why_not,
+    unsupported_reason,
 )
 from tasks.spec.cell import Cell
 from tasks.training.parameters import TrainStepParams
@@ -47,7 +47,7 @@ def describe_memory(request: Request, card: GpuModel | None) -> Iterator[str]:
     """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`; what its words
     mean, and how many fit."""
     cells = request.expansion.cells
-    foretold = [cell for cell in cells if not why_not(cell)]
+    foretold = [cell for cell in cells if not unsupported_reason(cell)]
     predictions = predict_memory(foretold, card, request.import_paths)
     yield ""
     if foretold:
@@ -55,7 +55,7 @@ def describe_memory(request: Request, card: GpuModel | None) -> Iterator[str]:
     for cell in foretold if len(cells) <= _EXPLAINED else ():
         yield from _explain_memory(request.expansion.label(cell), cell, predictions[cell.id])
     yield from _explain_how(prediction.how for prediction in predictions.values())
-    yield from _not_foretold([cell for cell in cells if why_not(cell)], card)
+    yield from _not_foretold([cell for cell in cells if unsupported_reason(cell)], card)
     if foretold:
         yield _how_many_fit(
             [
@@ -102,7 +102,7 @@ def _explain_how(words: Iterable[str]) -> Iterator[str]:
 
 def _not_foretold(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]:
     """Of which no memory is predicted, and why: a line a reason."""
-    reasons = Counter((cell.params.device, why_not(cell)) for cell in cells)
+    reasons = Counter((cell.params.device, unsupported_reason(cell)) for cell in cells)
     for (device, reason), count in reasons.items():
         if f"on {device} " in reason:  # on a GPU it would be
             gpu = shlex.quote(card.name if card else "H200")

@@ -24,7 +24,7 @@ from orchestrator.planning.request import resolve
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.runtime import Means
-from tasks.prediction.records import Prediction, Request, Verdict, unknown
+from tasks.prediction.records import Prediction, PredictionRequest, Verdict, unknown
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
@@ -62,11 +62,11 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Request]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[PredictionRequest]:
     """Every request, answered without a process: a training step of 2 GiB that fits nowhere."""
-    requests: list[Request] = []
+    requests: list[PredictionRequest] = []
 
-    def answer(child: object, request: Request) -> Prediction:
+    def answer(child: object, request: PredictionRequest) -> Prediction:
         requests.append(request)
         return a_prediction(2.0, dict.fromkeys(request.caps_bytes, "oom"))
 
@@ -86,7 +86,7 @@ def test_a_process_predicts_and_the_answer_is_remembered(monkeypatch: pytest.Mon
     assert again == found
 
 
-def test_each_need_is_asked_for_once(asked: list[Request]) -> None:
+def test_each_need_is_asked_for_once(asked: list[PredictionRequest]) -> None:
     cells = [cell_of(seed=seed, memory_limit_gib=limit, compile=how) for seed in (0, 1) for limit in (1.0, 2.0)
              for how in ("eager", "blocks")]  # fmt: skip
     found = predict_memory(cells, None, ())
@@ -105,7 +105,7 @@ def test_each_need_is_asked_for_once(asked: list[Request]) -> None:
     assert len(asked) == 2
 
 
-def test_a_model_of_ones_own_is_not_remembered(asked: list[Request]) -> None:
+def test_a_model_of_ones_own_is_not_remembered(asked: list[PredictionRequest]) -> None:
     own = make_cell("train_step", {"model": "torch.nn:Embedding"})
     for _ in range(2):
         predict_memory([own], None, ())
@@ -129,7 +129,7 @@ def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.Monkey
     monkeypatch.setattr(prediction, "_TIMEOUT_S", 0.15)
     with lifeline() as end:
         child = prediction._Child(end)
-        reasons = {child.ask(Request(cell_of())).reason for _ in range(15)}
+        reasons = {child.ask(PredictionRequest(cell_of())).reason for _ in range(15)}
         child.end()
     assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
 
@@ -268,7 +268,7 @@ def a_run(write_config: Callable[..., Path], tmp_path: Path, said: list[str], **
 
 
 def test_a_run_keeps_predictions_beside_measurements(
-    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+    asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     said: list[str] = []
     request, summary = a_run(write_config, tmp_path, said)
@@ -290,7 +290,7 @@ def test_a_run_keeps_predictions_beside_measurements(
 
 
 def test_cells_are_left_out_only_when_asked(
-    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+    asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     said: list[str] = []
     _, summary = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
@@ -313,7 +313,7 @@ def test_a_prediction_never_stops_a_run(
 
 
 def test_the_plan_shows_a_table(
-    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+    asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
     text = "\n".join(describe_memory(request, find_gpu("H200")))
@@ -328,7 +328,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
 ) -> None:
     verdicts: dict[int, Verdict] = {8: "fits", 16: "borderline", 32: "oom", 64: "oom"}
 
-    def answer(child: object, request: Request) -> Prediction:
+    def answer(child: object, request: PredictionRequest) -> Prediction:
         length = request.cell.params.values()["context_length"]
         return a_prediction(
             2.0,
@@ -358,7 +358,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
 
 
 def test_why_no_memory_is_predicted_is_said_once(
-    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+    asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     on_cpu = resolve(write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run")
     assert list(describe_memory(on_cpu, None)) == [
@@ -371,7 +371,7 @@ def test_why_no_memory_is_predicted_is_said_once(
 
 
 def test_few_cells_are_explained(
-    asked: list[Request], write_config: Callable[..., Path], tmp_path: Path
+    asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     """By the formula and as predicted; where there are many, a table says enough."""
     request = resolve(

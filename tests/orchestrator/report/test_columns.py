@@ -25,7 +25,7 @@ from tasks.instruments import instrument_names, stages_of
 from tasks.snapshots import attribution as of_snapshots
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK
 from tasks.spec.attempt import BEFORE_ITS_TASK
-from tasks.spec.parameters import Params, SeveralGpusParams, axis_names
+from tasks.spec.parameters import MultiGpuParams, Params, axis_names
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
 from tasks.traces import attribution as of_traces
@@ -40,7 +40,7 @@ SOURCES = "".join(
 PUBLISHED = sorted(ROOT.glob("results/published/*/cells.parquet"))
 OF_TASKS: tuple[type[Params], ...] = (
     *(task.params for task in all_tasks().values()),
-    SeveralGpusParams,
+    MultiGpuParams,
     ImportedParams,
 )
 AXES = {name for params in OF_TASKS for name in axis_names(params)}

@@ -98,4 +98,4 @@ def test_the_command_of_the_page_measures_all_cells(
     assert "measured 2 cells: 2 ok" in done.stdout
     cells = pd.read_parquet(shared / "full" / "cells.parquet")
     assert cells["status"].tolist() == ["ok", "ok"]
-    assert not left_after(tmp_path, 20, word="--serve")  # what cells were forked from
+    assert not left_after(tmp_path, 20, word="--fork-server")  # what cells were forked from

@@ -340,9 +340,9 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
         "--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word
     )  # Ray's usage statistics
     assert any(
-        "--beget" in word for word in words
+        "--template" in word for word in words
     )  # what was begun before Ray is what cells come from
-    assert not any("--serve" in word for word in words)
+    assert not any("--fork-server" in word for word in words)
     modes = asked_of_each(
         tmp_path,
         lambda process: "raylet" in process.name() and process.environ().get("RAY_AUTH_MODE"),

@@ -26,7 +26,7 @@ from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
-from tasks.spec.parameters import SeveralGpusParams
+from tasks.spec.parameters import MultiGpuParams
 from tasks.spec.registry import Task, all_tasks, make_cell
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -41,7 +41,7 @@ grids:
 """
 
 
-class WideParams(SeveralGpusParams):
+class WideParams(MultiGpuParams):
     seconds: float = 1.0
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tasks.__main__ import _describe, _measure
+from tasks.__main__ import _final_status, _measure
 from tasks.harness.device import (
     VECTOR_MATH,
     Skip,
@@ -109,7 +109,7 @@ def test_a_thread_that_cannot_begin_is_the_doing_of_a_cap_on_the_host(
     error: BaseException, params: dict[str, Any], status: Status
 ) -> None:
     cell = make_cell("train_step", {"device": "cpu", "size": "tiny", **params})
-    ending = _describe(Attempt(cell, 1, "/nowhere", Settings()), error, {})
+    ending = _final_status(Attempt(cell, 1, "/nowhere", Settings()), error, {})
     assert ending.status is status
     assert ending.evidence["message"] == str(error)
     assert not thread_refused(ValueError("Resource temporarily unavailable"))
@@ -124,7 +124,7 @@ def test_an_error_that_fails_to_say_what_it_is_has_its_row(kind: type[Exception]
         __repr__ = __str__
 
     cell = make_cell("train_step", {"device": "cpu", "size": "tiny", "memory_limit_gib": 1.0})
-    ending = _describe(Attempt(cell, 1, "/nowhere", Settings()), Speechless(), {})
+    ending = _final_status(Attempt(cell, 1, "/nowhere", Settings()), Speechless(), {})
     said = "its message cannot be read: ValueError"
     assert ending.evidence["reason" if kind is Skip else "message"] == said
     assert ending.status is (Status.SKIPPED if kind is Skip else Status.FAILED)

@@ -18,7 +18,7 @@ import pynvml
 import pytest
 
 from tasks.instruments import telemetry
-from tasks.process.cpu_speed import host_pace
+from tasks.process.cpu_speed import dispatch_rate
 
 
 def session() -> Any:
@@ -160,4 +160,4 @@ def test_a_pace_is_operations_a_ms_and_a_chunk_that_was_held_up_does_not_move_it
         (0, 1_000_000 if chunk % 3 == 0 else 100_000) for chunk in itertools.count()
     )
     monkeypatch.setattr(time, "perf_counter_ns", partial(next, itertools.accumulate(passed)))
-    assert host_pace() == pytest.approx(500.0)
+    assert dispatch_rate() == pytest.approx(500.0)

@@ -27,7 +27,7 @@ from tasks.prediction.closed_form import closed_form
 from tasks.prediction.emulation import gpu_emulated
 from tasks.prediction.kernels import SCRATCH, fused_attention
 from tasks.prediction.predictor import Predictor, track
-from tasks.prediction.records import Prediction, Request, Verdict, memory_identity
+from tasks.prediction.records import Prediction, PredictionRequest, Verdict, memory_identity
 from tasks.prediction.trace import replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
@@ -162,7 +162,9 @@ def test_a_model_that_lies_shows_a_difference(tmp_path: Path) -> None:
 
 
 def prediction_of(caps_bytes: tuple[int, ...] = (), **values: Any) -> Prediction:
-    return Predictor().predict(Request(make_cell("train_step", values), caps_bytes, HOPPER))
+    return Predictor().predict(
+        PredictionRequest(make_cell("train_step", values), caps_bytes, HOPPER)
+    )
 
 
 @pytest.mark.parametrize("size", ["small", "medium", "large", "xl", "2.7B"])
@@ -205,7 +207,7 @@ def test_it_is_what_an_h200_measured(size: str) -> None:
 def test_the_first_cell_of_a_process_is_predicted_as_any_other() -> None:
     """Nothing is collected meanwhile: what torch holds on to when it does something for the first time would be counted."""
     values = {"d_head": 64, "context_length": 8192, "causal": True, "attention": "naive"}
-    asked = Request(make_cell("attention", values), (), HOPPER).to_json() + "\n"
+    asked = PredictionRequest(make_cell("attention", values), (), HOPPER).to_json() + "\n"
     command = [sys.executable, "-m", "tasks.prediction"]
     done = subprocess.run(
         command, input=asked * 2, capture_output=True, text=True, cwd=ROOT, check=True
@@ -259,8 +261,10 @@ def test_the_pass_alone_is_in_the_whole_step() -> None:
     """A predictor that has just followed the whole step says the same of its passes as one that follows them."""
     cell = {"size": "mini", "context_length": 64, "precision": "bf16"}
     predictor = Predictor()
-    predictor.predict(Request(make_cell("train_step", cell), (), HOPPER))
-    passes = Request(make_cell("train_step", {**cell, "pass": "forward_backward"}), (), HOPPER)
+    predictor.predict(PredictionRequest(make_cell("train_step", cell), (), HOPPER))
+    passes = PredictionRequest(
+        make_cell("train_step", {**cell, "pass": "forward_backward"}), (), HOPPER
+    )
     assert predictor.predict(passes) == Predictor().predict(passes)
 
 
@@ -329,7 +333,7 @@ def test_what_cannot_be_predicted_says_why() -> None:
         in prediction_of(size="tiny", attention="flash", precision="fp32").reason
     )
     assert "process" in prediction_of(size="tiny", device="cpu").reason
-    matmul = Predictor().predict(Request(make_cell("matmul", {})))
+    matmul = Predictor().predict(PredictionRequest(make_cell("matmul", {})))
     assert (matmul.how, matmul.peak_bytes()) == ("", None)
     assert "matmul" in matmul.reason
 
@@ -434,8 +438,10 @@ def test_of_a_cap_the_peaks_alone_say_what_the_allocator_would() -> None:
 
 
 def test_answers_and_requests_travel_as_json() -> None:
-    request = Request(make_cell("train_step", {"size": "tiny"}), (GIB,), HOPPER, ("/somewhere",))
-    assert Request.from_json(request.to_json()) == request
+    request = PredictionRequest(
+        make_cell("train_step", {"size": "tiny"}), (GIB,), HOPPER, ("/somewhere",)
+    )
+    assert PredictionRequest.from_json(request.to_json()) == request
     prediction = Predictor().predict(request)
     assert Prediction.from_json(prediction.to_json()) == prediction
 
@@ -529,7 +535,7 @@ def test_attention_alone_is_what_an_h200_measured(cell: dict[str, Any]) -> None:
     """tests/data says with what and when; to 0.03 MiB, but for a workspace of cuBLAS, and squares as the formula counts them."""
     axes = {name: cell[name] for name in ("attention", "precision")}
     params = {"context_length": 16384, "batch_size": 8, "d_head": 64, "causal": True, **axes}
-    prediction = Predictor().predict(Request(make_cell("attention", params), (), HOPPER))
+    prediction = Predictor().predict(PredictionRequest(make_cell("attention", params), (), HOPPER))
     found = {(s.mode, s.phase, s.metric): s.value or 0 for s in prediction.samples}
     measured, one = cell["bytes"], found["steady", "", "square_bytes"]
     predicted = {
@@ -561,12 +567,16 @@ def test_of_mixed_widths_there_is_no_formula_of_squares() -> None:
         (False, {"precision": "bf16"}),
         (False, {"attention": "sdpa"}),
     ):
-        prediction = Predictor().predict(Request(make_cell("attention", {**shape, **values})))
+        prediction = Predictor().predict(
+            PredictionRequest(make_cell("attention", {**shape, **values}))
+        )
         assert prediction.how
         assert any(s.metric == "square_bytes" for s in prediction.samples) is known
-    cold = Predictor().predict(Request(make_cell("attention", {**shape, "cold_l2": True})))
+    cold = Predictor().predict(
+        PredictionRequest(make_cell("attention", {**shape, "cold_l2": True}))
+    )
     assert "only the GPU tells" in cold.reason
     with_projections = Predictor().predict(
-        Request(make_cell("attention", {**shape, "projections": True}))
+        PredictionRequest(make_cell("attention", {**shape, "projections": True}))
     )
     assert with_projections.role_bytes()["parameters"] == 4 * 4 * 16**2

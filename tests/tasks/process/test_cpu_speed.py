@@ -15,8 +15,8 @@ WATCHED = """
 import os
 from tasks.process import cpu_speed as pace
 at = []
-pace.host_pace = lambda: at.append(sorted(os.sched_getaffinity(0))) or 1.0
-pace.paces(0.05)
+pace.dispatch_rate = lambda: at.append(sorted(os.sched_getaffinity(0))) or 1.0
+pace.dispatch_rates(0.05)
 print(len(at), sorted({core for cores in at[1:] for core in cores}), max(map(len, at[1:])))
 """
 

@@ -9,14 +9,14 @@ import pytest
 
 from tasks.spec import stopping
 from tasks.spec.order_statistics import half_width, median_rank
-from tasks.spec.stopping import Measured, StopRule, warm_up_steps
+from tasks.spec.stopping import StepDurations, StopRule, warm_up_steps
 
 RULE = StopRule(half_width=0.01, most_steps=100, most_seconds=1e9)
 TRIALS = 600
 
 
-def measured(durations_ms: Iterable[float], rule: StopRule = RULE) -> Measured:
-    steps = Measured(rule)
+def measured(durations_ms: Iterable[float], rule: StopRule = RULE) -> StepDurations:
+    steps = StepDurations(rule)
     for duration in durations_ms:
         steps.add(duration)
         if steps.stopped_by:
