@@ -1,1 +1,1 @@
-"""One file per command of the command line."""
+"""One file per command of the command line, with the options and option types that commands share."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.option_types import Percentage
+from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.common.errors import (
     EXIT_FAILURES,
     ConfigError,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.option_types import Megabytes, PublishedDevice
+from orchestrator.cli.commands.option_types import Megabytes, PublishedDevice
 from orchestrator.store.remote.address import Folder, RunPlace, Where
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.option_types import PublishedDevice
+from orchestrator.cli.commands.option_types import PublishedDevice
 from orchestrator.common.errors import (
     ConfigError,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.options import (
+from orchestrator.cli.commands.options import (
     cell_options,
     config_options,
     execution_options,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from orchestrator.cli.options import STATUSES
+from orchestrator.cli.commands.options import STATUSES
 from orchestrator.cli.text.sweep_result import FLAWS as SAID_OF_FLAWS
 from orchestrator.planning.history import PENDING
 from orchestrator.planning.options import FLAWS

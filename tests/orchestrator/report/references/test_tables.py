@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.api import load
+from orchestrator.cli.commands.option_types import PublishedDevice
 from orchestrator.cli.main import main
-from orchestrator.cli.option_types import PublishedDevice
 from orchestrator.common.errors import ConfigError
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import FORMATS, to_csv, to_latex, to_typst

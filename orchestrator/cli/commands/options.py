@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.option_types import Percentage
+from orchestrator.cli.commands.option_types import Percentage
 from orchestrator.cli.text.sweep_result import FLAWS
 from orchestrator.common.errors import (
     ConfigError,
