@@ -86,7 +86,6 @@ KNOWN: set[tuple[str, str]] = {
     ("orchestrator.execution.supervisor", "orchestrator/scheduling"),
     ("orchestrator.scheduling.ray_scheduler", "orchestrator/sweep"),
     ("orchestrator.store.artifacts", "orchestrator/execution"),
-    ("orchestrator.sweep.contention", "orchestrator/report"),
 }
 
 # Third-party packages: the only files, as glob patterns, that may import them.

@@ -203,9 +203,30 @@ def add_to_request(manifest: dict[str, Any]) -> None:
     manifest["invocations"][0]["asks_for"]["future"] = {"unknown": 1}
 
 
-@pytest.mark.parametrize("add", [add_to_manifest, add_to_invocation, add_to_request])
+def add_to_choice(manifest: dict[str, Any]) -> None:
+    manifest["invocations"][0]["asks_for"]["choice"]["future"] = 1
+
+
+def add_to_selection(manifest: dict[str, Any]) -> None:
+    manifest["selection"]["future"] = 1
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        add_to_manifest,
+        add_to_invocation,
+        add_to_request,
+        add_to_choice,
+        add_to_selection,
+    ],
+)
 def test_unknown_manifest_keys_are_ignored(add: Edit, old_run: Path) -> None:
-    """A key that another version wrote into `run.json` does not change what is read."""
+    """A key that another version wrote into `run.json` does not change what is read.
+
+    A stored config is read as strictly as one that is written by hand: a key of it that this
+    version does not know may add cells or change how they are measured.
+    """
     before = run_sweep_command("status", str(old_run))
     edit_json(old_run / "run.json", add)
     assert run_sweep_command("status", str(old_run)) == before
@@ -216,7 +237,11 @@ def add_to_attempt(attempt: dict[str, Any]) -> None:
     attempt["future"] = 1
 
 
-@pytest.mark.parametrize("add", [add_to_attempt])
+def add_to_settings(attempt: dict[str, Any]) -> None:
+    attempt["settings"]["future"] = 1
+
+
+@pytest.mark.parametrize("add", [add_to_attempt, add_to_settings])
 def test_unknown_attempt_keys_are_ignored(add: Edit, old_run: Path) -> None:
     """A key that another version wrote into `attempt.json` does not change what is read."""
     before = run_sweep_command("show", str(old_run), TRAINED)

@@ -118,7 +118,7 @@ def derive_cells(
                     "neighbours",
                 ]
             ],
-            rows[["most_neighbours", "commit"]],
+            rows[["commit"]],
             _columns(facts, _FACTS, taken=params),
             _columns(evidence, _EVIDENCE, taken=params),
             facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops"),
@@ -181,17 +181,12 @@ def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """And how many of them are successes that count, with the most neighbours that one of those had."""
+    """Count the attempts of each cell, and its successes that were not replaced."""
     counting = that_count(attempts).groupby("cell")
     counts = pd.DataFrame(
         {"attempts": attempts.groupby("cell").size(), "repetitions": counting.size()}
     )
-    return (
-        counts.fillna(0)
-        .astype(int)
-        .assign(most_neighbours=counting["neighbours"].max())
-        .reset_index(names="cell")
-    )
+    return counts.fillna(0).astype(int).reset_index(names="cell")
 
 
 def that_count(attempts: pd.DataFrame) -> pd.DataFrame:

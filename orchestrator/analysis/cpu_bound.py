@@ -48,8 +48,7 @@ def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """`waiting_share`: how much of a step's phases are such as end with the host hardly ahead of the device, which waits for it;
     `waits_for_host`: whether that is more than a tenth.
 
-    Where that makes a step longer, `disturbed`: whether what else ran on the host took its cores meanwhile, and `beside`: whether
-    other cells ran there beside one of its repetitions.
+    Where that makes a step longer, `disturbed`: whether what else ran on the host took its cores meanwhile.
 
     It goes by the phase, since an optimizer of few large kernels lets the host run ahead however long the device waited for it
     before. Of 432 steps on an H200 whose kernels were timed apart, the kernels fill at least 90 % of each of the 216 of which
@@ -68,13 +67,7 @@ def with_host(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
         wide["disturbed"] = (
             (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
         )
-    most = wide.pop("most_neighbours")
-    if wide["neighbours"].isna().all():
-        return wide.drop(columns="neighbours")
-    if "step_ms_median" in wide:
-        known = most.notna() & wide["step_ms_median"].notna()
-        wide["beside"] = (needs_host(wide) & (most >= SOME)).astype("boolean").where(known)
-    return wide
+    return wide.drop(columns="neighbours") if wide["neighbours"].isna().all() else wide
 
 
 def _waiting_share(wide: pd.DataFrame) -> pd.Series[float]:
@@ -157,6 +150,14 @@ def _layers(cells: pd.DataFrame) -> pd.Series[float]:
 def flagged(cells: pd.DataFrame, column: str) -> set[str]:
     """The ids of the cells of which that is known to be true."""
     return set(cells.loc[cells[column].fillna(False), "cell"]) if column in cells else set()
+
+
+def ran_with_others(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return which CPU-bound cells other attempts on their host may have slowed down."""
+    if not {"neighbours", "step_ms_median"} <= set(cells):
+        return pd.Series(False, index=cells.index)
+    shared = cells["neighbours"].ge(SOME).fillna(False).astype(bool)
+    return needs_host(cells) & shared & cells["step_ms_median"].notna()
 
 
 def decides(cells: pd.DataFrame) -> pd.Series[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -28,6 +28,12 @@ class Selection:
     sample: float | None = None
     instruments: Sequence[str] = ()
 
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Selection:
+        """Read a stored selection, without the keys that only another version knows."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in stored.items() if name in known})
+
 
 def parse_selection(
     sets: Iterable[str],
@@ -49,12 +55,10 @@ def parse_selection(
     )
 
 
-def choose_sample(
-    cells: Iterable[Cell], share: float, fewest: int = 1, seed: int = 0
-) -> tuple[Cell, ...]:
+def choose_sample(cells: Iterable[Cell], share: float, seed: int = 0) -> tuple[Cell, ...]:
     """This fraction of them at random, in their order: the same ones each time, and hardly others where some have been added."""
     known = tuple(cells)
-    wanted = max(fewest, math.ceil(share * len(known)))
+    wanted = math.ceil(share * len(known))
     drawn = sorted(known, key=lambda cell: text_digest(f"{seed} {cell.id}"))[:wanted]
     chosen = {cell.id for cell in drawn}
     return tuple(cell for cell in known if cell.id in chosen)

@@ -33,16 +33,16 @@ _SEARCHES = (["max-context"], ["max-batch"])
 
 
 def new_invocation(
-    request: Request, choice: Choice, commit: str | None, checks: bool = False, skips: bool = False
+    request: Request, choice: Choice, commit: str | None, skips: bool = False
 ) -> dict[str, Any]:
-    """checks: whether contention is to be checked. skips: whether what is predicted not to fit is left out."""
+    """skips: whether what is predicted not to fit is left out."""
     models = {
         model for cell in request.expansion.cells if (model := getattr(cell.params, "model", None))
     }
     return {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "command": sys.argv[1:] if _is_ours(sys.argv[0]) else [],
-        "asks_for": _asks_for(request, choice, {"checks": checks, "skips": skips}),
+        "asks_for": _asks_for(request, choice, {"skips": skips}),
         "commit": commit,
         program.PROGRAM_SOURCE: program.program_source(),
         "asked": how_asked(request.config.model_dump(mode="json")),
@@ -124,8 +124,8 @@ def last_choice(run: Run) -> Choice:
 def as_again(request: Request, commit: str | None) -> tuple[Choice, dict[str, Any]]:
     """The last command, if it were given again: what it chooses, and how it would stand in the manifest."""
     last, choice = _last_sweep(request.run), last_choice(request.run)
-    more = {name: bool(last.get("asks_for", {}).get(name, False)) for name in ("checks", "skips")}
-    return choice, new_invocation(request, choice, commit, **more)
+    skips = bool(last.get("asks_for", {}).get("skips", False))
+    return choice, new_invocation(request, choice, commit, skips)
 
 
 def _choice_of_words(words: Sequence[str]) -> Choice:
@@ -170,7 +170,7 @@ def _last_words(run: Run, left_out: tuple[str, ...] = ()) -> list[str]:
 
 def _typed(run: Run, config: str) -> list[str]:
     """What was asked for at last, as words."""
-    selection = Selection(**run.read_manifest()["selection"])
+    selection = Selection.from_json(run.read_manifest()["selection"])
     return ["run", config, *_as_typed(selection), *_choice_as_typed(last_choice(run))]
 
 

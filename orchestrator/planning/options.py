@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tasks.spec.cell import Cell
+from tasks.spec.status import Status
 
-BESIDE = "beside"
-# Of a success. Of a cell that needs its host: something else had the cores, or other cells ran there meanwhile. Of any: its steps
-# differ so much that the interval of their median is wide.
-FLAWS = ("disturbed", BESIDE, "wide")
+# Doubts about a success, each a column of `cells`. "disturbed": a CPU-bound cell whose cores something
+# else used. "wide": the interval of the median step is wider than 5 %.
+FLAWS = ("disturbed", "wide")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,14 @@ class Choice:
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Choice:
-        read: dict[str, Any] = {
-            name: frozenset(value) if isinstance(value, list) else value
-            for name, value in said.items()
-        }
+    def from_json(cls, stored: Mapping[str, Any]) -> Choice:
+        """Read the stored options, without those that only another version knows."""
+        read: dict[str, Any] = {}
+        for name in sorted({known.name for known in fields(cls)} & stored.keys()):
+            value = stored[name]
+            read[name] = frozenset(value) if isinstance(value, list) else value
+        if "retry" in read:  # older versions had further words, which have no effect now
+            read["retry"] &= {*Status, "pending", *FLAWS}
         return cls(**read)
 
     def of(self, cell: Cell) -> Choice:

@@ -65,7 +65,7 @@ def resolve_again(run: Run) -> Request:
     require_sweep(manifest, run)
     source = Source(f"{run}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
-    selection = Selection(**manifest["selection"])
+    selection = Selection.from_json(manifest["selection"])
     return Request(
         config,
         selection,

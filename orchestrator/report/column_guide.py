@@ -94,8 +94,8 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
     ),
     (
         "Was it alone on its host?",
-        "`neighbours`: how many other attempts of the run were there, in the mean, and `beside` where that may have cost it "
-        "time; `waited_for_core` and `disturbed`: what anything else took of its cores. Of other virtual machines nothing is "
+        "`neighbours`: how many other attempts of the run were there, in the mean; "
+        "`waited_for_core` and `disturbed`: what anything else took of its cores. Of other virtual machines nothing is "
         "known but what `host_pace_before` and `host_pace_after` show, and how far the steps differ: `wide`",
     ),
 )

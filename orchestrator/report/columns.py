@@ -122,7 +122,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("host_pace_{when}", "1/ms", "small operations that the host hands to torch, before the timing or after: its speed"),
     Column("disturbed", "", "whether that is more than 0.1, of a cell that depends on the CPU: something else had the cores"),
     Column("wide", "", "whether the interval of the median of `step_ms` is wider than a twentieth of it"),
-    Column("beside", "", "whether `neighbours` is 0.5 or more for one of its repetitions, and the cell depends on the CPU"),
     Column("tokens_per_s", "tokens/s", "over the median of the whole step"),
     Column("achieved_tflops", "TFLOP/s", "`flops` over the median of the whole step"),
     Column("peak_tflops", "TFLOP/s", "of the GPU in that precision, dense, by its maker"),

@@ -106,8 +106,6 @@ def measures(node: Node) -> bool:
 def _has_room(node: Node, attempt: Attempt) -> bool:
     """Whether it could be measured there if nothing else was."""
     params, has = attempt.cell.params, node["Resources"]
-    if attempt.settings.alone_on not in (None, node["NodeManagerHostname"]):
-        return False
     if not params.gpu_count:
         return bool(has.get("CPU", 0) >= 1)
     return bool(has.get("GPU", 0) >= params.gpu_count) and (
@@ -117,8 +115,6 @@ def _has_room(node: Node, attempt: Attempt) -> bool:
 
 def _asked(attempt: Attempt) -> str:
     params = attempt.cell.params
-    if attempt.settings.alone_on:
-        return f"its cores, on {attempt.settings.alone_on}"
     if not params.gpu_count:
         return "a core"
     kind = f"{params.gpu_kind} " if params.gpu_kind else ""

@@ -47,7 +47,7 @@ from orchestrator.scheduling.cluster import (
     measures,
     unplaceable_reason,
 )
-from orchestrator.scheduling.multi_gpu import gpus_of, names_in, require_gpus
+from orchestrator.scheduling.multi_gpu import gpus_of, require_gpus
 from orchestrator.scheduling.ray_reaper import MARK
 from orchestrator.scheduling.ray_session import (
     IS_IT_RUNNING,
@@ -74,7 +74,6 @@ _OBJECT_STORE_BYTES = 100 * 1024**2
 _WORKERS_CRASH = "Ray's workers crash there"
 _SEE_STATUS = "See `ray status`"
 _NODE = "ray.io/node-id"  # a label that Ray gives each node
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 Answer = TypeVar("Answer")
 OnStart = Callable[[AttemptStarted], None]
@@ -295,7 +294,6 @@ class RayScheduler:
                         yield lost_outcome(attempt, why, 0.0)
                         continue
                     self._require_gpu(attempt)
-                    attempt = self._off_what_fell(attempt)
                     running[self._submit(attempt)] = AttemptStarted(
                         attempt, "", "", time.monotonic()
                     )
@@ -377,41 +375,9 @@ class RayScheduler:
             **self._of_kind(attempt.cell.params.gpu_kind),
             **({_NODE: f"!in({','.join(self._out)})"} if self._out else {}),
         }
-        one = {"num_cpus": cpus, "num_gpus": gpus, "label_selector": labels}
-        reserved = self._whole_host(attempt.settings.alone_on) or one
-        decorate = self._ray.remote(**reserved, max_calls=0, max_retries=0, **options)
+        resources = {"num_cpus": cpus, "num_gpus": gpus, "label_selector": labels}
+        decorate = self._ray.remote(**resources, max_calls=0, max_retries=0, **options)
         return decorate(task).remote(attempt, cpus, self._gpus, *more)
-
-    def _whole_host(self, host: str | None) -> dict[str, Any]:
-        """All that a node of this host has and that still works; nothing where there is none, or none any more.
-
-        Where Ray has several nodes on it, that of its GPUs.
-        """
-        nodes = [node for node in self._alive() if node["NodeManagerHostname"] == host]
-        if not nodes:
-            return {}
-        node = max(nodes, key=lambda node: float(node["Resources"].get("GPU", 0)))
-        kept = sum(started.cpus for started, _ in self._fallen.values() if started.host == host)
-        cpus, gpus = (
-            node["Resources"].get("CPU", 0) - kept,
-            node["Resources"].get("GPU", 0) - self._held(host),
-        )
-        return {
-            "num_cpus": max(0, cpus),
-            "num_gpus": max(0, gpus),
-            "label_selector": {_NODE: node["NodeID"]},
-        }
-
-    def _off_what_fell(self, attempt: Attempt) -> Attempt:
-        """To be anywhere, where it was to be on a GPU that has fallen off since."""
-        settings, wanted = attempt.settings, names_in(attempt.settings.env.get(_VISIBLE, ""))
-        if not any(
-            started.host == settings.alone_on and event.name in wanted
-            for started, event in self._fallen.values()
-        ):
-            return attempt
-        env = {name: value for name, value in settings.env.items() if name != _VISIBLE}
-        return replace(attempt, settings=replace(settings, env=env, alone_on=None))
 
     def _of_kind(self, kind: str | None) -> dict[str, str]:
         """What holds a cell to nodes with such GPUs, those included that will join."""

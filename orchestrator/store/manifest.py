@@ -23,13 +23,7 @@ class _Read(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Whole(_Read):
-    """Which is made a type of ours again, name by name."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class _Choice(_Whole):
+class _Choice(_Read):
     infer_oom: bool = False
     verify: int = 0
     repeat: int = 1
@@ -50,7 +44,7 @@ class _Invocation(_Read):
     commit: _Text | None = None
 
 
-class _Selection(_Whole):
+class _Selection(_Read):
     set: dict[_Text, list[Any]]
     where: dict[_Text, list[Any]]
     sample: float | None = None

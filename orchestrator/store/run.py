@@ -9,7 +9,6 @@
     predictions/    one Parquet part a run that predicted the memory of its cells
     artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
     cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
-    alone/          a run of its own: cells that ran beside others, measured again alone (see orchestrator/sweep/contention.py)
     report/         what `sweep report` renders
     cache/          compiled kernels, shared by the cells of the run
 
@@ -103,10 +102,6 @@ class Run:
         return any(
             (folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)
         )
-
-    def within(self, name: str) -> Run:
-        """A run of its own in the folder of this one."""
-        return Run(self.folder / name)
 
     def bring_artifacts(self, cell: str = "") -> None:
         """Has here what people read of attempts, of one cell or of all: of a folder of this host it is. Raises RunUnreachable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from orchestrator.execution.measuring_process import git_commit
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.fingerprints import check_fingerprints, known_fingerprints
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import BESIDE, Choice
+from orchestrator.planning.options import Choice
 from orchestrator.planning.plan import flawed_cells, load_cells, plan_request
 from orchestrator.planning.preflight import (
     check_gpu_kinds,
@@ -33,7 +33,6 @@ from orchestrator.planning.prior_results import (
 )
 from orchestrator.planning.request import Request, make_settings
 from orchestrator.planning.resumption import describe_going_on, going_on, note_finished
-from orchestrator.scheduling.one_at_a_time import OneByOne
 from orchestrator.store.run import RunWriter
 from orchestrator.sweep.interruption import SAVING_S, restored_handlers, stoppable
 from orchestrator.sweep.preparation import foresee
@@ -51,17 +50,13 @@ if TYPE_CHECKING:
 
 def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
     """Measures what the plan says. Everything finished is kept, however this ends."""
-    if BESIDE in choice.retry:
-        means = _one_at_a_time(means)
     limit = means.time_limit_s
     deadline = None if limit is None else time.monotonic() + limit - SAVING_S
     summary, commit = Summary(), git_commit()
     with restored_handlers(), request.run.opened_for_writing() as writer:
         writer.require_parts()
         summary.recovered = recover_attempts(writer, commit)
-        invocation = new_invocation(
-            request, choice, commit, means.more_follows, means.skip_predicted_oom
-        )
+        invocation = new_invocation(request, choice, commit, means.skip_predicted_oom)
         choice = going_on(request, choice, invocation)
         for line in describe_going_on(request, choice):
             means.say(line)
@@ -98,7 +93,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         elif not request.run.exists:
             writer.write_manifest(manifest_of(request, known_fingerprints(request.run), invocation))
         summary.late, summary.late_s, summary.elsewhere = queue.late, queue.late_s, queue.elsewhere
-        if summary.is_at_its_end and not means.more_follows:
+        if summary.is_at_its_end:
             note_finished(writer, invocation)
         summary.inferred = queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
@@ -107,10 +102,6 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
             {flaw: len(measured & cells) for flaw, cells in _derive(writer).items()}
         )
     return summary
-
-
-def _one_at_a_time(means: Means) -> Means:
-    return replace(means, open_scheduler=lambda example: OneByOne(means.open_scheduler(example)))
 
 
 def _measure(
@@ -200,7 +191,9 @@ def _program_version() -> str:
 
 
 def _derive(writer: RunWriter) -> dict[str, set[str]]:
-    """Writes the row of each cell; gives those with each flaw."""
+    """Write the derived row of each cell. Return the cells with each flaw."""
+    from orchestrator.analysis.cpu_bound import ran_with_others
+
     cells = load_cells(writer)
     writer.write_cells(cells)
-    return flawed_cells(cells)
+    return {**flawed_cells(cells), "concurrent": set(cells.loc[ran_with_others(cells), "cell"])}

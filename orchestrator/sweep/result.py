@@ -19,7 +19,8 @@ class Summary:
     given_up: how many cells were left alone since they had failed too often.
     broken: what ended it before, where that is for the user to mend. cells: how many it measured, however often; left: how many
     it did not, or not as often as it was to.
-    flaws: by flaw, how many of the cells that it measured have it.
+    flaws: by flaw, how many of the cells that it measured have it; `concurrent` counts CPU-bound cells
+    that ran while others used their host.
     foreseen: cells left out because they were predicted to run out of memory. inferred: those that were inferred to, and not
     measured; verified: those that were measured all the same, now or inferred before; refuted: which of them fit.
     """

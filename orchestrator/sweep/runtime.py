@@ -17,7 +17,7 @@ class Means:
     open_scheduler: for attempts like the one it is given.
     mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
     skip_predicted_oom: whether cells are left out that are predicted to run out of memory. say: tells the user what happens
-    before the first cell begins. more_follows: whether the command has not come to its end with these cells.
+    before the first cell begins.
     """
 
     open_scheduler: Callable[[Attempt], Scheduler]
@@ -26,5 +26,4 @@ class Means:
     mixed: bool = False
     start_method: StartMethod | None = None
     skip_predicted_oom: bool = False
-    more_follows: bool = False
     say: Callable[[str], None] = lambda text: None

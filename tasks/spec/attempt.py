@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ StartMethod = Literal["fork", "spawn"]
 class Settings:
     """How to measure, as against what. Not part of a cell's identity.
 
-    cores: those that its process keeps to; None: all. alone_on: the host that it is to have to itself; None: any, beside others.
+    cores: those that its process keeps to; None: all.
     """
 
     timeout_s: float = 600.0
@@ -37,7 +37,15 @@ class Settings:
     import_paths: tuple[str, ...] = ()
     start_method: StartMethod | None = None  # None: forked where that works
     cores: tuple[int, ...] | None = None
-    alone_on: str | None = None
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Settings:
+        """Read stored settings, without the keys that only another version knows."""
+        read: dict[str, Any] = {}
+        for name in sorted({known.name for known in fields(cls)} & stored.keys()):
+            value = stored[name]
+            read[name] = tuple(value) if isinstance(value, list) else value
+        return cls(**read)
 
 
 @dataclass(frozen=True)
@@ -72,8 +80,6 @@ class Attempt:
     @classmethod
     def from_json(cls, text: str) -> Attempt:
         body = json.loads(text)
-        settings: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in body["settings"].items()
-        }
         cell, replaces = make_cell(body["task"], body["params"]), body.get("replaces", 0)
-        return cls(cell, body["number"], body["folder"], Settings(**settings), replaces)
+        settings = Settings.from_json(body["settings"])
+        return cls(cell, body["number"], body["folder"], settings, replaces)

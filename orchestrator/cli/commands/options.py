@@ -81,7 +81,7 @@ cell_options = with_options(
             "--retry",
             multiple=True,
             type=click.Choice([*STATUSES, *FLAWS]),
-            help="Also cells of this status, those `disturbed`, of `wide` intervals, or `beside` others: then one at a time.",
+            help="Also cells of this status, those `disturbed`, or of `wide` intervals.",
         ),
         click.option(
             "--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."

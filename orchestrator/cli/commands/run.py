@@ -30,11 +30,6 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Leave out the cells that are predicted to run out of memory.",
 )
-@click.option(
-    "--check-contention",
-    is_flag=True,
-    help="At the end, measure a twentieth of what ran beside others again, alone.",
-)
 def run(config: Path, **chosen: Any) -> None:
     """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
 
@@ -42,7 +37,6 @@ def run(config: Path, **chosen: Any) -> None:
     """
     from orchestrator.planning.request import resolve
     from orchestrator.sweep.console import say
-    from orchestrator.sweep.contention import run_and_check
     from orchestrator.sweep.pipeline import run_sweep
 
     request = resolve(
@@ -57,8 +51,7 @@ def run(config: Path, **chosen: Any) -> None:
         open_runtime(request.expansion.label, chosen),
         skip_predicted_oom=chosen["skip_predicted_oom"],
     )
-    measure = run_and_check if chosen["check_contention"] else run_sweep
-    summary = measure(request, parse_options(chosen), means)
+    summary = run_sweep(request, parse_options(chosen), means)
     done = not (summary.stopped or summary.late or summary.broken)
     if done and chosen["verify_inferred"] and not summary.verified:
         say("there was nothing to verify: nothing is inferred, or so many were verified before")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 FLAWS = {
     "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
-    "beside": "in need of the host timed beside others, which may have slowed them: --retry beside measures again, one at a time",
     "wide": "with steps that differ so much that the interval of their median is wider than 5 %: --retry wide measures again",
 }
 
@@ -79,6 +78,13 @@ def conclude(summary: Any, request: Any) -> None:
     for flaw, what in FLAWS.items():
         if count := summary.flaws[flaw]:
             say(f"{so_many(count)} {what}")
+    if count := summary.flaws["concurrent"]:
+        # --fresh: what is measured again replaces these times, and their cells no longer count here.
+        say(
+            f"{count} CPU-bound {'cell' if count == 1 else 'cells'} ran while other cells used the same host;"
+            " their times may be too long. --scheduler serial --fresh measures one cell at a time"
+            " (--where selects cells)"
+        )
     say(f"the tables: sweep report {folder}")
     if summary.given_up:
         say(f"left alone {so_many(summary.given_up)} that failed too often before")

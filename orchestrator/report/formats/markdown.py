@@ -15,7 +15,7 @@ from tabulate import tabulate
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT
 from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, Report, Verdict
-from orchestrator.analysis.cpu_bound import Decides
+from orchestrator.analysis.cpu_bound import Decides, ran_with_others
 from orchestrator.analysis.machine_variation import LIKELY, Factors
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, nearest
@@ -347,7 +347,7 @@ def provenance(results: Results) -> str:
         ),
         _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
-        _marked(cells, "beside", "shared the CPU that they depend on with others"),
+        _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
         _marked(cells, "wide", "with an interval wider than 5 %"),
         _labelled("commit", _one_or_several(cells, "commit")),
         _dates(cells),
@@ -386,9 +386,13 @@ def _repetitions(cells: pd.DataFrame) -> str:
     return f"the last of up to {often} times measured" if often > 1 else ""
 
 
-def _marked(cells: pd.DataFrame, mark: str, said: str) -> str:
-    count = int((cells[mark].astype("Float64") > 0).sum()) if mark in cells else 0
-    return f"{count} of {len(cells)} cells {said}" if count else ""
+def _marked(cells: pd.DataFrame, mark: str, text: str) -> str:
+    return _counted(cells[mark].astype("Float64") > 0, text) if mark in cells else ""
+
+
+def _counted(found: pd.Series[bool], text: str) -> str:
+    count = int(found.sum())
+    return f"{count} of {len(found)} cells {text}" if count else ""
 
 
 def _dates(cells: pd.DataFrame) -> str:

@@ -80,10 +80,6 @@ class Place:
             server, *(part for part in self._base.split("/") if part not in ("", ".", ".."))
         )
 
-    def within(self, name: str) -> Place:
-        address, query = self.address.partition("?")[::2]
-        return Place(f"{address.rstrip('/')}/{name}{'?' if query else ''}{query}")
-
     def entries(self, folder: str, recursive: bool = False) -> dict[str, Entry]:
         """By name, the files of a folder within it; none where there is no such folder."""
         chosen = pafs.FileSelector(self._named(folder), allow_not_found=True, recursive=recursive)

@@ -48,9 +48,6 @@ class RemoteRun(Run):
     def __str__(self) -> str:
         return self._place.address
 
-    def within(self, name: str) -> Run:
-        return RemoteRun(self._place.within(name))
-
     def refresh(self) -> None:
         copy = Copy(self._place, self.folder)
         copy.refresh()

@@ -52,7 +52,7 @@ def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
     plan = make_plan([one, other], history, Choice(retry=frozenset({"disturbed"})), 3)
     assert plan.to_run == [one]
     assert (plan.decisions[0].reason, plan.decisions[0].replaces) == ("retry: was disturbed", True)
-    assert make_plan([one, other], history, Choice(retry=frozenset({"beside"})), 3).to_run == []
+    assert make_plan([one, other], history, Choice(retry=frozenset({"wide"})), 3).to_run == []
 
 
 def test_a_success_that_was_replaced_is_no_repetition() -> None:
@@ -83,9 +83,14 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice)
 @pytest.mark.parametrize(
     ("choice", "flaws", "times", "replaces"),
     [
-        (Choice(retry=frozenset({"beside"})), {"beside"}, 3, True),  # no less often than before
-        (Choice(only=frozenset({"ok"}), retry=frozenset({"beside"})), {"beside"}, 3, True),
-        (Choice(only=frozenset({"ok"}), retry=frozenset({"beside"})), set(), 0, False),
+        (
+            Choice(retry=frozenset({"disturbed"})),
+            {"disturbed"},
+            3,
+            True,
+        ),  # no less often than before
+        (Choice(only=frozenset({"ok"}), retry=frozenset({"disturbed"})), {"disturbed"}, 3, True),
+        (Choice(only=frozenset({"ok"}), retry=frozenset({"disturbed"})), set(), 0, False),
         (Choice(only=frozenset({"ok"}), repeat=3), set(), 3, True),
         (Choice(only=frozenset({"ok"}), repeat=5), set(), 2, False),
         (Choice(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),

@@ -281,15 +281,6 @@ def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is
         assert lengths_of(scheduler) == lengths
 
 
-def test_to_check_contention_is_another_command(request_of: Callable[..., Request]) -> None:
-    """One that was ended before it had done so is not at its end, and what asks for less does not go on with it."""
-    go(request_of(), FakeScheduler(outcome_of), FRESH, more_follows=True)
-    for more_follows, lengths in ((False, EACH), (True, [])):
-        scheduler = FakeScheduler(outcome_of)
-        go(request_of(), scheduler, FRESH, more_follows=more_follows)
-        assert lengths_of(scheduler) == lengths
-
-
 def test_the_order_in_which_values_are_named_is_of_no_matter(
     request_of: Callable[..., Request],
 ) -> None:

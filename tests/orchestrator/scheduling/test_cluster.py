@@ -69,8 +69,6 @@ def test_where_the_hosts_of_one_kind_are_broken_others_go_on(
         ({"device": "cuda", "gpu_kind": "A100"}, node("a", gpus=8), "1 A100 GPU"),
         ({"device": "cuda", "gpu_kind": "H100"}, node("a", gpus=8), ""),
         ({}, node("a"), ""),
-        ({"settings": {"alone_on": "gone"}}, node("a"), "its cores, on gone"),
-        ({"settings": {"alone_on": "here"}}, node("a"), ""),
     ],
 )
 def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(

@@ -7,10 +7,8 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -21,15 +19,14 @@ from click.testing import Result
 from orchestrator.execution import supervisor
 from orchestrator.execution.host_probe import gpu_failure
 from orchestrator.execution.measuring_process import PROGRAM
-from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
+from orchestrator.execution.supervisor import DeviceLost
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_names
-from orchestrator.scheduling.ray_scheduler import RayScheduler
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import left_after, own_temporary_folder
-from tests.support.fallen import FOLDER, LATE, SILENTLY, play
+from tests.support.fallen import FOLDER, SILENTLY, play
 
 CONFIG = """
 name: fallen
@@ -202,63 +199,6 @@ def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path:
         "cell_ended_as": "failed",
         "cell_said": GONE,
     }.items() <= evidence.items()
-
-
-@pytest.mark.slow
-def test_contention_is_checked_on_what_is_left(
-    write_config: Callable[..., Path], tmp_path: Path
-) -> None:
-    """What had the GPU that fell off has its cores still: to wait for all that its host had would be to wait for ever."""
-    run, done = (
-        tmp_path / "results" / "fallen",
-        run_while_one_falls(tmp_path, write_config(CONFIG), LATE, "--check-contention"),
-    )
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert Counter(status for status, _, _ in rows(run)) == {"ok": 7, "lost": 1}
-    beside = [gpu for status, gpu, _ in rows(run) if status == "ok"]
-    assert set(beside) == {"0", "1"}
-    assert "cells that ran beside others again, alone" in done.stdout
-    assert [row[:2] for row in rows(run / "alone")] == [
-        ("ok", "0")
-    ] * 3  # of which some were on the one that is no more
-
-
-def test_a_host_to_itself_is_what_of_it_is_left(make_attempt: Callable[..., Attempt]) -> None:
-    """And a cell that was on the GPU that fell off may be on any other."""
-    nodes = [
-        {
-            "NodeID": host,
-            "NodeManagerHostname": host,
-            "Alive": True,
-            "Resources": {"CPU": 16.0, "GPU": gpus},
-        }
-        for host, gpus in (("one", 1.0), ("two", 2.0))
-    ]
-    started = AttemptStarted(make_attempt(device="cuda"), "two", "1", 0.0, "two", 8.0)
-    ended: Any = None
-    scheduler = RayScheduler.__new__(RayScheduler)
-    scheduler._ray = SimpleNamespace(nodes=lambda: nodes)
-    scheduler._out, scheduler._fallen = (
-        {},
-        {"it": (started, DeviceLost(ended, ended, "GPU 1 of two", "1"))},
-    )
-    asked = {host: scheduler._whole_host(host) for host in ("one", "two", "none")}
-    assert [(has.get("num_cpus"), has.get("num_gpus")) for has in asked.values()] == [
-        (16, 1),
-        (8, 1),
-        (None, None),
-    ]
-
-    for host, gpu in (("two", "0"), ("one", "1"), (None, "1")):
-        placed = make_attempt(
-            device="cuda", settings={"env": {"CUDA_VISIBLE_DEVICES": gpu}, "alone_on": host}
-        )
-        assert scheduler._off_what_fell(placed) == placed
-    placed = make_attempt(
-        device="cuda", settings={"env": {"CUDA_VISIBLE_DEVICES": "1", "A": "b"}, "alone_on": "two"}
-    )
-    free = scheduler._off_what_fell(placed).settings
-    assert (free.env, free.alone_on) == ({"A": "b"}, None)
 
 
 @pytest.fixture

@@ -601,15 +601,6 @@ def test_a_copy_that_is_lost_or_torn_is_made_again(
     assert len(sweep.load(ADDRESS).samples) == 4
 
 
-def test_a_run_within_has_its_own_place(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
-    go(tmp_path, 16)
-    within = open_run(ADDRESS).within("alone")
-    with within.opened_for_writing() as writer:
-        writer.write_manifest({"name": "alone"})
-    assert "alone/run.json" in bucket.names("runs/x/")
-    assert open_run(f"{ADDRESS}/alone").folder == open_run(ADDRESS).folder / "alone"
-
-
 @pytest.mark.parametrize(
     ("address", "said"),
     [
@@ -668,7 +659,6 @@ def test_places_of_all_kinds_are_alike(bucket: Bucket, tmp_path: Path, scheme: s
         with pytest.raises(FileNotFoundError):
             place.fetch("t/x", tmp_path / "again")
         assert place.entries("t", recursive=True).keys() == {"t/deep/large"}
-    assert place.within("c").path == place.path / "c"
 
 
 def test_a_cell_is_told_from_an_address() -> None:

@@ -1,0 +1,177 @@
+"""Cells that are measured a second time, in place of an earlier success or next to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.analysis.cell_timing import load_counted, sides_of
+from orchestrator.analysis.results import load_results
+from orchestrator.planning.history import read_history
+from orchestrator.planning.options import Choice
+from orchestrator.planning.request import Request, resolve
+from orchestrator.report.formats.markdown import provenance
+from orchestrator.store.run import Run
+from orchestrator.store.run_collection import open_runs
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import Summary
+from orchestrator.sweep.runtime import Means
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
+from tests.orchestrator.sweep.test_pipeline import FakeScheduler, Silent
+
+CONFIG = """
+name: test
+grids:
+  - task: train_step
+    axes: {context_length: [16, 32, 64]}
+    fixed: {device: cpu, size: tiny}
+"""
+AGAIN = Choice(retry=frozenset({"wide"}))
+
+
+def outcome_at(attempt: Attempt, begin_s: float, spread_ms: float = 0.01) -> Outcome:
+    """Return a success of 10 s with ten steps, each `spread_ms` longer than the one before."""
+    samples = []
+    for step in range(10):
+        ms = 10.0 + spread_ms * step
+        samples.append(Sample("timing", "duration", "ms", ms, "synced", "step", step))
+    facts = {"host": "one"}
+    return Outcome(attempt, Status.OK, "", "", {}, facts, tuple(samples), 1.7e9 + begin_s, 10.0)
+
+
+def length_of(attempt: Attempt) -> int:
+    return int(attempt.cell.params.values()["context_length"])
+
+
+def measured(attempt: Attempt) -> Outcome:
+    """Return wide intervals for the first attempts at 16 and 32, which ran at the same time."""
+    length = length_of(attempt)
+    if attempt.number > 1:
+        return outcome_at(attempt, 1000.0 * attempt.number + length)
+    begin_s = {16: 0.0, 32: 1.0, 64: 20.0}[length]
+    return outcome_at(attempt, begin_s, spread_ms=0.01 if length == 64 else 0.2)
+
+
+@pytest.fixture
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[], Request]:
+    return lambda: resolve(write_config(CONFIG), [], [], tmp_path / "out")
+
+
+def go(request: Request, scheduler: FakeScheduler, choice: Choice = AGAIN) -> Summary:
+    return run_sweep(
+        request, choice, Means(lambda example: scheduler, lambda total, left: Silent())
+    )
+
+
+def test_cpu_bound_cells_that_ran_at_the_same_time_are_counted(
+    request_of: Callable[[], Request],
+) -> None:
+    summary = go(request_of(), FakeScheduler(measured), Choice())
+    assert (summary.flaws["concurrent"], summary.flaws["disturbed"]) == (2, 0)
+    results = load_results(request_of().run)
+    neighbours = results.cells.set_index("context_length")["neighbours"].to_dict()
+    assert neighbours == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
+    assert "2 of 3 cells are CPU-bound and ran while others used their host" in provenance(results)
+
+    summary = go(request_of(), FakeScheduler(measured), Choice(fresh=True))
+    assert summary.flaws["concurrent"] == 0
+    assert "ran while others" not in provenance(load_results(request_of().run))
+
+
+def test_cells_without_a_time_are_not_counted_as_concurrent(
+    request_of: Callable[[], Request],
+) -> None:
+    def one_runs_out(attempt: Attempt) -> Outcome:
+        outcome = measured(attempt)
+        if length_of(attempt) != 16:
+            return outcome
+        return replace(outcome, status=Status.OOM, samples=())
+
+    assert go(request_of(), FakeScheduler(one_runs_out), Choice()).flaws["concurrent"] == 1
+
+
+def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], Request]) -> None:
+    assert go(request_of(), FakeScheduler(measured), Choice()).flaws["wide"] == 2
+    cells = load_results(request_of().run).cells.set_index("context_length")
+    assert cells["wide"].to_dict() == {16: True, 32: True, 64: False}
+
+    scheduler = FakeScheduler(measured)
+    summary = go(request_of(), scheduler)
+    assert sorted(map(length_of, scheduler.begun)) == [16, 32]
+    assert (summary.flaws["wide"], summary.statuses) == (0, {Status.OK: 2})
+    run = request_of().run
+    timings = sides_of(*load_counted(run)).values()
+    assert [timing.medians_ms for timing in timings] == [pytest.approx((10.045,))] * 3
+    after = load_results(run).cells.set_index("context_length")
+    assert after["attempts"].to_dict() == {16: 2, 32: 2, 64: 1}
+    assert after["repetitions"].to_list() == [1, 1, 1]
+    assert after["step_ms_median"].to_dict() == pytest.approx({16: 10.045, 32: 10.045, 64: 10.045})
+    assert not go(request_of(), FakeScheduler(measured)).statuses
+
+
+def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
+    request_of: Callable[[], Request],
+) -> None:
+    go(request_of(), FakeScheduler(measured), Choice())
+    scheduler = FakeScheduler(measured)
+    go(request_of(), scheduler, replace(AGAIN, repeat=2))
+    assert [(length_of(one), one.number, one.replaces) for one in scheduler.begun] == [
+        (16, 2, 1), (32, 2, 1), (64, 2, 0), (16, 3, 1), (32, 3, 1),
+    ]  # fmt: skip
+    run = request_of().run
+    assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
+    timings = sides_of(*load_counted(run)).values()
+    assert [len(timing.medians_ms) for timing in timings] == [2, 2, 2]
+
+
+def test_a_failed_replacement_leaves_the_earlier_success(
+    request_of: Callable[[], Request],
+) -> None:
+    def crashing(attempt: Attempt) -> Outcome:
+        return Outcome(attempt, Status.CRASHED, "", "", {}, {"host": "one"}, (), 1.7e9 + 1000, 1.0)
+
+    go(request_of(), FakeScheduler(measured), Choice())
+    go(request_of(), FakeScheduler(crashing))
+    cells = load_results(request_of().run).cells.set_index("context_length")
+    assert cells.loc[16, ["status", "attempt", "repetitions"]].to_list() == ["ok", 1, 1]
+    scheduler = FakeScheduler(measured)
+    go(request_of(), scheduler)
+    assert [length_of(attempt) for attempt in scheduler.begun] == [16, 32]
+
+
+def test_any_successful_replacement_replaces_the_earlier_success(
+    request_of: Callable[[], Request],
+) -> None:
+    """Several replacements may run at the same time, and the first of them may fail."""
+
+    def first_fails(attempt: Attempt) -> Outcome:
+        outcome = measured(attempt)
+        return (
+            replace(outcome, status=Status.CRASHED, samples=()) if attempt.number == 2 else outcome
+        )
+
+    go(request_of(), FakeScheduler(measured), Choice())
+    request = request_of()
+    scheduler = FakeScheduler(first_fails)
+    scheduler.run = lambda attempts, on_start: map(first_fails, list(attempts))  # type: ignore[method-assign,assignment]
+    go(request, scheduler, Choice(retry=frozenset({"ok"}), repeat=2))
+    cells = load_results(request.run).cells
+    assert cells[["attempts", "repetitions", "attempt"]].to_numpy().tolist() == [[3, 1, 3]] * 3
+    assert {past.successes for past in read_history(request.run).values()} == {1}
+
+
+def test_hosts_of_different_runs_are_not_the_same_host(
+    request_of: Callable[[], Request], tmp_path: Path
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        scheduler = FakeScheduler(lambda attempt: outcome_at(attempt, length_of(attempt)))
+        go(replace(request_of(), run=Run(folder)), scheduler, Choice())
+    single = load_results(Run(folders[0])).cells["neighbours"].to_list()
+    assert load_results(open_runs(folders)).cells["neighbours"].to_list() == single * 2
