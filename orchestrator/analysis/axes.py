@@ -56,7 +56,7 @@ def is_null(value: Any) -> bool:
     return value is None or value is pd.NA or bool(value != value)
 
 
-def known(row: Row, column: str) -> bool:
+def has_value(row: Row, column: str) -> bool:
     return not is_null(row.get(column))
 
 

@@ -175,7 +175,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Report:
+class ComparisonReport:
     """comparisons: of the cells that both measured. noise: of all cells. differences: of two named cells their parameters, of all
     how they were measured. only_before, only_after: how many just one measured, where all were to be compared. machines: by how
     much others of this kind were seen to differ. of_one_machine: whether both sides are known to be, so that nothing is told of
@@ -204,7 +204,7 @@ def compare(
     only: frozenset[str] | None = None,
     by_host: bool = True,
     others: Sequence[Run] = (),
-) -> Report:
+) -> ComparisonReport:
     """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids; where one of
     the runs timed none, and in both kernels were watched, what these took.
 
@@ -245,7 +245,7 @@ def compare(
     of_one_machine = before.folder.resolve() == after.folder.resolve() or share_a_gpu(
         first.cells, second.cells
     )
-    return Report(
+    return ComparisonReport(
         tuple(
             judge(labels[a], *two, own, by_host)
             for (a, _), two, own in zip(pairs, held, noises, strict=True)

@@ -16,7 +16,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, files_of, without_tags
 from orchestrator.report.formats.markdown import Page, answers_to_markdown, lay_out, provenance
-from orchestrator.report.key_findings import Answer, answers, first_sentences
+from orchestrator.report.key_findings import KeyFinding, answers, first_sentences
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import to_html
 from orchestrator.report.tables.registry import TABLES
@@ -33,10 +33,10 @@ WORDS = "answers.md"
 
 
 @dataclass(frozen=True)
-class Report:
+class RenderedReport:
     run: Run
     results: Results
-    found: Sequence[Answer]
+    found: Sequence[KeyFinding]
     pages: Sequence[Page]
     drawing: Drawing
     page: str = PAGE  # within the folder
@@ -52,7 +52,7 @@ class Report:
         file = str(self.run.folder / "report" / WORDS)
         return self._in_markdown([first_sentences(answer, file) for answer in self.found])
 
-    def _in_markdown(self, found: Sequence[Answer]) -> str:
+    def _in_markdown(self, found: Sequence[KeyFinding]) -> str:
         return answers_to_markdown(found, provenance(self.results)) if found else ""
 
     def files(
@@ -80,10 +80,10 @@ class Report:
         )
 
 
-def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Report:
+def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> RenderedReport:
     """beside: tables of what others published of the same cells."""
     drawing = begin_drawing(results)
-    report = Report(
+    report = RenderedReport(
         run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), drawing
     )
     drawing.figures()  # when they are drawn, there is memory for all that is written

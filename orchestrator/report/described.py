@@ -57,7 +57,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableDoc:
     """One of the tables that a run is made of. about: what a row is, and how to read it."""
 
     name: str

@@ -29,26 +29,26 @@ _WAYS = ("precision", "compile", "compile_mode", "attention")  # of computing at
 
 
 @dataclass(frozen=True)
-class Answer:
+class KeyFinding:
     question: str
     sentences: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Question:
+class FindingRule:
     """answer: gives a sentence for each thing that the cells have to say about it, or none."""
 
     text: str
     answer: Callable[[Results], Iterator[str]]
 
 
-def answers(results: Results) -> list[Answer]:
+def answers(results: Results) -> list[KeyFinding]:
     """Of the questions that this run can answer."""
-    found = [Answer(question.text, tuple(question.answer(results))) for question in QUESTIONS]
+    found = [KeyFinding(question.text, tuple(question.answer(results))) for question in QUESTIONS]
     return [answer for answer in found if answer.sentences]
 
 
-def first_sentences(answer: Answer, file: str) -> Answer:
+def first_sentences(answer: KeyFinding, file: str) -> KeyFinding:
     """For a terminal: of each precision as many as of any other, while it has some. file: which has all of them."""
     more = len(answer.sentences) - _MOST_SENTENCES
     if more <= 0:
@@ -211,13 +211,13 @@ def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]
         yield f"{told}: runs out of memory at context {first}{longest}"
 
 
-QUESTIONS: tuple[Question, ...] = (
-    Question("How long is the backward pass, against the forward pass?", backward_over_forward),
-    Question("How much does a step vary, with and without warm-up?", variability_by_warm_up),
-    Question("Where does a narrower precision start to pay?", where_narrow_precision_pays),
-    Question("What does compiling gain, by size?", gain_of_compiling),
-    Question("How does attention grow with length?", growth_of_attention),
-    Question("At which context does memory run out?", where_memory_ends),
+QUESTIONS: tuple[FindingRule, ...] = (
+    FindingRule("How long is the backward pass, against the forward pass?", backward_over_forward),
+    FindingRule("How much does a step vary, with and without warm-up?", variability_by_warm_up),
+    FindingRule("Where does a narrower precision start to pay?", where_narrow_precision_pays),
+    FindingRule("What does compiling gain, by size?", gain_of_compiling),
+    FindingRule("How does attention grow with length?", growth_of_attention),
+    FindingRule("At which context does memory run out?", where_memory_ends),
 )
 
 

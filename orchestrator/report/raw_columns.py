@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.report.described import Column, Table, Values
+from orchestrator.report.described import Column, TableDoc, Values
 
 _CELL = Column("cell", "", "the cell's id, a digest of its task and parameters")
 _ATTEMPT = Column(
@@ -95,7 +95,7 @@ _BUILT = Column("built", "", "what the build left, before any step")
 _FIRST = Column("first", "", "the first step, which has no optimizer state yet")
 _STEADY = Column("steady", "", "a later step, as all after it")
 
-_ATTEMPTS = Table(
+_ATTEMPTS = TableDoc(
     "attempts",
     "One row an attempt at a cell, also of those that failed: how it ended, and all that is known of where and by what.",
     (
@@ -223,7 +223,7 @@ _ATTEMPTS = Table(
     ),
 )  # fmt: skip
 
-_SAMPLES = Table(
+_SAMPLES = TableDoc(
     "samples",
     "One row a number as it was measured, of every attempt, also of one that failed later. What a cell is timed by "
     "is `duration` of `timing` with the phase `step`, in the mode `pipelined` or, where it has none, `synced`.",
@@ -379,7 +379,7 @@ _SAMPLES = Table(
     ),
 )  # fmt: skip
 
-_KERNELS = Table(
+_KERNELS = TableDoc(
     "kernels",
     "One row a kernel by its name, in one phase and module, over `steps` profiled steps: a step's time is `total_ns / steps`. On "
     "the CPU an operator's own time, without those within it. Of cells that list `kernels` or `nsys` among their instruments.",
@@ -435,7 +435,7 @@ _KERNELS = Table(
     ),
 )  # fmt: skip
 
-_ALLOCATIONS = Table(
+_ALLOCATIONS = TableDoc(
     "allocations",
     "One row for all allocations on the GPU that live at one moment and are alike in role, part, size and place in the code. "
     "`total_bytes` adds up to what is allocated then. Of cells that list `memory_snapshot` among their instruments.",
@@ -476,7 +476,7 @@ _ALLOCATIONS = Table(
     ),
 )  # fmt: skip
 
-_LIVE = Table(
+_LIVE = TableDoc(
     "live",
     "How many bytes of each role live at one moment of the step on record, at some 250 moments, of those in between the "
     "highest. At each, the roles add up. Of cells that list `memory_snapshot` among their instruments.",
@@ -492,7 +492,7 @@ _LIVE = Table(
     (Values("phase", _PHASES),),
 )  # fmt: skip
 
-_PREDICTIONS = Table(
+_PREDICTIONS = TableDoc(
     "predictions",
     "One row a number that was foreseen of a cell's memory, before anything was measured: it has no attempt. Of a cell that was "
     "predicted more than once the latest `predicted_at` counts.",
@@ -560,4 +560,11 @@ _PREDICTIONS = Table(
     ),
 )  # fmt: skip
 
-RAW_TABLES: tuple[Table, ...] = (_ATTEMPTS, _SAMPLES, _KERNELS, _ALLOCATIONS, _LIVE, _PREDICTIONS)
+RAW_TABLES: tuple[TableDoc, ...] = (
+    _ATTEMPTS,
+    _SAMPLES,
+    _KERNELS,
+    _ALLOCATIONS,
+    _LIVE,
+    _PREDICTIONS,
+)

@@ -75,7 +75,7 @@ def _result(
     """What the tables say of a cell, as far as its own rows tell."""
     from orchestrator.analysis.axes import is_null
     from orchestrator.analysis.cells import derive_cells
-    from orchestrator.report.tables.formatters import gib, median_interval, number, of_steps, plain
+    from orchestrator.report.tables.formatters import gib, median_interval, number, of_steps, text
 
     (row,) = derive_cells(attempts, samples, predictions).to_dict("records")
     shown = {
@@ -84,9 +84,9 @@ def _result(
         "mfu": ("of the GPU's peak", number("mfu", ".1%")),
         "peak_allocated_bytes": ("peak allocated, GiB", gib("peak_allocated_bytes")),
         "peak_reserved_bytes": ("peak reserved, GiB", gib("peak_reserved_bytes")),
-        "gpu": ("on", plain("gpu")),
-        "torch": ("torch", plain("torch")),
-        "commit": ("commit", plain("commit")),
+        "gpu": ("on", text("gpu")),
+        "torch": ("torch", text("torch")),
+        "commit": ("commit", text("commit")),
     }
     known = [
         f"  {name}: {show(row)}"

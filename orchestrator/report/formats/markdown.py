@@ -14,12 +14,12 @@ from tabulate import tabulate
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT
-from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, Report, Verdict
+from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, ComparisonReport, Verdict
 from orchestrator.analysis.cpu_bound import Decides, ran_with_others
 from orchestrator.analysis.machine_variation import LIKELY, Factors
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, nearest
-from orchestrator.report.key_findings import Answer
+from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK, SLOWER_HOST_MARK, format_ms
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import TABLES
@@ -219,7 +219,7 @@ def _in_a_pipe_table(row: list[str]) -> list[str]:
     )
 
 
-def answers_to_markdown(found: Iterable[Answer], measured_with: str) -> str:
+def answers_to_markdown(found: Iterable[KeyFinding], measured_with: str) -> str:
     parts = [
         f"### {one.question}\n\n" + "\n".join(f"- {said}" for said in one.sentences)
         for one in found
@@ -227,7 +227,7 @@ def answers_to_markdown(found: Iterable[Answer], measured_with: str) -> str:
     return "\n\n".join(["## In words", *parts, f"*{measured_with}*"]) + "\n"
 
 
-def describe_comparison(report: Report) -> Iterator[str]:
+def describe_comparison(report: ComparisonReport) -> Iterator[str]:
     """What differs in how the two were measured, each cell's verdict, and what it comes to."""
     for name, (before, after) in report.differences.items():
         yield f"{name}: {before} → {after}"

@@ -16,11 +16,11 @@ from markupsafe import Markup, escape
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.markdown import Page, provenance
-from orchestrator.report.key_findings import Answer
+from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.packing import PackedCells, packed_chart, packed_rows
-from orchestrator.report.tables.formatters import gib, plain, step_ms, where_it_ended, why_it_ended
-from orchestrator.report.tables.layouts import Listing
+from orchestrator.report.tables.formatters import gib, step_ms, text, where_it_ended, why_it_ended
+from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
 ROWS_AT_ONCE = 200  # of a table; further ones are shown when asked for, so that ten thousand cells open as fast as ten
@@ -29,11 +29,11 @@ _CELLS = Table(
     "cells",
     "Every cell",
     "A click on its id opens all that is known of a cell: parameters, attempts with their evidence, samples, log.",
-    Listing(
+    CellRows(
         (
-            ("task", plain("task")),
-            ("cell", plain("cell")),
-            ("status", plain("status")),
+            ("task", text("task")),
+            ("cell", text("cell")),
+            ("status", text("status")),
             ("step ms", step_ms),
             ("peak GiB", gib("peak_allocated_bytes")),
             ("where", where_it_ended),
@@ -48,7 +48,7 @@ _FAILURES = "failures"
 def to_html(
     results: Results,
     missing: int,
-    found: Sequence[Answer],
+    found: Sequence[KeyFinding],
     pages: Sequence[Page],
     drawing: Drawing,
     details: Details,

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from orchestrator.analysis.axes import Row, known
+from orchestrator.analysis.axes import Row, has_value
 from orchestrator.report.references.records import Number
 
 WARM = 5  # steps of warm-up, from which on more of them change nothing
@@ -59,7 +59,7 @@ def matches(numbers: Iterable[Number], rows: Iterable[Row]) -> Iterator[tuple[Nu
     by_length: dict[Any, list[Row]] = {}
     for row in rows:
         by_length.setdefault(
-            (row["task"], row["context_length"] if known(row, "context_length") else None), []
+            (row["task"], row["context_length"] if has_value(row, "context_length") else None), []
         ).append(row)
     for number in numbers:
         length = number.one("context_length")
@@ -73,12 +73,12 @@ def fits(number: Number, row: Row) -> bool:
 
     The course's sizes go with the course's vocabulary and, where nothing else is said, with its own attention.
     """
-    if known(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
+    if has_value(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
         return False
     if (
         number.task == "train_step"
         and "attention" not in number.params
-        and known(row, "attention")
+        and has_value(row, "attention")
         and row["attention"] != "naive"
     ):
         return False
@@ -94,7 +94,7 @@ def is_first_forward(number: Number, row: Row) -> bool:
         number.metric == "peak"
         and number.one("pass") == "forward_grad"
         and row.get("pass") in _WITH_A_FORWARD
-        and known(row, "first_forward_peak_allocated_bytes")
+        and has_value(row, "first_forward_peak_allocated_bytes")
     )
 
 
@@ -132,9 +132,9 @@ def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bo
         return dimensions_of(row) in [SIZES[number.year][size] for size in allowed]
     if axis not in row:
         return True  # of a run from before that axis was one
-    if axis == "warmup_steps" and known(row, "timing") and row["timing"] == "adaptive":
+    if axis == "warmup_steps" and has_value(row, "timing") and row["timing"] == "adaptive":
         return any(theirs >= WARM for theirs in allowed)  # it ends when steps are steady
-    if not known(row, axis):
+    if not has_value(row, axis):
         return False
     ours = row[axis]
     if axis == "warmup_steps":
@@ -151,10 +151,10 @@ def _agrees(axis: str, allowed: tuple[Any, ...], number: Number, row: Row) -> bo
 
 def dimensions_of(row: Row) -> Dimensions | None:
     """Of a model that is ours; by its size or spelled out."""
-    if known(row, "size"):
-        year = int(row["year"]) if known(row, "year") else min(SIZES)
+    if has_value(row, "size"):
+        year = int(row["year"]) if has_value(row, "year") else min(SIZES)
         return SIZES[year].get(row["size"])
-    if all(known(row, name) for name in _SPELLED):
+    if all(has_value(row, name) for name in _SPELLED):
         return Dimensions(*(int(row[name]) for name in _SPELLED))
     return None
 
@@ -165,7 +165,7 @@ def siblings(
     """By the id of a cell, the one that differs from it in `axis` alone, where it has `base`; `without`: axes of no matter."""
     others = [name for name in axes if name != axis and name not in without]
     listed = list(rows)
-    bases = {_key(row, others): row for row in listed if known(row, axis) and row[axis] == base}
+    bases = {_key(row, others): row for row in listed if has_value(row, axis) and row[axis] == base}
     return {row["cell"]: bases[_key(row, others)] for row in listed if _key(row, others) in bases}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import Row, known
+from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.results import Results
 from orchestrator.report.references.matching import dimensions_of
 from orchestrator.report.references.records import Number
@@ -150,7 +150,7 @@ def ours_calculated(number: Number, row: Row) -> float | None:
             if "part" in number.labels
             else "residual_stream_bytes"
         )
-    return float(row[column]) if known(row, column) else None
+    return float(row[column]) if has_value(row, column) else None
 
 
 def _largest(rows: pd.DataFrame, most: int = 10) -> list[float]:

@@ -10,7 +10,15 @@ from functools import cache
 
 import pandas as pd
 
-from orchestrator.analysis.axes import GIB, NOTHING, Row, axis_texts, key_axes, known, sort_cells
+from orchestrator.analysis.axes import (
+    GIB,
+    NOTHING,
+    Row,
+    axis_texts,
+    has_value,
+    key_axes,
+    sort_cells,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.report.references.devices import ALL, devices
 from orchestrator.report.references.doubts import doubts_of, implied_tflops, is_time_of_a_phase
@@ -34,7 +42,7 @@ from orchestrator.report.references.parts import (
 from orchestrator.report.references.records import Number, published_on
 from orchestrator.report.references.schema import writeups
 from orchestrator.report.tables.cell_filters import of_task
-from orchestrator.report.tables.formatters import absent, format_ms, mark
+from orchestrator.report.tables.formatters import format_ms, mark, missing_text
 from orchestrator.report.tables.kernel_tables import gemm_shares, softmax_and_matmul
 from orchestrator.report.tables.layouts import PHASE, Header, Rows, each
 from orchestrator.report.tables.table import NOTES, Table
@@ -274,7 +282,7 @@ class Beside:
             if len({one.device for one in self.numbers}) > 1
             else NOTHING,
             number.labels.get("device", "cuda").replace("cuda", NOTHING),
-            absent(row) if ours is None else f"{self.show(ours)}{marked}",
+            missing_text(row) if ours is None else f"{self.show(ours)}{marked}",
             NOTHING if ours is None else self.interval(number, row),
             "OOM" if theirs is None else self.show(theirs),
             f"{number.statistic}s" if is_time_of_a_phase(number) else NOTHING,
@@ -587,7 +595,7 @@ def _with_kernels(by_cell: Callable[[pd.DataFrame], pd.DataFrame]) -> Prepare:
 
 
 def _column(row: Row, name: str) -> float | None:
-    return float(row[name]) if known(row, name) else None
+    return float(row[name]) if has_value(row, name) else None
 
 
 def _mib(nbytes: float) -> str:

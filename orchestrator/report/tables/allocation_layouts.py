@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import GIB, NOTHING, Row, axis_texts, key_axes, known, sort_cells
+from orchestrator.analysis.axes import (
+    GIB,
+    NOTHING,
+    Row,
+    axis_texts,
+    has_value,
+    key_axes,
+    sort_cells,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.layouts import Header, Rows, each
 
@@ -124,7 +132,7 @@ class PredictedRoles:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
-            if moment.startswith("peak") and known(cell, "predicted_of_parameters_bytes"):
+            if moment.startswith("peak") and has_value(cell, "predicted_of_parameters_bytes"):
                 measured = allocations.groupby(allocations["role"].replace(_PREDICTED_AS))[
                     "total_bytes"
                 ].sum()
@@ -168,7 +176,9 @@ def _shown_parts(allocations: pd.DataFrame, total_bytes: float) -> pd.Series[str
 def _predicted_bytes(cell: Row, role: str) -> float | None:
     names = _PREDICTED_APART.get(role, (role.replace(" ", "_"),))
     columns = [
-        f"predicted_of_{name}_bytes" for name in names if known(cell, f"predicted_of_{name}_bytes")
+        f"predicted_of_{name}_bytes"
+        for name in names
+        if has_value(cell, f"predicted_of_{name}_bytes")
     ]
     return sum(cell[column] for column in columns) if columns else None
 

@@ -10,7 +10,7 @@ from orchestrator.report.tables.allocation_layouts import (
 )
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import gib, number, over, where_known
-from orchestrator.report.tables.layouts import Listing
+from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
 _TOP = 10
@@ -51,7 +51,7 @@ ALLOCATION_TABLES: tuple[Table, ...] = (
         "The peaks of the recorded step in GiB, as the allocator counts them; replayed: what its record adds up to, which is "
         "what was asked of it. Unlabelled: the share of the peak of which nobody knows what it is for. Wrapped: the record was "
         "too short for the step.",
-        Listing(
+        CellRows(
             (
                 ("allocated", gib("snapshot_peak_allocated_bytes")),
                 ("requested", gib("snapshot_peak_requested_bytes")),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.analysis.axes import GIB, MIB, NOTHING, Row, is_null, known
+from orchestrator.analysis.axes import GIB, MIB, NOTHING, Row, has_value, is_null
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 
 Value = Callable[[Row], str]
@@ -29,7 +29,7 @@ STATUS_WORDS = {
 }
 
 
-def absent(row: Row, column: str = "status") -> str:
+def missing_text(row: Row, column: str = "status") -> str:
     """What stands in place of a number that is not there: how the cell ended, if the column is one of this run at all."""
     if column not in row:
         return NOTHING
@@ -43,7 +43,7 @@ def format_ms(ms: float) -> str:
 
 def where_known(column: str, show: Value) -> Value:
     """`show`, for the rows that have a number in `column`; how the cell ended for the others."""
-    return lambda row: show(row) if known(row, column) else absent(row, column)
+    return lambda row: show(row) if has_value(row, column) else missing_text(row, column)
 
 
 def measured(column: str, show: Callable[[Any], str]) -> Value:
@@ -51,12 +51,12 @@ def measured(column: str, show: Callable[[Any], str]) -> Value:
 
     def value(row: Row) -> str:
         found = row.get(column)
-        return absent(row, column) if is_null(found) else show(found)
+        return missing_text(row, column) if is_null(found) else show(found)
 
     return value
 
 
-def plain(column: str) -> Value:
+def text(column: str) -> Value:
     return measured(column, str)
 
 
@@ -70,7 +70,7 @@ def gib(column: str) -> Value:
 
 def predicted(column: str, show: Callable[[Any], str]) -> Value:
     """For what is known of a cell however it ended."""
-    return lambda row: show(row[column]) if known(row, column) else NOTHING
+    return lambda row: show(row[column]) if has_value(row, column) else NOTHING
 
 
 def gib_predicted(column: str) -> Value:
@@ -92,7 +92,7 @@ def saving_operation(stem: str) -> Value:
 
 def _saving_operation(row: Row, stem: str) -> Any:
     columns = (f"{stem}_operation", f"predicted_{stem}_operation")
-    return next((row[column] for column in columns if known(row, column)), None)
+    return next((row[column] for column in columns if has_value(row, column)), None)
 
 
 def saved_mib_predicted(stem: str) -> Value:
@@ -101,9 +101,9 @@ def saved_mib_predicted(stem: str) -> Value:
     def show(row: Row) -> str:
         operation, column = _saving_operation(row, stem), f"predicted_{stem}"
         if operation is not None:
-            ranks = [rank for rank in _PREDICTED_RANKS if known(row, f"{rank}_operation")]
+            ranks = [rank for rank in _PREDICTED_RANKS if has_value(row, f"{rank}_operation")]
             column = next((rank for rank in ranks if row[f"{rank}_operation"] == operation), "")
-        return _mib(row[f"{column}_bytes"]) if known(row, f"{column}_bytes") else NOTHING
+        return _mib(row[f"{column}_bytes"]) if has_value(row, f"{column}_bytes") else NOTHING
 
     return show
 
@@ -119,7 +119,7 @@ def share_of_block(stem: str) -> Value:
             (
                 f"{row[part] / row[whole]:.1%}"
                 for part, whole in pairs
-                if known(row, part) and known(row, whole)
+                if has_value(row, part) and has_value(row, whole)
             ),
             NOTHING,
         )
@@ -136,7 +136,7 @@ def over(numerator: str, denominator: str) -> Value:
     return where_known(
         denominator,
         lambda row: (
-            f"{row[numerator] / row[denominator]:.4f}" if known(row, numerator) else NOTHING
+            f"{row[numerator] / row[denominator]:.4f}" if has_value(row, numerator) else NOTHING
         ),
     )
 
@@ -161,7 +161,7 @@ def mark(*rows: Row) -> str:
         (
             sign
             for sign, flag in _MARKS.items()
-            if any(known(row, flag) and row[flag] for row in rows)
+            if any(has_value(row, flag) and row[flag] for row in rows)
         ),
         "",
     )
@@ -174,7 +174,7 @@ def mean_sd(stem: str) -> Value:
     """`stem` such as `forward_ms`: mean ± sample standard deviation."""
 
     def show(row: Row) -> str:
-        spread = format_ms(row[f"{stem}_sd"]) if known(row, f"{stem}_sd") else NOTHING
+        spread = format_ms(row[f"{stem}_sd"]) if has_value(row, f"{stem}_sd") else NOTHING
         return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
 
     return where_known(f"{stem}_mean", show)
@@ -184,7 +184,7 @@ def median_interval(stem: str) -> Value:
     """Median with its 95 % interval; where there are too few samples for 95 %, with the coverage there is, if any."""
 
     def show(row: Row) -> str:
-        if not known(row, f"{stem}_ci_low"):
+        if not has_value(row, f"{stem}_ci_low"):
             return format_ms(row[f"{stem}_median"])
         low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
         coverage = row[f"{stem}_coverage"]
@@ -216,8 +216,8 @@ def speed_up(column: str) -> Callable[[Row, Row], str]:
     def compare(row: Row, baseline: Row) -> str:
         return (
             _times_faster(column, row, baseline, mark(row, baseline))
-            if known(row, column)
-            else absent(row)
+            if has_value(row, column)
+            else missing_text(row)
         )
 
     return compare
@@ -227,20 +227,20 @@ def kernels_speed_up(row: Row, baseline: Row) -> str:
     """The same of what the kernels of a step take, which does not depend on the host."""
     return (
         _times_faster(KERNEL_TIME, row, baseline)
-        if known(row, KERNEL_TIME)
-        else absent(row, KERNEL_TIME)
+        if has_value(row, KERNEL_TIME)
+        else missing_text(row, KERNEL_TIME)
     )
 
 
 def _times_faster(column: str, row: Row, baseline: Row, whose: str = "") -> str:
-    if not known(baseline, column):
+    if not has_value(baseline, column):
         return NOTHING
     return f"{baseline[column] / row[column]:.2f}×{_noise(column, row, baseline)}{whose}"
 
 
 def _noise(column: str, row: Row, baseline: Row) -> str:
     ends = [column.replace("median", end) for end in ("ci_low", "ci_high")]
-    if row is baseline or not all(known(one, end) for one in (row, baseline) for end in ends):
+    if row is baseline or not all(has_value(one, end) for one in (row, baseline) for end in ends):
         return ""
     (low, high), (base_low, base_high) = ([one[end] for end in ends] for one in (row, baseline))
     return NOISE_MARK if low < base_high and high >= base_low else ""
@@ -248,9 +248,9 @@ def _noise(column: str, row: Row, baseline: Row) -> str:
 
 def break_even(row: Row, baseline: Row) -> str:
     """After how many steps compiling has paid: what it cost from a cold cache, over what each step gains."""
-    if not (known(row, "compile_cost_ms") and known(baseline, "step_ms_median")):
-        return absent(row, "step_ms_median")
-    if not known(row, "compile_cache_seen") or row["compile_cache_seen"] != "cold":
+    if not (has_value(row, "compile_cost_ms") and has_value(baseline, "step_ms_median")):
+        return missing_text(row, "step_ms_median")
+    if not has_value(row, "compile_cache_seen") or row["compile_cache_seen"] != "cold":
         return NOTHING
     gain = baseline["step_ms_median"] - row["step_ms_median"]
     return f"{row['compile_cost_ms'] / gain:,.0f}" if gain > 0 else "never"
@@ -258,8 +258,8 @@ def break_even(row: Row, baseline: Row) -> str:
 
 def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
     def value(row: Row) -> str:
-        if not (known(row, numerator) and known(row, denominator)):
-            return absent(row, numerator)
+        if not (has_value(row, numerator) and has_value(row, denominator)):
+            return missing_text(row, numerator)
         return format(row[numerator] / row[denominator], form)
 
     return value
@@ -273,26 +273,28 @@ def short_kernel_name(name: str) -> str:
 
 def per_pair(row: Row) -> str:
     column = "peak_allocated_bytes"
-    if not known(row, column):
-        return absent(row, column)
+    if not has_value(row, column):
+        return missing_text(row, column)
     return f"{row[column] / row['batch_size'] / row['context_length'] ** 2:.1f}"
 
 
-def needs(row: Row) -> str:
+def memory_need(row: Row) -> str:
     """What a cell needs: its peak and the smallest GPU that has it, or that it ran out of memory; and what was predicted."""
     return _measured_need(row) + _predicted_need(row)
 
 
 def _measured_need(row: Row) -> str:
     if row["status"] == "oom":
-        asked = f" (asked {_size(row['asked_bytes'])} more)" if known(row, "asked_bytes") else ""
+        asked = (
+            f" (asked {_size(row['asked_bytes'])} more)" if has_value(row, "asked_bytes") else ""
+        )
         return f"OOM{asked}"
-    if known(row, "peak_reserved_bytes"):
+    if has_value(row, "peak_reserved_bytes"):
         smallest = smallest_fitting(row["peak_reserved_bytes"], row.get("precision"))
         return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest}"
-    if known(row, "peak_rss_bytes"):
+    if has_value(row, "peak_rss_bytes"):
         return f"{row['peak_rss_bytes'] / GIB:.2f} GiB resident"
-    return absent(row)
+    return missing_text(row)
 
 
 def _size(nbytes: float) -> str:
@@ -300,20 +302,22 @@ def _size(nbytes: float) -> str:
 
 
 def _predicted_need(row: Row) -> str:
-    if not known(row, "predicted_peak_reserved_bytes"):
+    if not has_value(row, "predicted_peak_reserved_bytes"):
         return ""
-    verdict = f", {row['predicted_verdict']}" if known(row, "predicted_verdict") else ""
+    verdict = f", {row['predicted_verdict']}" if has_value(row, "predicted_verdict") else ""
     return f"; predicted {row['predicted_peak_reserved_bytes'] / GIB:.1f} GiB{verdict}"
 
 
 def where_it_ended(row: Row) -> str:
     return (
-        " / ".join(str(row[name]) for name in ("stage", "phase") if known(row, name) and row[name])
+        " / ".join(
+            str(row[name]) for name in ("stage", "phase") if has_value(row, name) and row[name]
+        )
         or "–"
     )
 
 
 def why_it_ended(row: Row) -> str:
-    said = next((str(row[name]) for name in ("reason", "message") if known(row, name)), "")
+    said = next((str(row[name]) for name in ("reason", "message") if has_value(row, name)), "")
     first = said.splitlines()[0] if said else NOTHING
     return first if len(first) <= _LONGEST_REASON else f"{first[: _LONGEST_REASON - 1]}…"

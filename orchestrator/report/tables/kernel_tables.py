@@ -19,7 +19,7 @@ from orchestrator.report.tables.kernel_layouts import (
     WithKernels,
     ms_of_parts,
 )
-from orchestrator.report.tables.layouts import Listing
+from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
 _TOP = 8
@@ -74,7 +74,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Milliseconds of a step, and of all its kernels together and by phase: they do not depend on the CPU, so that another "
         "machine with the same GPU has the same, or nearly. Without an interval where one step was profiled. Busy: what of the "
         "step its kernels take; the rest of it the GPU waits.",
-        Listing(
+        CellRows(
             (
                 ("step", of_steps(median_interval("step_ms"))),
                 ("its kernels", median_interval("step_kernel_time_ms")),
@@ -101,7 +101,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "the profiler, which slows the CPU; when timed: kernel time over the median of a step without it. Idle "
         "milliseconds a step between kernels, and those in which the CPU was late to launch. Cost: a profiled step over a "
         "timed one. Processing: reading the trace, as a share of the whole attempt.",
-        Listing(
+        CellRows(
             (
                 ("phase", number("attributed_to_phase", ".2%")),
                 ("module", number("attributed_to_module", ".2%")),
@@ -124,7 +124,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "Which share of kernel time they take, of each phase and of the whole step. `pass` forward is inference.",
         WithKernels(
             gemm_shares,
-            Listing(
+            CellRows(
                 (
                     ("of forward", number("forward_gemm_share", ".1%")),
                     ("of backward", number("backward_gemm_share", ".1%")),
@@ -150,7 +150,7 @@ KERNEL_TABLES: tuple[Table, ...] = (
         "forward pass by the closed form, five an element for the softmax. What is fused with more is not told apart.",
         WithKernels(
             softmax_and_matmul,
-            Listing(
+            CellRows(
                 (
                     ("softmax ms", ms("forward_softmax_ms")),
                     ("matmul ms", ms("forward_matmul_ms")),

@@ -13,13 +13,13 @@ from orchestrator.analysis.axes import (
     NOTHING,
     Row,
     axis_texts,
+    has_value,
     key_axes,
-    known,
     ordered_values,
     sort_cells,
 )
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import Value, absent
+from orchestrator.report.tables.formatters import Value, missing_text
 
 Header = list[str]
 Rows = list[list[str]]
@@ -75,7 +75,7 @@ def each(cells: pd.DataFrame) -> Iterator[Row]:
 
 
 @dataclass(frozen=True)
-class Listing:
+class CellRows:
     """One row a cell. always: axes that are shown also where they do not vary."""
 
     columns: tuple[tuple[str, Value], ...]
@@ -96,7 +96,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class ByPhase:
+class PhaseRows:
     """One row a cell and phase, for the phases of which one of the columns `known_by` is known; where none is, one that says how
     the cell ended.
 
@@ -120,12 +120,12 @@ class ByPhase:
             phases = [
                 phase
                 for phase in self.phases
-                if any(known(row, column) for column in known_by[phase[0]])
+                if any(has_value(row, column) for column in known_by[phase[0]])
             ]
             for phase, name in phases:
                 rows.append([*texts, name, *(value(row) for value in values[phase])])
             if not phases:
-                rows.append([*texts, NOTHING, *[absent(row)] * len(self.columns)])
+                rows.append([*texts, NOTHING, *[missing_text(row)] * len(self.columns)])
         return [*axes, self.title, *(title for title, _ in self.columns)], rows
 
 
@@ -133,7 +133,7 @@ Comparison = Callable[[Row, Row], str]  # a row held against its baseline
 
 
 @dataclass(frozen=True)
-class Across:
+class CompareColumns:
     """One row a combination of the other axes, one group of columns a value of `axes`, compared with its baseline.
 
     axes: several are taken together: each combination that occurs is a value, the first of them the baseline. columns:
@@ -189,7 +189,7 @@ class Across:
 
 
 @dataclass(frozen=True)
-class Ladder:
+class CompareRows:
     """One row a cell, those that differ in `axes` alone below each other, each compared with the baseline among them.
 
     baseline: the value of the first axis that the others are compared with; without it nothing is compared.
@@ -245,7 +245,7 @@ class Matrix:
 
 
 @dataclass(frozen=True)
-class Growth:
+class ScalingExponents:
     """How columns grow along an axis: the value, and the local exponent log(y2/y1) / log(x2/x1) from the row above."""
 
     along: str
@@ -272,7 +272,7 @@ class Growth:
         return [*axes, self.along, *titles, *(title for title, _ in self.extra)], rows
 
     def _exponent(self, row: Row, previous: Row | None, column: str) -> str:
-        if previous is None or not (known(row, column) and known(previous, column)):
+        if previous is None or not (has_value(row, column) and has_value(previous, column)):
             return NOTHING
         growth = math.log(row[column] / previous[column])
         return f"{growth / math.log(row[self.along] / previous[self.along]):.2f}"

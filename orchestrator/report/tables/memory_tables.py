@@ -8,15 +8,15 @@ from orchestrator.report.tables.formatters import (
     Value,
     gib,
     gib_predicted,
+    memory_need,
     mib_measured,
-    needs,
     over,
     predicted,
     saved_mib_predicted,
     saving_operation,
     share_of_block,
 )
-from orchestrator.report.tables.layouts import ByPhase, Listing, Matrix
+from orchestrator.report.tables.layouts import CellRows, Matrix, PhaseRows
 from orchestrator.report.tables.table import Table
 
 
@@ -31,7 +31,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "memory",
         "Peak memory",
         "GiB as the allocator counts it. The first step has no optimizer state yet; steady state is what training needs.",
-        Listing(
+        CellRows(
             (
                 *_peaks_by_phase("allocated"),
                 ("peak allocated", gib("peak_allocated_bytes")),
@@ -46,7 +46,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "Predicted memory against measured",
         "Peaks in GiB, as the allocator counts them: predicted without a GPU, then measured. `tracked`: every storage was "
         "followed; `modelled`: but for fused kernels; `as eager`: what is compiled may do with less.",
-        ByPhase(
+        PhaseRows(
             (
                 ("first_forward", "first forward"),
                 ("first_backward", "first backward"),
@@ -88,7 +88,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "predicted-roles",
         "What the predicted peak is made of",
         "GiB at the moment of the steady peak; `slack` is by how much the allocator's blocks are larger than what was asked.",
-        Listing(
+        CellRows(
             tuple(
                 (role.replace("_", " "), gib_predicted(f"predicted_of_{role}_bytes"))
                 for role in (
@@ -112,7 +112,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "GiB at the steady peak by the closed form, by term, beside what was predicted and measured. With N parameters and A "
         "bytes of activations: the largest of 12 N + A + 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. For a "
         "model that does not run without data, what its parameters take at the least.",
-        Listing(
+        CellRows(
             (
                 *(
                     (role.replace("_", " "), gib_predicted(f"closed_form_of_{role}_bytes"))
@@ -139,7 +139,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "What a block saves for the backward pass",
         "MiB of one block, each storage once; the five operations that save most, by the part of the block and the node of the "
         "graph; beside them what the block hands to the next. Compiled code is predicted as eager, and not looked into.",
-        ByPhase(
+        PhaseRows(
             (
                 ("saved_block", "one block"),
                 *((f"saved_{rank}", f"{rank}.") for rank in SAVED_RANKS),
@@ -160,7 +160,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "memory-cpu",
         "Peak memory on the CPU",
         "GiB of the process's resident set, interpreter and libraries included: an upper bound of what the tensors take.",
-        Listing(
+        CellRows(
             (
                 *_peaks_by_phase("rss"),
                 ("peak resident", gib("peak_rss_bytes")),
@@ -173,7 +173,7 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "Where it runs out of memory",
         "Peak memory reserved and the smallest GPU that has it, its CUDA context included, and that precision; or OOM, with the "
         "allocation refused. What was predicted to be reserved, and whether it would fit, stands beside it.",
-        Matrix(needs),
+        Matrix(memory_need),
         of_task("train_step"),
     ),
 )

@@ -29,17 +29,23 @@ from orchestrator.report.tables.formatters import (
     number,
     of_steps,
     per_pair,
-    plain,
     ratio,
     relative_sd,
     speed_up,
     squares,
     step_ms,
+    text,
     where_it_ended,
     why_it_ended,
 )
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
-from orchestrator.report.tables.layouts import Across, ByPhase, Growth, Ladder, Listing
+from orchestrator.report.tables.layouts import (
+    CellRows,
+    CompareColumns,
+    CompareRows,
+    PhaseRows,
+    ScalingExponents,
+)
 from orchestrator.report.tables.memory_tables import MEMORY_TABLES
 from orchestrator.report.tables.table import Table
 
@@ -54,7 +60,7 @@ TABLES: tuple[Table, ...] = (
         "Milliseconds, mean ± sample standard deviation. Each phase is waited for at its end; the total is of steps that run "
         "on, as in training, so that the phases may sum to more. Backward / forward and tokens/s are of the medians, which one "
         "slow step does not move. SM MHz: the GPU's clock after the timing; capped s: how long the power limit held it down.",
-        Listing(
+        CellRows(
             (
                 ("forward", of_steps(mean_sd("forward_ms"))),
                 ("backward", of_steps(mean_sd("backward_ms"))),
@@ -72,7 +78,7 @@ TABLES: tuple[Table, ...] = (
         "phases",
         "Each phase, with its interval",
         "Milliseconds. The interval holds the median with 95 % confidence, by order statistics; std/mean is the spread.",
-        ByPhase(
+        PhaseRows(
             (
                 ("forward", "forward"),
                 ("backward", "backward"),
@@ -94,7 +100,7 @@ TABLES: tuple[Table, ...] = (
         "warmup",
         "Warm-up",
         "The whole step measured after so many warm-up steps: what is not warm shows in the spread.",
-        Across(
+        CompareColumns(
             ("warmup_steps",),
             (
                 ("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))),
@@ -109,7 +115,7 @@ TABLES: tuple[Table, ...] = (
         "Median of the whole step in milliseconds, the speed-up over the first column, and the peak memory."
         + _OF_KERNELS
         + _NOISE,
-        Across(
+        CompareColumns(
             ("precision",),
             (("ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
             (("speed-up", speed_up("step_ms_median")), ("speed-up of kernels", kernels_speed_up)),
@@ -121,16 +127,16 @@ TABLES: tuple[Table, ...] = (
         "How much of the possible",
         "TFLOP/s of the model's own FLOPs; MFU is their share of the GPU's dense peak in that precision, where a source "
         "gives it; the ceiling is what one large matrix product reached in the same run.",
-        Listing(
+        CellRows(
             (
                 ("step ms", step_ms),
                 ("TFLOP/s", number("achieved_tflops", ".1f")),
                 ("peak TFLOP/s", number("peak_tflops", ".1f")),
                 ("MFU", number("mfu", ".1%")),
                 ("of ceiling", number("of_ceiling", ".1%")),
-                ("tf32 allowed", plain("matmul_allow_tf32")),
-                ("autocast dtype", plain("autocast_dtype")),
-                ("stored", plain("parameter_dtype")),
+                ("tf32 allowed", text("matmul_allow_tf32")),
+                ("autocast dtype", text("autocast_dtype")),
+                ("stored", text("parameter_dtype")),
             )
         ),
         both(of_task("train_step"), having("achieved_tflops")),
@@ -139,7 +145,7 @@ TABLES: tuple[Table, ...] = (
         "ceiling",
         "The ceiling of matrix products",
         "One large product of random matrices, repeated; its best precision is what this GPU reaches under its power cap.",
-        Listing(
+        CellRows(
             (
                 ("ms", of_steps(median_interval("step_ms"))),
                 ("TFLOP/s", number("achieved_tflops", ".1f")),
@@ -156,7 +162,7 @@ TABLES: tuple[Table, ...] = (
         "step took with its compilation, and after how many steps that has paid, if the cache was cold."
         + _OF_KERNELS
         + _NOISE,
-        Across(
+        CompareColumns(
             ("compile",),
             (("ms", step_ms), ("GiB", gib("peak_allocated_bytes"))),
             (
@@ -166,7 +172,7 @@ TABLES: tuple[Table, ...] = (
             ),
             (
                 ("first step s", number("compile_step_ms", ".1f", 1e-3)),
-                ("cache", plain("compile_cache_seen")),
+                ("cache", text("compile_cache_seen")),
             ),
         ),
         with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
@@ -176,17 +182,17 @@ TABLES: tuple[Table, ...] = (
         "What compiling did",
         "Seconds of the first forward and backward pass; whether the compiled code came from a warm cache; graphs, breaks "
         "and recompilations as torch counted them.",
-        Listing(
+        CellRows(
             (
                 ("first forward s", number("compile_forward_ms", ".1f", 1e-3)),
                 ("first backward s", number("compile_backward_ms", ".1f", 1e-3)),
                 ("until ready s", number("compile_total_ms", ".1f", 1e-3)),
-                ("cache", plain("compile_cache_seen")),
-                ("graphs", plain("compile_graphs")),
-                ("breaks", plain("compile_graph_breaks")),
-                ("recompiled", plain("compile_recompiles")),
-                ("why", plain("compile_recompile_reasons")),
-                ("CUDA graphs skipped", plain("compile_skipped_cuda_graphs")),
+                ("cache", text("compile_cache_seen")),
+                ("graphs", text("compile_graphs")),
+                ("breaks", text("compile_graph_breaks")),
+                ("recompiled", text("compile_recompiles")),
+                ("why", text("compile_recompile_reasons")),
+                ("CUDA graphs skipped", text("compile_skipped_cuda_graphs")),
                 ("step ms", step_ms),
             )
         ),
@@ -197,7 +203,7 @@ TABLES: tuple[Table, ...] = (
         "Eager against JIT, with memory",
         "One row a way to run it: median step in milliseconds, peak memory in GiB, the speed-up over eager."
         + _NOISE,
-        Ladder(
+        CompareRows(
             ("compile", "compile_mode", "compile_cache"),
             "eager",
             (("step ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
@@ -210,7 +216,7 @@ TABLES: tuple[Table, ...] = (
         "Attention",
         "Milliseconds, mean ± sample standard deviation: each pass waited for, both together as they run on. GiB that the "
         "inputs and weights take, that are held when the backward pass begins, and at most.",
-        Listing(
+        CellRows(
             (
                 ("forward", of_steps(mean_sd("forward_ms"))),
                 ("backward", of_steps(mean_sd("backward_ms"))),
@@ -228,7 +234,7 @@ TABLES: tuple[Table, ...] = (
         "Attention, eager against compiled",
         "Median milliseconds of the forward and of the backward pass, each waited for, and of both together, which run on; the "
         "speed-up is of both." + _NOISE,
-        Across(
+        CompareColumns(
             ("compile", "precision"),
             (
                 ("forward", of_steps(ms("forward_ms_median"))),
@@ -245,7 +251,7 @@ TABLES: tuple[Table, ...] = (
         "Forward and backward are waited for, both together run on as in training; the speed-up is of both, over naive. "
         "Squares are the tensors of length × length that wait for the backward pass, counted in eager mode; GiB are what the "
         "forward pass saved, what is held when the backward pass begins, and at most." + _NOISE,
-        Ladder(
+        CompareRows(
             ("attention",),
             "naive",
             (
@@ -256,7 +262,7 @@ TABLES: tuple[Table, ...] = (
                 ("saved GiB", gib("saved_bytes")),
                 ("before backward GiB", gib("forward_held_allocated_bytes")),
                 ("peak GiB", gib("peak_allocated_bytes")),
-                ("backend seen", plain("attention_seen")),
+                ("backend seen", text("attention_seen")),
             ),
             (("speed-up", speed_up("step_ms_median")),),
         ),
@@ -267,7 +273,7 @@ TABLES: tuple[Table, ...] = (
         "The squares of attention",
         "GiB of tensors of length × length: saved for the backward pass, and at most in each pass beyond what was built, with "
         "what else there is. By formula, so many tensors of B sequences of n × n, as wide as the inputs (math: fp32).",
-        ByPhase(
+        PhaseRows(
             (("saved", "saved"), ("forward", "in forward"), ("backward", "in backward")),
             (
                 ("formula", squares),
@@ -285,14 +291,14 @@ TABLES: tuple[Table, ...] = (
         "The Transformer by its attention",
         "Median of the whole step in milliseconds, peak memory in GiB, the backend that its kernels belong to, "
         "and the speed-up over naive." + _NOISE,
-        Ladder(
+        CompareRows(
             ("attention",),
             "naive",
             (
                 ("step ms", step_ms),
                 ("squares saved", number("saved_squares", ".0f")),
                 ("peak GiB", gib("peak_allocated_bytes")),
-                ("backend seen", plain("attention_seen")),
+                ("backend seen", text("attention_seen")),
             ),
             (("speed-up", speed_up("step_ms_median")),),
         ),
@@ -303,7 +309,7 @@ TABLES: tuple[Table, ...] = (
         "Waiting at each phase, or once",
         "Median of the whole step in milliseconds in both modes. In a phase at whose end the CPU is hardly ahead of the GPU, the "
         "GPU waits for the CPU to launch its kernels. Where such phases make up more than a tenth of a step, it is CPU-bound.",
-        Listing(
+        CellRows(
             (
                 ("synced", of_steps(median_interval("step_synced_ms"))),
                 ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
@@ -325,7 +331,7 @@ TABLES: tuple[Table, ...] = (
         "meanwhile: how many other cells ran on it, for how much of the timing something else had a thread's core, and how many "
         "small operations a ms it handed to torch, before the timing and after. Told in additions, which the CPU launched beside "
         "each step, the time of a step depends less on how fast the CPU happened to be.",
-        Listing(
+        CellRows(
             (
                 ("step", of_steps(median_interval("step_ms"))),
                 ("in additions", interval_in_additions("step")),
@@ -344,7 +350,7 @@ TABLES: tuple[Table, ...] = (
         "scaling",
         "Scaling with context length",
         "An exponent of 1 is linear in the context length, 2 is quadratic; each is from the row above.",
-        Growth(
+        ScalingExponents(
             "context_length",
             (
                 ("step ms", "step_ms_median", step_ms),
@@ -358,7 +364,7 @@ TABLES: tuple[Table, ...] = (
         "Attention: scaling with length",
         "An exponent of 1 is linear in the length, 2 is quadratic; each is from the row above. Bytes per pair of positions, "
         "of one sequence, stay the same where memory is quadratic.",
-        Growth(
+        ScalingExponents(
             "context_length",
             (
                 ("forward ms", "forward_ms_median", of_steps(ms("forward_ms_median"))),
@@ -374,18 +380,18 @@ TABLES: tuple[Table, ...] = (
         "Adding up in narrow dtypes",
         "The sum that was found, and how far it is off. `upcast`: cast by hand before it is added; `at_once`: torch's "
         "sum, which accumulates in fp32 whatever the dtype of its result.",
-        Listing((("sum", number("sum", ".9f")), ("error", number("error", "+.9f")))),
+        CellRows((("sum", number("sum", ".9f")), ("error", number("error", "+.9f")))),
         of_task("accumulation"),
     ),
     Table(
         "autocast-dtypes",
         "What autocast makes of each part",
         "The dtypes of a small model, on the device named: CPU and CUDA do not treat the norm alike.",
-        Listing(
+        CellRows(
             (
-                ("on", plain("device")),
+                ("on", text("device")),
                 *(
-                    (title, plain(f"dtype_{part}"))
+                    (title, text(f"dtype_{part}"))
                     for part, title in (
                         ("parameters", "parameters"),
                         ("fc1", "first linear"),
@@ -405,7 +411,7 @@ TABLES: tuple[Table, ...] = (
         "What a norm loses in a narrow dtype",
         "The largest error over the root mean square of the exact result, and the share of elements that are no number: all "
         "in the dtype, in fp32 and rounded once, and by torch's own kernel.",
-        Listing(
+        CellRows(
             tuple(
                 column
                 for way in ("narrow", "wide", "library")
@@ -435,7 +441,7 @@ TABLES: tuple[Table, ...] = (
         "What measuring took",
         "Seconds of an attempt: how its process came and went, reaching the device and building, compiling and warm-up, the "
         "steps that were timed, and all other instruments.",
-        Listing(
+        CellRows(
             (
                 ("all", number("wall_s", ".2f")),
                 ("process", number("took_process_s", ".2f")),
@@ -451,10 +457,10 @@ TABLES: tuple[Table, ...] = (
         "failures",
         "What did not end well",
         "`sweep show` prints all the evidence of a cell.",
-        Listing(
+        CellRows(
             (
-                ("cell", plain("cell")),
-                ("status", plain("status")),
+                ("cell", text("cell")),
+                ("status", text("status")),
                 ("where", where_it_ended),
                 ("why", why_it_ended),
             )

@@ -15,7 +15,7 @@ from orchestrator.analysis.cells import _EVIDENCE, _FACTS
 from orchestrator.analysis.cpu_bound import Decides
 from orchestrator.report.column_guide import QUESTIONS
 from orchestrator.report.columns import COLUMNS, PARAMETER, PARAMETERS, describe_columns, page
-from orchestrator.report.described import Column, Table
+from orchestrator.report.described import Column, TableDoc
 from orchestrator.report.raw_columns import RAW_TABLES
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.parquet_parts import SCHEMAS
@@ -273,7 +273,7 @@ def everything(table: str, run: Run) -> pd.DataFrame:
     return rows if "instrument" in rows else rows.assign(instrument="")
 
 
-def described(table: Table, column: str) -> list[Column]:
+def described(table: TableDoc, column: str) -> list[Column]:
     return [value for one in table.values if one.column == column for value in one.values]
 
 
