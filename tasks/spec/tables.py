@@ -1,81 +1,392 @@
-"""Row types of the stored tables."""
+"""Row types of the stored tables. The dataclass is the schema: each field declares its column."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
+
+from tasks.spec.fields import Dtype, Field, column, fields_of
+from tasks.spec.status import Status
+
+PHASES: Mapping[str, str] = {
+    "forward": "the forward pass, with the loss if there is one",
+    "backward": "the backward pass",
+    "optimizer": "the optimizer's update",
+}
+STATUSES: Mapping[str, str] = {
+    Status.OK: "measured",
+    Status.OOM: "out of the device's memory, or over the cap on it",
+    Status.OOM_INFERRED: "not measured: a cell that needs no more memory ran out of it",
+    Status.HOST_OOM: "out of the host's memory, or over the limit on it",
+    Status.TIMEOUT: "did not end in time",
+    Status.CRASHED: "ended by a signal, or without a final line in its journal",
+    Status.FAILED: "an exception",
+    Status.SKIPPED: "cannot be measured on this hardware: `reason` in the evidence",
+    Status.LOST: "its GPU, its node or its supervisor disappeared; not the cell's fault",
+}
+STAGES: Mapping[str, str] = {
+    "start": "until the process can begin its task",
+    "build": "opens the device and builds model and inputs; a static result is found here",
+    "out-of-memory watched": "starts to record allocations, in case memory runs out",
+    "kernels prepared": "sets up the compiler's record of kernels, before anything is compiled",
+    "memory of the build": "memory held after the build",
+    "telemetry before": "the GPU's counters before the first step",
+    "compile": "the steps that compile",
+    "warm-up": "steps before the measured ones, with their memory",
+    "memory of warm-up": "hands over the memory of the warm-up",
+    "pace before": "the CPU's dispatch rate before the timing",
+    "cores before": "the waiting time of threads before the timing",
+    "timing synced": "the steps that wait at the end of each phase",
+    "timing pipelined": "the steps that do not wait",
+    "compilation counted": "what torch has compiled until now",
+    "cores after": "the waiting time of threads after the timing",
+    "pace after": "the CPU's dispatch rate after the timing",
+    "telemetry after": "the GPU's counters after the timing",
+    "memory": "a step with its memory, if there was no warm-up",
+    "memory snapshot": "a step whose allocations are recorded",
+    "kernels": "a step under the profiler",
+    "nvtx": "steps with ranges for Nsight Systems",
+    "nsys": "the same under Nsight Systems",
+    "kernel time": "a few steps under the profiler, one phase at a time",
+    "attention backend": "a step under the profiler, for the names of attention kernels",
+}
+INSTRUMENTS: Mapping[str, str] = {
+    "timing": "durations of steps",
+    "memory": "peaks and held memory by phase, and what is saved for the backward pass",
+    "telemetry": "the GPU's counters, and the load of the host",
+    "kernels": "totals over the kernels of a profiled step; each kernel is in `kernels`",
+    "memory_snapshot": "totals over a recorded step; see `allocations` and `live`",
+    "kernel_time": "duration of the kernels of a few steps, one phase at a time",
+    "backend": "the attention kernels that ran; they are in the facts",
+    "nvtx": "steps with ranges for Nsight Systems",
+    "nsys": "the same under Nsight Systems; its kernels are in `kernels`",
+    "finding": "a task that computes its result once, without steps",
+}
+MODES: Mapping[str, str] = {
+    "synced": "timing: measured steps that wait at the end of each phase, by the CPU's clock",
+    "pipelined": "timing: measured steps without waiting until the last, by GPU events",
+    "compile": "timing: the step that compiles and those that record CUDA graphs; synced",
+    "warmup": "timing: steps before the measured ones; synced",
+    "check": "adaptive timing: one or two pipelined warm-up steps, compared with synced ones",
+    "built": "after the build, before any step",
+    "first": "the first step, which has no optimizer state yet",
+    "steady": "the last warm-up step, or a separate one if there is no warm-up",
+    "before": "telemetry: before the steps that compile; `host_pace`: before the timing",
+    "after": "telemetry: after the timing",
+    "timing": "telemetry: while steps were timed",
+    "": "an instrument without modes",
+}
+ROLES: Mapping[str, str] = {
+    "parameters": "the weights",
+    "buffers": "the model's buffers, which no gradient changes",
+    "inputs": "tokens and targets; in `attention` query, key, value and the result's gradient",
+    "gradients": "of the parameters, and of inputs that have one",
+    "optimizer state": "AdamW's moments",
+    "autocast weight copies": "weights in the narrower dtype, until the forward pass ends",
+    "activations": "made by the forward pass and alive at its end",
+    "temporary": "made within a phase, and none of the others",
+    "workspace": "of cuBLAS, for each thread that multiplies",
+    "slack": "difference between the allocator's blocks and the requested sizes",
+    "unlabelled": "allocated before the recorded step, by an unknown owner",
+}
+MODULES: Mapping[str, str] = {
+    "embedding": "token embedding",
+    "norm": "RMSNorm, of each block and the last one",
+    "q projection": "and `k projection`, `v projection`, `o projection`: around attention",
+    "rope": "rotary position embedding",
+    "attention": "work of attention outside of the modules below",
+    "scores": "query times key, scaled and masked",
+    "softmax": "softmax of attention",
+    "attention output": "attention weights times value",
+    "fused attention": "one of torch's fused attention kernels",
+    "ffn": "the feed-forward module",
+    "residual": "work of a block outside of its modules: the additions",
+    "head": "the linear map to the logits",
+    "loss": "cross-entropy",
+    "optimizer": "everything in the optimizer phase",
+    "gradient sums": "autograd's sums of gradients of a tensor with several users",
+    "model": "work of the model outside of its modules",
+    "{words}": "a module of your own model by its path, with `*` for numbers; "
+    "modules of a fused kernel are joined by `+`",
+}
+KERNEL_CLASSES: Mapping[str, str] = {
+    "GEMM": "matrix product",
+    "attention": "fused attention",
+    "softmax": "softmax, also one made by the compiler",
+    "norm": "normalisation",
+    "elementwise": "element by element",
+    "reduction": "sums, maxima and the like, and the loss",
+    "copy": "copies and changes of dtype",
+    "embedding": "look-ups by index and their gradients",
+    "optimizer": "torch's kernels for many tensors at a time",
+    "communication": "between GPUs",
+    "other": "none of these",
+}
+KERNEL_EVIDENCE: Mapping[str, str] = {
+    "scope": "a range around the launch, on its thread",
+    "sequence": "the forward operator that the backward operator belongs to",
+    "engine": "autograd itself, which sums the gradients of a tensor",
+    "provenance": "the compiler's record of what went into the kernel",
+    "phase": "the optimizer phase, all of which is the optimizer's",
+    "launch": "the launch only: it belongs to no module",
+    "none": "nothing: the trace has no launch of it",
+}
+ROLE_EVIDENCE: Mapping[str, str] = {
+    "book": "an owner held it at a moment when its role was known",
+    "rule": "size, position and lifetime, for weights that autocast copies",
+    "part": "the module and phase that made it",
+    "phase": "the phase that made it",
+    "none": "nothing",
+}
+MOMENTS: Mapping[str, str] = {
+    "peak": "the peak of the recorded steady step",
+    "out of memory": "the moment at which memory ran out and ended the attempt",
+}
+PREDICTION_MODES: Mapping[str, str] = {
+    "built": MODES["built"],
+    "first": MODES["first"],
+    "steady": "a later step, like all after it",
+    "": "the verdict",
+}
+
+
+@dataclass(frozen=True)
+class AttemptRow:
+    """An attempt at a cell, also one that failed: how it ended, and where and with what it ran."""
+
+    task: Annotated[str, column("name of the task", required=True)]
+    task_version: Annotated[
+        int,
+        column(
+            "version of the task: raised when a cell would be measured differently", Dtype.INT32
+        ),
+    ]
+    params: Annotated[str, column("the cell's parameters (see Parameters)", Dtype.JSON, "", True)]
+    status: Annotated[str, column("how it ended", required=True, values=STATUSES)]
+    stage: Annotated[
+        str, column("stage in which it ended; empty if it succeeded or unknown", values=STAGES)
+    ]
+    phase: Annotated[
+        str,
+        column("phase in which it ended; empty if it succeeded or outside of steps", values=PHASES),
+    ]
+    evidence: Annotated[
+        str, column("what is known about an end other than `ok`", Dtype.JSON, "", True)
+    ]
+    facts: Annotated[
+        str, column("where and with what it was measured, as read back", Dtype.JSON, "", True)
+    ]
+    started_at: Annotated[float, column("when it began", Dtype.TIMESTAMP, "UTC")]
+    wall_s: Annotated[float, column("duration, with everything around its steps", unit="s")]
+    timeout_s: Annotated[float, column("how long it was allowed to take", unit="s")]
+    replaces: Annotated[
+        int,
+        column(
+            "number of the attempt up to which successes are replaced if this one succeeds "
+            "(`--retry`); 0: none",
+            Dtype.INT32,
+        ),
+    ]
+    commit: Annotated[str, column("git commit of this program; `+` if files were changed")]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One number as measured. A null value carries the reason in `note`."""
+    """One measured number. A null value has the reason in `note`."""
 
-    instrument: str
-    metric: str
-    unit: str
-    value: float | None
-    mode: str = ""
-    phase: str = ""
-    step: int | None = None
-    note: str = ""
+    instrument: Annotated[str, column("what measured it", values=INSTRUMENTS)]
+    metric: Annotated[str, column("name of the number")]
+    unit: Annotated[str, column("unit of the value; empty for a flag or a fraction of time")]
+    value: Annotated[
+        float | None, column("the number; null if it was not available", unit="`unit`")
+    ]
+    mode: Annotated[str, column("which steps, or which moment", values=MODES)] = ""
+    phase: Annotated[
+        str,
+        column(
+            "phase of the step; empty outside of phases",
+            values={
+                **PHASES,
+                "step": "the whole step; with `cold_l2`, and in kernel_time, the sum of its phases",
+                "outside": "kernels: outside of all phases",
+            },
+        ),
+    ] = ""
+    step: Annotated[
+        int | None,
+        column("number of the step within its mode, from 0; null if it has none", Dtype.INT32),
+    ] = None
+    note: Annotated[str, column("why `value` is null, or a label; usually empty")] = ""
 
 
 @dataclass(frozen=True)
 class KernelRow:
-    """A kernel by its name, in one phase and module, over `steps` profiled steps; on the CPU an operator's own time.
+    """A kernel by its name, in one phase and module, over `steps` profiled steps.
 
-    phase, module: empty where it belongs to none. Several modules of a fused kernel are joined by `+`. kernel_class: what
-    kind of work it does. attributed_by: what the module is known by (see tasks/traces/attribution.py). steps: null in a
-    trace that does not tell.
+    On the CPU an operator, with its own time only.
     """
 
-    phase: str
-    module: str
-    kernel_class: str
-    attributed_by: str
-    operator: str
-    name: str
-    steps: int | None
-    count: int
-    total_ns: int
-    mean_ns: float
-    median_ns: float
-    min_ns: int
-    max_ns: int
-    sd_ns: float | None
+    phase: Annotated[
+        str, column("phase in which it was launched; empty outside of phases", values=PHASES)
+    ]
+    module: Annotated[
+        str, column("module of the model that it works for; empty if unknown", values=MODULES)
+    ]
+    kernel_class: Annotated[
+        str,
+        column(
+            "kind of work, from its name; `run.kernels` applies the current rules to stored names",
+            values=KERNEL_CLASSES,
+        ),
+    ]
+    attributed_by: Annotated[str, column("evidence for the module", values=KERNEL_EVIDENCE)]
+    operator: Annotated[str, column("torch operator that launched it; empty if unknown")]
+    name: Annotated[str, column("kernel; on the CPU the operator, or `outside operators`")]
+    steps: Annotated[
+        int | None,
+        column("number of profiled steps; null if the trace does not show it", Dtype.INT32),
+    ]
+    count: Annotated[int, column("number of launches in those steps")]
+    total_ns: Annotated[int, column("total time of all launches", unit="ns")]
+    mean_ns: Annotated[float, column("mean time of a launch", unit="ns")]
+    median_ns: Annotated[float, column("median time of a launch", unit="ns")]
+    min_ns: Annotated[int, column("shortest launch", unit="ns")]
+    max_ns: Annotated[int, column("longest launch", unit="ns")]
+    sd_ns: Annotated[float | None, column("standard deviation; null for one launch", unit="ns")]
 
 
 @dataclass(frozen=True)
 class AllocationRow:
-    """Allocations that live at one moment, alike in role, part, size and place in the code.
+    """Allocations alive at one moment that agree in role, part, size and place in the code.
 
-    moment: `peak` of the steady step, or `out of memory`; phase: the one it falls into. part: of the model, empty where it
-    is of none. attributed_by: what the role is known by (see tasks/snapshots/attribution.py). allocated_in: the phase of the
-    recorded step that made them, empty for what was there before it. call_chain: who asked, called by whom, `<` between;
-    empty where no Python was running, as in the backward pass. size_bytes: of each, as it was asked for. `slack` is
-    what the allocator's blocks have beyond that: it has no count.
+    The role `slack` is the difference between the allocator's blocks and the requested sizes; its
+    count is 0.
     """
 
-    moment: str
-    phase: str
-    role: str
-    part: str
-    attributed_by: str
-    allocated_in: str
-    call_chain: str
-    size_bytes: int
-    count: int
-    total_bytes: int
+    moment: Annotated[str, column("moment at which they are alive", values=MOMENTS)]
+    phase: Annotated[str, column("phase of that moment", values=PHASES)]
+    role: Annotated[str, column("what the memory is used for", values=ROLES)]
+    part: Annotated[
+        str, column("module of the model, named like `module` of `kernels`; may be empty")
+    ]
+    attributed_by: Annotated[str, column("evidence for the role", values=ROLE_EVIDENCE)]
+    allocated_in: Annotated[
+        str,
+        column("phase of the recorded step that made them; empty if older or outside of phases"),
+    ]
+    call_chain: Annotated[
+        str,
+        column(
+            "`file:line function` and its callers, joined by ` < `; empty if no Python code ran"
+        ),
+    ]
+    size_bytes: Annotated[int, column("requested size of each", unit="bytes")]
+    count: Annotated[int, column("number of allocations; 0 for `slack`")]
+    total_bytes: Annotated[int, column("total size", unit="bytes")]
 
 
 @dataclass(frozen=True)
 class LiveRow:
-    """How much of a role lives at one moment of the recorded step: after the event `event` of the allocator's record.
+    """Bytes of one role that are alive at one moment of the recorded step."""
 
-    at_ms: on the host's clock, from the first event of the step; live_bytes: as they were asked for.
-    """
+    event: Annotated[int, column("number of the allocator's event after which this holds")]
+    at_ms: Annotated[
+        float, column("time since the first event of the step, by the CPU's clock", unit="ms")
+    ]
+    phase: Annotated[str, column("phase of that moment; empty between phases", values=PHASES)]
+    role: Annotated[str, column("role as in `allocations`, without `slack`")]
+    live_bytes: Annotated[int, column("requested bytes that are alive", unit="bytes")]
 
-    event: int
-    at_ms: float
-    phase: str
-    role: str
-    live_bytes: int
+
+@dataclass(frozen=True)
+class PredictionRow:
+    """One number of a cell's predicted memory. It belongs to no attempt."""
+
+    mode: Annotated[str, column("step, as in `samples`", values=PREDICTION_MODES)]
+    phase: Annotated[str, column("phase of the step; empty outside of phases", values=PHASES)]
+    metric: Annotated[str, column("name of the number")]
+    unit: Annotated[str, column("unit of the value")]
+    step: Annotated[
+        int | None, column("rank of a `saved_operation_bytes`, from 1; otherwise null", Dtype.INT32)
+    ]
+    value: Annotated[
+        float | None,
+        column("predicted number; null for a verdict or without a prediction", unit="`unit`"),
+    ]
+    note: Annotated[str, column("how it was predicted, a role, the verdict, or why it is null")]
+
+
+CELL = Field("cell", Dtype.TEXT, "id of the cell: a digest of its task and parameters", "", True)
+ATTEMPT = Field(
+    "attempt",
+    Dtype.INT32,
+    "number of the attempt, from 1; with `cell` the key of `attempts`",
+    "",
+    True,
+)
+PREDICTED_AT = Field("predicted_at", Dtype.TIMESTAMP, "when it was predicted", "UTC", True)
+ATTEMPT_KEY = (CELL, ATTEMPT)
+PREDICTION_KEY = (CELL, PREDICTED_AT)
+
+# Stored columns of samples. They are in another order than the fields of Sample, and the order of
+# stored columns never changes.
+_SAMPLE_ORDER = ("instrument", "mode", "phase", "metric", "unit", "step", "value", "note")
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """One of the tables of a run. fields: all its columns, the key first."""
+
+    name: str
+    doc: str
+    fields: tuple[Field, ...]
+
+
+def _sample_fields() -> tuple[Field, ...]:
+    by_name = {field.name: field for field in fields_of(Sample)}
+    return tuple(by_name[name] for name in _SAMPLE_ORDER)
+
+
+STORED_TABLES: tuple[StoredTable, ...] = (
+    StoredTable(
+        "attempts",
+        "One row per attempt at a cell, also of failed ones: how it ended, and what is known "
+        "about where and why.",
+        (*ATTEMPT_KEY, *fields_of(AttemptRow)),
+    ),
+    StoredTable(
+        "samples",
+        "One row per measured number, of every attempt, also of one that failed later. The time of "
+        "a cell is `duration` of `timing` with the phase `step`, in mode `pipelined` or, without "
+        "that, `synced`.",
+        (*ATTEMPT_KEY, *_sample_fields()),
+    ),
+    StoredTable(
+        "kernels",
+        "One row per kernel name, phase and module, over `steps` profiled steps: the time per step "
+        "is `total_ns / steps`. On the CPU an operator's own time, without the operators within "
+        "it. For cells with the instrument `kernels` or `nsys`.",
+        (*ATTEMPT_KEY, *fields_of(KernelRow)),
+    ),
+    StoredTable(
+        "allocations",
+        "One row for all allocations on the GPU that are alive at one moment and agree in role, "
+        "part, size and place in the code. `total_bytes` adds up to the allocated memory. For "
+        "cells with the instrument `memory_snapshot`.",
+        (*ATTEMPT_KEY, *fields_of(AllocationRow)),
+    ),
+    StoredTable(
+        "live",
+        "Bytes of each role that are alive at about 250 moments of the recorded step. At each "
+        "moment the roles add up; between two moments the highest one is stored. For cells with "
+        "the instrument `memory_snapshot`.",
+        (*ATTEMPT_KEY, *fields_of(LiveRow)),
+    ),
+    StoredTable(
+        "predictions",
+        "One row per predicted number of a cell's memory, before anything was measured; it belongs "
+        "to no attempt. If a cell was predicted several times, the latest `predicted_at` counts.",
+        (*PREDICTION_KEY, *fields_of(PredictionRow)),
+    ),
+)

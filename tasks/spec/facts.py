@@ -1,0 +1,152 @@
+"""Every key of the JSON objects `facts` and `evidence` of an attempt.
+
+Facts say where and with what a cell was measured, as read back. Evidence says what is known about an
+attempt that did not end with `ok`. Those listed first are also columns of `cells`, in this order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+
+from tasks.spec.fields import Dtype, Fact, Format
+
+_text = partial(Fact, dtype=Dtype.TEXT)
+_int = partial(Fact, dtype=Dtype.INT64, format=Format.COUNT)
+_float = partial(Fact, dtype=Dtype.FLOAT, format=Format.NUMBER)
+_bool = partial(Fact, dtype=Dtype.BOOL)
+_json = partial(Fact, dtype=Dtype.JSON)
+_bytes = partial(Fact, dtype=Dtype.INT64, unit="bytes", format=Format.GIB)
+
+_CELL_FACTS = (
+    # Where and by which program.
+    _text("program_source", doc="digest of the measuring code; several commits may share it"),
+    _text(
+        "invocation", doc="command that measured it: `time` of its entry in run.json", unit="UTC"
+    ),
+    _text("host", doc="name of the host"),
+    _text("gpu", doc="name of the GPU, from its driver"),
+    _text("gpu_uuid", doc="id of the GPU; a digest of it in published results"),
+    _text("torch", doc="version of torch"),
+    _text("cuda", doc="version of CUDA that torch was built with"),
+    _text("driver", doc="version of the GPU's driver"),
+    _text("python", doc="version of Python"),
+    _text("cpu", doc="name of the processor"),
+    # What was built, as read back.
+    _int("tokens", doc="tokens that a step processes", unit="tokens"),
+    _int("parameters", doc="number of parameters of the model, counted after the build"),
+    _text("parameter_dtype", doc="dtype of the parameters, read back after the build"),
+    _text("autocast_dtype", doc="dtype of autocast, read back after the build"),
+    _text("float32_matmul_precision", doc="torch's setting, read back: `highest` means fp32 only"),
+    _bool("matmul_allow_tf32", doc="torch's flag, read back"),
+    # What torch.compile did.
+    _text(
+        "compile_cache_seen",
+        doc="cold, warm or mixed: the compiler's cache had nothing, all or some",
+    ),
+    _int("compile_graphs", doc="graphs that torch.compile made"),
+    _int("compile_graph_breaks", doc="number of graph breaks"),
+    _text("compile_break_reasons", doc="reasons for graph breaks, as torch reports them"),
+    _int("compile_recompiles", doc="number of recompilations until the last measured step"),
+    _text("compile_recompile_reasons", doc="reasons for recompilations, as torch reports them"),
+    _int("compile_cache_hits", doc="hits of the compiler's cache of graphs"),
+    _int("compile_cache_misses", doc="misses of the compiler's cache of graphs"),
+    _int("compile_skipped_cuda_graphs", doc="how often CUDA graphs were requested and not used"),
+    # Attention.
+    _text("attention_asked", doc="attention backend that was requested"),
+    _text("attention_seen", doc="attention backend whose kernels ran"),
+    _text("attention_kernels", doc="names of those kernels"),
+    # The dtypes of the task autocast_dtypes.
+    _text("dtype_parameters", doc="autocast_dtypes: dtype of the parameters"),
+    _text("dtype_fc1", doc="autocast_dtypes: dtype of the first linear layer's output"),
+    _text("dtype_relu", doc="autocast_dtypes: dtype of the ReLU's output"),
+    _text("dtype_norm", doc="autocast_dtypes: dtype of the norm's output"),
+    _text("dtype_logits", doc="autocast_dtypes: dtype of the logits"),
+    _text("dtype_loss", doc="autocast_dtypes: dtype of the loss"),
+    _text("dtype_gradients", doc="autocast_dtypes: dtype of the gradients"),
+    _int("softmax_flops", doc="softmax in a forward pass, all layers", unit="FLOP"),
+    _int(
+        "attention_matmul_flops",
+        doc="both products of attention in a forward pass, all layers",
+        unit="FLOP",
+    ),
+    # Adaptive timing.
+    _int("timing_warmup_steps", doc="adaptive timing: synced steps that were warm-up"),
+    _text("timing_stopped_by", doc="adaptive timing: half-width, out of reach, steps or seconds"),
+    _text("timing_pipelined", doc="adaptive timing: pipelined steps `as synced`, or `measured`"),
+    _float(
+        "timing_half_width",
+        doc="adaptive timing: half-width of the interval reached, over the median",
+    ),
+)
+_OTHER_FACTS = (
+    _text("start_method", doc="start of the process: `fork` from a fork server, or `spawn`"),
+    _text("pinned_cores", doc="cores that the process is restricted to, such as 0-3,8; null: all"),
+    _int("cores", doc="number of cores that the process may use"),
+    _int("nice", doc="niceness of the process"),
+    _text("omp_num_threads", doc="the environment variable OMP_NUM_THREADS"),
+    _text("visible_devices", doc="the environment variable CUDA_VISIBLE_DEVICES"),
+    _int("pid", doc="id of the process; not published"),
+    _int("threads", doc="threads that torch uses on the CPU"),
+    _text("driver_note", doc="why the driver's version is unknown"),
+    _int("cudnn", doc="version of cuDNN"),
+    _bool("cudnn_allow_tf32", doc="torch's flag, read back"),
+    _text("nvidia_tf32_override", doc="the environment variable NVIDIA_TF32_OVERRIDE"),
+    _bytes("gpu_memory_bytes", doc="memory of the GPU"),
+    _json("gpu_uuids", doc="ids of all GPUs of a cell with several"),
+    _text("compute_capability", doc="compute capability of the GPU"),
+    _json("fingerprint", doc="fields that must be equal for cells of one run to be comparable"),
+    _text("grad_mode", doc="`grad` or `no_grad`"),
+    _int(
+        "parameters_expected", doc="number of parameters that follows from the model's dimensions"
+    ),
+    _text("model_source", doc="digest of the code of your own model"),
+    _json("flops", doc="floating-point operations of each phase, by the closed form", unit="FLOP"),
+    _text("compile_threads", doc="threads of torch's compiler"),
+    _json("stage_s", doc="duration by stage; `process`: start and end of the process", unit="s"),
+    _json("instruments", doc="instruments that were requested"),
+    _json("env", doc="environment variables of the config"),
+    _int("log_left_out_bytes", doc="bytes removed from the middle of its output", unit="bytes"),
+)
+
+_CELL_EVIDENCE = (
+    _text("message", doc="message of the error that ended the attempt"),
+    _text("reason", doc="why the cell was skipped"),
+    _text("signal", doc="signal that ended the process"),
+    _int("exit_code", doc="exit code of the process"),
+    _text("witness", doc="of an inferred out-of-memory: the cell it is inferred from"),
+    _bytes("asked_bytes", doc="requested size when memory ran out"),
+    _bytes("allocated_bytes", doc="allocated by tensors when memory ran out"),
+    _bytes("reserved_bytes", doc="reserved by the allocator when memory ran out"),
+    _bytes("free_bytes", doc="free on the device when memory ran out"),
+    _text("snapshot", doc="file of the allocator's record, stored with the log"),
+)
+_OTHER_EVIDENCE = (
+    _text("exception", doc="class of the exception"),
+    _text("traceback", doc="traceback of the exception"),
+    _bytes("total_bytes", doc="memory of the device"),
+    _bytes("limit_bytes", doc="the cell's `memory_limit_gib`"),
+    _bytes("rss_bytes", doc="resident set of the process when memory ran out"),
+    _text("memory_evidence", doc="why the device's memory could not be read"),
+    _int("oom_kills", doc="OOM kills by the kernel while it ran"),
+    _float("timeout_s", doc="limit that it exceeded", unit="s"),
+    _json("kernel_log", doc="the kernel's messages about memory and GPUs while it ran"),
+    _text("log_tail", doc="the end of its log"),
+    _text("nvml", doc="of a lost GPU: NVML's message"),
+    _text("gpu_uuid", doc="of a lost GPU: its id"),
+    _text("host_fault", doc="why nothing can be measured on that host"),
+    _text("cell_ended_as", doc="of a lost attempt: the status that it would have had"),
+    _text("cell_said", doc="of a lost attempt: its own error message"),
+)
+
+
+def _as_columns(facts: Iterable[Fact]) -> Iterator[Fact]:
+    for fact in facts:
+        yield replace(fact, in_cells=True)
+
+
+FACTS: tuple[Fact, ...] = (*_as_columns(_CELL_FACTS), *_OTHER_FACTS)
+EVIDENCE: tuple[Fact, ...] = (*_as_columns(_CELL_EVIDENCE), *_OTHER_EVIDENCE)
+CELL_FACTS: tuple[str, ...] = tuple(fact.name for fact in _CELL_FACTS)
+CELL_EVIDENCE: tuple[str, ...] = tuple(fact.name for fact in _CELL_EVIDENCE)

@@ -1,0 +1,160 @@
+"""Declarations of recorded values: columns of stored tables, and facts of an attempt.
+
+Everything that a reader of results needs to know about a value is declared once, here or in
+`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`, formatters
+and docs/columns.md are generated from the declarations. This module imports no torch, pandas or
+pyarrow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from enum import StrEnum
+from functools import cache
+from string import Formatter
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+
+class Dtype(StrEnum):
+    """Data type of a stored column."""
+
+    TEXT = "text"
+    INT32 = "int32"
+    INT64 = "int64"
+    FLOAT = "float"
+    TIMESTAMP = "timestamp"  # UTC, microseconds
+    JSON = "json"  # a JSON object as text
+    BOOL = "bool"
+
+
+class Format(StrEnum):
+    """How a value is shown in tables, charts and `sweep show`."""
+
+    TEXT = "text"
+    NUMBER = "number"  # a few significant digits
+    COUNT = "count"  # an integer with separators
+    PERCENT = "percent"  # of a fraction
+    MS = "ms"
+    SECONDS = "seconds"
+    GIB = "GiB"  # of bytes
+    MIB = "MiB"  # of bytes
+
+
+class Aggregate(StrEnum):
+    """How several samples of a cell become one value of a column."""
+
+    FIRST = "first"
+    MAX = "max"
+    SUM = "sum"
+    SIZE = "size"  # the number of samples
+    MEDIAN = "median"
+    SUMMARY = "summary"  # one column per statistic: n, mean, sd, min, median, ci_low, …
+    INTERVAL = "interval"  # median, ci_low, ci_high and coverage
+    DIFFERENCE = "difference"  # the value of mode `after` less that of mode `before`
+    NOTE = "note"  # the note of the first sample
+
+
+@dataclass(frozen=True)
+class Field:
+    """A column of a stored table.
+
+    name: empty until the field is read from its row type with `fields_of`.
+    dtype: None if it follows from the annotation (str, int, float).
+    doc: one sentence or noun phrase for docs/columns.md.
+    required: a row without a value is damaged or was not written by this program.
+    values: the values that the column may have, with their meaning; empty if it may have any.
+    """
+
+    name: str
+    dtype: Dtype | None
+    doc: str
+    unit: str = ""
+    required: bool = False
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A key of the JSON objects `facts` or `evidence` of an attempt.
+
+    in_cells: the fact is also a column of `cells`.
+    """
+
+    name: str
+    dtype: Dtype
+    doc: str
+    unit: str = ""
+    in_cells: bool = False
+    format: Format = Format.TEXT
+
+
+def column(
+    doc: str,
+    dtype: Dtype | None = None,
+    unit: str = "",
+    required: bool = False,
+    values: Mapping[str, str] | None = None,
+) -> Field:
+    """Declare a column in the annotation of a dataclass field.
+
+    `total_ns: Annotated[int, column("total time of all launches", unit="ns")]`
+    """
+    return Field("", dtype, doc, unit, required, values or {})
+
+
+_DTYPES = {str: Dtype.TEXT, int: Dtype.INT64, float: Dtype.FLOAT}
+
+
+@cache
+def fields_of(row: type) -> tuple[Field, ...]:
+    """Return the declared columns of a row type, in the order of its dataclass fields.
+
+    Raise TypeError for a dataclass field that declares none.
+    """
+    assert is_dataclass(row)
+    hints = get_type_hints(row, include_extras=True)
+    return tuple(_declared(row, one.name, hints[one.name]) for one in fields(row))
+
+
+def _declared(row: type, name: str, hint: Any) -> Field:
+    if get_origin(hint) is not Annotated:
+        raise TypeError(f"{row.__name__}.{name} declares no column: annotate it with column(...)")
+    kind, *extras = get_args(hint)
+    declared = next(extra for extra in extras if isinstance(extra, Field))
+    if declared.dtype is None:
+        scalars = [one for one in get_args(kind) or (kind,) if one is not type(None)]
+        declared = replace(declared, dtype=_DTYPES[scalars[0]])
+    return replace(declared, name=name)
+
+
+# What the placeholders of a column's name stand for. `{phase}` names a phase of a step, `step` itself,
+# or `outside`; `{rank}` counts from 1.
+PLACEHOLDERS: Mapping[str, str] = {
+    "phase": "[a-z]+",
+    "statistic": "n|mean|sd|min|median|ci_low|ci_high|coverage",
+    "kind": "allocated|requested|reserved|rss",
+    "mode": "[a-z]+",
+    "role": "[a-z_]+",
+    "what": "saved|forward|backward",
+    "way": "wide|narrow|library",
+    "rank": "[0-9]+",
+    "when": "before|after",
+    "part": "[a-z0-9_]+",
+    "words": "[^:]+",
+}
+
+
+@cache
+def name_pattern(template: str) -> re.Pattern[str]:
+    """Return a pattern that matches the names for which a template such as `{phase}_ms` stands.
+
+    Each placeholder is a named group. Raise KeyError for an unknown placeholder.
+    """
+    pattern = ""
+    for text, placeholder, _, _ in Formatter().parse(template):
+        pattern += re.escape(text)
+        if placeholder:
+            pattern += f"(?P<{placeholder}>{PLACEHOLDERS[placeholder]})"
+    return re.compile(pattern)
