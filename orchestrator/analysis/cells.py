@@ -46,28 +46,7 @@ from orchestrator.analysis.timing_columns import (
 )
 from orchestrator.store.parquet_parts import give_back_memory
 from orchestrator.store.run_collection import MARK
-
-_EVIDENCE = (
-    "message",
-    "reason",
-    "signal",
-    "exit_code",
-    "witness",
-    "asked_bytes",
-    "allocated_bytes",
-    "reserved_bytes",
-    "free_bytes",
-    "snapshot",
-)
-_FACTS = (
-    "program_source", "invocation", "host", "gpu", "gpu_uuid", "torch", "cuda", "driver", "python", "cpu", "tokens", "parameters",
-    "parameter_dtype", "autocast_dtype", "float32_matmul_precision", "matmul_allow_tf32", "compile_cache_seen", "compile_graphs",
-    "compile_graph_breaks", "compile_break_reasons", "compile_recompiles", "compile_recompile_reasons",
-    "compile_cache_hits", "compile_cache_misses", "compile_skipped_cuda_graphs", "attention_asked", "attention_seen",
-    "attention_kernels", "dtype_parameters", "dtype_fc1", "dtype_relu", "dtype_norm", "dtype_logits", "dtype_loss",
-    "dtype_gradients", "softmax_flops", "attention_matmul_flops", "timing_warmup_steps", "timing_stopped_by", "timing_pipelined",
-    "timing_half_width",
-)  # fmt: skip
+from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 
 # What the stages of an attempt are counted as; all others are of instruments.
 _STAGES = {
@@ -119,8 +98,8 @@ def derive_cells(
                 ]
             ],
             rows[["commit"]],
-            _columns(facts, _FACTS, taken=params),
-            _columns(evidence, _EVIDENCE, taken=params),
+            _columns(facts, CELL_FACTS, taken=params),
+            _columns(evidence, CELL_EVIDENCE, taken=params),
             facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops"),
             _took(facts),
         ],

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import orchestrator as sweep
-from orchestrator.analysis.cells import _EVIDENCE, _FACTS
 from orchestrator.analysis.cpu_bound import Decides
 from orchestrator.report.column_guide import QUESTIONS
 from orchestrator.report.columns import COLUMNS, PARAMETER, PARAMETERS, describe_columns, page
@@ -25,6 +24,7 @@ from tasks.instruments import instrument_names, stages_of
 from tasks.snapshots import attribution as of_snapshots
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK
 from tasks.spec.attempt import BEFORE_ITS_TASK
+from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 from tasks.spec.parameters import MultiGpuParams, Params, axis_names
 from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
@@ -101,7 +101,13 @@ def words(annotation: Any) -> set[str]:
 
 
 def test_what_is_described_is_there(run_of_every_kind: Run) -> None:
-    names = {*published(), *sweep.load(run_of_every_kind.folder).cells, *_FACTS, *_EVIDENCE, *RARE}
+    names = {
+        *published(),
+        *sweep.load(run_of_every_kind.folder).cells,
+        *CELL_FACTS,
+        *CELL_EVIDENCE,
+        *RARE,
+    }
     assert [column.name for column in COLUMNS if not any(map(column.describes, names))] == []
 
 
@@ -248,7 +254,9 @@ def test_every_note_of_a_prediction_is_described(run_of_every_kind: Run) -> None
             }, metric
 
 
-@pytest.mark.parametrize(("column", "in_cells"), [("facts", _FACTS), ("evidence", _EVIDENCE)])
+@pytest.mark.parametrize(
+    ("column", "in_cells"), [("facts", CELL_FACTS), ("evidence", CELL_EVIDENCE)]
+)
 def test_what_is_known_of_an_attempt_is_described(
     column: str, in_cells: tuple[str, ...], run_of_every_kind: Run
 ) -> None:
