@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 from orchestrator.common.errors import EnvironmentError, SweepError
 from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
 from orchestrator.execution.measuring_process import git_commit, named, program_source
+from orchestrator.hardware.host import HostInfo
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.address import Where, is_address
 from orchestrator.store.remote.claim import claimed
@@ -45,15 +45,15 @@ class Diagnosis:
 def examine(out: Where) -> Iterator[Diagnosis]:
     """One finding after another, as each is known. out: where results would go."""
     try:
-        probe = probe_here()
+        host: HostInfo | None = probe_here()
     except EnvironmentError as error:
         yield Diagnosis("torch", False, error.message, "Reinstall it: pip install torch")
-        probe = {}
+        host = None
     yield _program()
-    if probe:
+    if host is not None:
         for check in (_torch, _cuda, _gpus, _nvml, _cpu):
-            yield check(probe)
-        if probe["gpus"]:
+            yield check(host)
+        if host.gpus:
             yield _profiler(profiler_failure())
         yield _host(dispatch_rates(_WATCHED_S))
     yield _ray()
@@ -66,47 +66,43 @@ def _program() -> Diagnosis:
     return Diagnosis("program", True, named(program_source(), git_commit()))
 
 
-def _torch(probe: Mapping[str, Any]) -> Diagnosis:
-    tested = probe["torch"].startswith(_TESTED_TORCH)
+def _torch(host: HostInfo) -> Diagnosis:
+    tested = host.torch.startswith(_TESTED_TORCH)
     remedy = "" if tested else f"Tested are {', '.join(_TESTED_TORCH)}"
     return Diagnosis(
-        "torch", True if tested else None, f"{probe['torch']} on Python {probe['python']}", remedy
+        "torch", True if tested else None, f"{host.torch} on Python {host.python}", remedy
     )
 
 
-def _cuda(probe: Mapping[str, Any]) -> Diagnosis:
-    if probe["gpus"]:
-        return Diagnosis(
-            "CUDA", True, f"{probe['cuda']}, cuDNN {probe['cudnn']}, driver {probe['driver']}"
-        )
-    if probe["cuda"] is None:
+def _cuda(host: HostInfo) -> Diagnosis:
+    if host.gpus:
+        return Diagnosis("CUDA", True, f"{host.cuda}, cuDNN {host.cudnn}, driver {host.driver}")
+    if host.cuda is None:
         return Diagnosis(
             "CUDA", None, "this torch is built without it", "Cells run with --set device=cpu"
         )
     return Diagnosis(
         "CUDA",
         None,
-        f"torch has {probe['cuda']} but sees no GPU",
+        f"torch has {host.cuda} but sees no GPU",
         "Check nvidia-smi and CUDA_VISIBLE_DEVICES",
     )
 
 
-def _gpus(probe: Mapping[str, Any]) -> Diagnosis:
-    said = ", ".join(f"{gpu['name']} {gpu['memory_bytes'] / _GIB:.0f} GiB" for gpu in probe["gpus"])
-    mps = "mps" in probe["fingerprints"]
+def _gpus(host: HostInfo) -> Diagnosis:
+    said = ", ".join(f"{gpu.name} {gpu.memory_bytes / _GIB:.0f} GiB" for gpu in host.gpus)
+    mps = "mps" in host.devices
     return Diagnosis("GPUs", bool(said or mps) or None, said or ("Apple MPS" if mps else "no GPU"))
 
 
-def _nvml(probe: Mapping[str, Any]) -> Diagnosis:
-    if probe["driver"]:
-        return Diagnosis("NVML", True, f"driver {probe['driver']}")
-    return Diagnosis(
-        "NVML", None, probe["driver_note"], "Clocks, power and temperature will be null"
-    )
+def _nvml(host: HostInfo) -> Diagnosis:
+    if host.driver:
+        return Diagnosis("NVML", True, f"driver {host.driver}")
+    return Diagnosis("NVML", None, host.driver_note, "Clocks, power and temperature will be null")
 
 
-def _cpu(probe: Mapping[str, Any]) -> Diagnosis:
-    return Diagnosis("CPU", True, f"{probe['cpu']}, {probe['cores']} cores")
+def _cpu(host: HostInfo) -> Diagnosis:
+    return Diagnosis("CPU", True, f"{host.cpu}, {host.cores} cores")
 
 
 def _host(paces: Sequence[float]) -> Diagnosis:
@@ -138,7 +134,7 @@ def _profiler(refused: str | None) -> Diagnosis:
 def _ray() -> Diagnosis:
     try:
         said = f"{version('ray')}, starts here"
-        RayScheduler().close()
+        RayScheduler(lambda message: None).close()
     except PackageNotFoundError:
         return Diagnosis("Ray", False, "is not installed", "pip install ray")
     except SweepError as error:

@@ -186,11 +186,11 @@ def sweep_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     """The command line in this process, in a folder of its own: this machine is probed once, and where nothing else differs the
     cells of all commands come from one prepared parent."""
     from orchestrator.cli.main import main
-    from orchestrator.scheduling.ray_scheduler import SerialScheduler
+    from orchestrator.scheduling.serial import SerialScheduler
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(SerialScheduler, "close", lambda scheduler: None)
-    for module in ("scheduling.ray_scheduler", "doctor"):
+    for module in ("scheduling.serial", "doctor"):
         monkeypatch.setattr(f"orchestrator.{module}.probe_here", _known_here)
 
     def call(*words: object) -> Result:

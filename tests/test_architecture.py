@@ -83,8 +83,6 @@ KNOWN: set[tuple[str, str]] = {
     ("orchestrator.analysis.comparison", "orchestrator/execution"),
     ("orchestrator.analysis.cpu_bound", "model"),
     ("orchestrator.analysis.machine_variation", "orchestrator/report"),
-    ("orchestrator.execution.supervisor", "orchestrator/scheduling"),
-    ("orchestrator.scheduling.ray_scheduler", "orchestrator/sweep"),
     ("orchestrator.store.artifacts", "orchestrator/execution"),
 }
 

@@ -23,7 +23,7 @@ from orchestrator.execution.child_process import CHILD_STARTER
 from orchestrator.execution.fork_server import FORK_TEMPLATE
 from orchestrator.execution.host_probe import gpu_failure, profiler_failure
 from orchestrator.hardware import nvml
-from orchestrator.scheduling import ray_scheduler as schedulers
+from orchestrator.scheduling import serial
 from orchestrator.store.run import Run
 from tasks.attention import AttentionParams, build
 from tasks.harness.stage import Session
@@ -424,7 +424,7 @@ def test_a_gpu_that_falls_off_gets_no_other_cell(
     with monkeypatch.context() as played:
         played.setattr(nvml, "refusal", lambda uuid: nvml.Refusal("GPU is lost", True))
         played.setattr(
-            schedulers, "visible_gpus", lambda here: {"0": here["gpus"][0]["uuid"]}
+            serial, "visible_gpu_uuids", lambda host: {"0": host.gpus[0].uuid}
         )  # as if it were the only one
         done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, (done.output, done.exception)

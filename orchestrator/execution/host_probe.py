@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.common.errors import EnvironmentError
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
+from orchestrator.hardware.host import HostInfo
 
 TIMEOUT_S = 120
 _REFUSED = re.compile(
@@ -55,10 +56,9 @@ def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
     )
 
 
-def probe_here() -> Mapping[str, Any]:
-    """Raises EnvironmentError where torch itself does not work."""
-    found: dict[str, Any] = _told(["--probe"])
-    return found
+def probe_here() -> HostInfo:
+    """Probe this host. Raises EnvironmentError where torch itself does not work."""
+    return HostInfo.from_probe(_told(["--probe"]))
 
 
 def dispatch_rates(seconds: float) -> Sequence[float]:

@@ -9,62 +9,30 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from orchestrator.execution.attempt import execute, lost_outcome, prepare, start_fork_template
 from orchestrator.execution.attempt_archive import (
-    AttemptArchive,
     in_local_folder,
     pack,
     shares_folder,
 )
 from orchestrator.execution.child_process import is_forked
+from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import gpu_failure, host_failure
 from orchestrator.hardware.cpu_affinity import cores_for
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_uuids, may_be_broken
-from orchestrator.scheduling.multi_gpu import names_in
+from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, split_gpu_names
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
 _MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
 Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
-
-
-@dataclass(frozen=True)
-class AttemptStarted:
-    """An attempt has begun: where, and when by time.monotonic() of this host. A wall clock jumps, and each host has its own.
-
-    node: as a cluster calls it, where there is one; cpus: how many of its cores are kept for this there.
-    """
-
-    attempt: Attempt
-    host: str
-    gpu: str
-    at_s: float
-    node: str = ""
-    cpus: float = 0.0
-
-
-@dataclass(frozen=True)
-class DeviceLost:
-    """A GPU has fallen off under an attempt, or its whole host measures nothing. outcome: of an attempt that is not to blame;
-    ended: as it ended by itself. place: which, and what is wrong with it. name: as in CUDA_VISIBLE_DEVICES; empty of a host.
-    """
-
-    outcome: Outcome
-    ended: Outcome
-    place: str
-    name: str
-
-
-Event = (
-    AttemptStarted | AttemptArchive | Outcome | DeviceLost
-)  # what a supervisor tells the driver, in this order
 
 
 def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) -> Iterator[Event]:
@@ -85,7 +53,7 @@ def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) 
     if local is not attempt:
         yield pack(local, attempt)
     yield _as_of(event, attempt)
-    if isinstance(event, DeviceLost) and event.name:
+    if isinstance(event, DeviceLost) and event.gpu:
         threading.Event().wait()  # for the driver's end: Ray takes it, and what else the cell had, for GPUs that are at work
 
 
@@ -117,19 +85,21 @@ def start_template(
 
 def _as_of(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:
     if isinstance(event, DeviceLost):
-        outcome, ended = (replace(one, attempt=attempt) for one in (event.outcome, event.ended))
-        return replace(event, outcome=outcome, ended=ended)
+        outcome, ended = (
+            replace(one, attempt=attempt) for one in (event.lost_outcome, event.own_outcome)
+        )
+        return replace(event, lost_outcome=outcome, own_outcome=ended)
     return replace(event, attempt=attempt)
 
 
 def _gpu_of(attempt: Attempt) -> str:
-    visible = {**os.environ, **attempt.settings.env}.get("CUDA_VISIBLE_DEVICES", "")
+    visible = {**os.environ, **attempt.settings.env}.get(VISIBLE_GPUS, "")
     return visible if attempt.cell.params.device == "cuda" else ""
 
 
 def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
     """Of all GPUs that a cell has; None for all that there are."""
-    shares = [cores_for(name, gpus) for name in names_in(gpu)]
+    shares = [cores_for(name, gpus) for name in split_gpu_names(gpu)]
     return (
         tuple(sorted({core for share in shares for core in share or ()}))
         if shares and all(shares)
@@ -143,7 +113,7 @@ def measure(
     """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly, and after the
     host where it ends before its task began."""
     names = (
-        [name for name in names_in(gpu) if name in gpus]
+        [name for name in split_gpu_names(gpu) if name in gpus]
         if attempt.cell.params.device == "cuda"
         else []
     )
@@ -204,9 +174,7 @@ def only_on(gpu: str, attempt: Attempt) -> Attempt:
     """The attempt at a place where it sees no other GPU than this, or these."""
     return replace(
         attempt,
-        settings=replace(
-            attempt.settings, env={**attempt.settings.env, "CUDA_VISIBLE_DEVICES": gpu}
-        ),
+        settings=replace(attempt.settings, env={**attempt.settings.env, VISIBLE_GPUS: gpu}),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which GPU is large enough, and how fast one could be: the data of gpus.toml."""
+"""Memory, peak rates and bandwidth of known GPUs, from gpus.toml."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from typing import Any
 from orchestrator.common.errors import ConfigError, nearest
 
 _MIB = 1024**2
+# fp16 and pure bf16 use the same tensor cores at the same rate as bf16.
+_PEAK_ENTRY = {"fp16": "bf16", "bf16_pure": "bf16"}
 
 
 @dataclass(frozen=True)
 class GpuMemoryClass:
-    """The GPUs of one size. compute_capability: the least of them."""
+    """The known GPUs of one memory size. `compute_capability` is the lowest among them."""
 
     name: str
     usable_bytes: int
@@ -24,7 +26,7 @@ class GpuMemoryClass:
 
 @dataclass(frozen=True)
 class GpuModel:
-    """A GPU that a prediction is made for. usable_bytes: beside the CUDA context."""
+    """A GPU that a prediction is made for. `usable_bytes` excludes the CUDA context."""
 
     name: str
     usable_bytes: int
@@ -33,17 +35,25 @@ class GpuModel:
 
 @cache
 def known_gpus() -> tuple[GpuMemoryClass, ...]:
-    """Ascending by memory; usable is what is left beside the CUDA context."""
-    data = _data()
-    gpus = [
-        GpuMemoryClass(
-            gpu["name"],
-            (gpu["memory_mib"] - data["context_mib"]) * _MIB,
-            min(gpu["cards"].values()),
-        )
-        for gpu in data["gpu"]
+    """Return the memory classes of known GPUs, smallest first."""
+    classes = [
+        GpuMemoryClass(gpu["name"], _usable_bytes(gpu), min(gpu["cards"].values()))
+        for gpu in _data()["gpu"]
     ]
-    return tuple(sorted(gpus, key=lambda gpu: gpu.usable_bytes))
+    return tuple(sorted(classes, key=lambda gpu: gpu.usable_bytes))
+
+
+@cache
+def _known_models() -> tuple[GpuModel, ...]:
+    return tuple(
+        GpuModel(name, _usable_bytes(gpu), capability)
+        for gpu in _data()["gpu"]
+        for name, capability in gpu["cards"].items()
+    )
+
+
+def _usable_bytes(gpu: dict[str, Any]) -> int:
+    return int(gpu["memory_mib"] - _data()["context_mib"]) * _MIB
 
 
 @cache
@@ -52,82 +62,74 @@ def _data() -> dict[str, Any]:
 
 
 def find_gpu(name: str) -> GpuModel:
-    """A known GPU by its name, with or without the maker's. Raises ConfigError."""
-    cards = {card.name: card for card in _known_cards()}
-    short = _short(name)
-    for known, card in cards.items():
+    """Return the known GPU with this name, with or without NVIDIA and GeForce.
+
+    Raises ConfigError.
+    """
+    models = {model.name: model for model in _known_models()}
+    short = _without_maker(name)
+    for known, model in models.items():
         if known.lower() == short.lower():
-            return card
-    alike = [known for known in cards if matches_kind(known, name)]
-    raise ConfigError(
-        f"--gpu {name}: no such GPU is known",
-        f"Say which: {', '.join(alike)}" if alike else nearest(short, cards),
-    )
+            return model
+    alike = [known for known in models if matches_kind(known, name)]
+    remedy = f"Say which: {', '.join(alike)}" if alike else nearest(short, models)
+    raise ConfigError(f"--gpu {name}: no such GPU is known", remedy)
 
 
 def gpu_from_driver(name: str, memory_bytes: int) -> GpuModel:
-    """A GPU of this machine or cluster, as its driver tells it."""
-    alike = [card for card in _known_cards() if matches_kind(name, card.name)]
+    """Return the model of a GPU that exists here, with the memory that its driver reports."""
+    alike = [model for model in _known_models() if matches_kind(name, model.name)]
     capability = alike[0].compute_capability if alike else None
     return GpuModel(name, memory_bytes - _data()["context_mib"] * _MIB, capability)
 
 
-@cache
-def _known_cards() -> tuple[GpuModel, ...]:
-    return tuple(
-        GpuModel(name, (gpu["memory_mib"] - _data()["context_mib"]) * _MIB, capability)
-        for gpu in _data()["gpu"]
-        for name, capability in gpu["cards"].items()
-    )
-
-
-def _short(name: str) -> str:
-    return " ".join(word for word in name.split() if word.lower() not in ("nvidia", "geforce"))
-
-
-def driver_name(card: GpuModel) -> str | None:
-    """What the driver calls a GPU that has a peak here; None for one that has none."""
-    words = set(_words(card.name))
-    return next(
-        (peak["device"] for peak in _data()["peak"] if words <= set(_words(peak["device"]))), None
-    )
+def driver_name(model: GpuModel) -> str | None:
+    """Return the driver's name of a GPU with known peaks, or None without any."""
+    words = set(_words(model.name))
+    for peak in _data()["peak"]:
+        if words <= set(_words(peak["device"])):
+            return str(peak["device"])
+    return None
 
 
 def matches_kind(device: str, kind: str) -> bool:
-    """Whether a GPU is of a kind: all words of that are in its name. device: as its driver, or Ray, calls it."""
-    return set(_words(_short(kind))) <= set(_words(device))
+    """Return True if the name of a GPU contains all words of this kind, such as `RTX 5090`.
+
+    Args:
+        device: the name as the driver or Ray writes it, such as `GeForce-RTX-5090`.
+    """
+    return set(_words(_without_maker(kind))) <= set(_words(device))
+
+
+def _without_maker(name: str) -> str:
+    return " ".join(word for word in name.split() if word.lower() not in ("nvidia", "geforce"))
 
 
 def _words(name: str) -> list[str]:
     return name.lower().replace("-", " ").split()
 
 
-_PEAK_OF = {"fp16": "bf16", "bf16_pure": "bf16"}  # the same units at the same rate
-
-
 def peak_tflops(device: str | None, precision: str | None) -> float | None:
-    """Dense peak of matrix products in this precision. None for a GPU or a precision that no source is known for."""
-    return _figure(device, _PEAK_OF.get(str(precision), str(precision)))
+    """Return the dense peak of matrix products in this precision, or None if no source is known."""
+    return _figure(device, _PEAK_ENTRY.get(str(precision), str(precision)))
 
 
 def bandwidth_gb_s(device: str | None) -> float | None:
-    """Of the GPU's memory, in 10⁹ bytes a second. None for a GPU that no source is known for."""
+    """Return the bandwidth of the GPU's memory in 10⁹ bytes/s, or None if no source is known."""
     return _figure(device, "bandwidth")
 
 
 def _figure(device: str | None, name: str) -> float | None:
-    figures: dict[str, Any] = next(
-        (peak for peak in _data()["peak"] if peak["device"] == device), {}
-    )
-    return float(figures[name]) if name in figures else None
+    for peak in _data()["peak"]:
+        if peak["device"] == device and name in peak:
+            return float(peak[name])
+    return None
 
 
 def smallest_fitting(peak_bytes: float, precision: str | None = None) -> str:
-    """The name of the smallest known GPU that holds `peak_bytes` and has the units of this precision."""
-    capability = _data()["least_capability"].get(str(precision), 0.0)
-    found = (
-        gpu.name
-        for gpu in known_gpus()
-        if gpu.usable_bytes >= peak_bytes and gpu.compute_capability >= capability
-    )
-    return next(found, "none known")
+    """Return the smallest memory class that holds `peak_bytes` and computes in this precision."""
+    required = _data()["least_capability"].get(str(precision), 0.0)
+    for gpu in known_gpus():
+        if gpu.usable_bytes >= peak_bytes and gpu.compute_capability >= required:
+            return gpu.name
+    return "none known"

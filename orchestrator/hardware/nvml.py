@@ -1,4 +1,8 @@
-"""What NVIDIA's management library says of this host's GPUs without waking them: no CUDA, no torch, some milliseconds."""
+"""GPUs of this host through NVML: names, UUIDs, NUMA node, and whether they still answer.
+
+NVML answers within milliseconds and creates no CUDA context, so the driver of a sweep can ask it
+while a cell is measured.
+"""
 
 from __future__ import annotations
 
@@ -9,132 +13,144 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-# How CUDA, or torch for it, puts that a device is not there any more.
-_GONE = r"CUDA (error: )?unknown error|busy or unavailable|no CUDA-capable device|No CUDA GPUs|CUDA driver initialization failed"
-# And what may be of a device that does not compute any more, though NVML has nothing to say of it.
-_BROKEN = re.compile(rf"{_GONE}|uncorrectable|hardware|initialization error")
-_WORD_BITS = 64  # of the masks that it fills
+from orchestrator.hardware.visible_gpus import VISIBLE_GPUS
+
+# Texts of CUDA, or of torch about CUDA, for a device that no longer exists.
+_DEVICE_GONE = (
+    r"CUDA (error: )?unknown error|busy or unavailable|no CUDA-capable device"
+    r"|No CUDA GPUs|CUDA driver initialization failed"
+)
+# Texts that may also mean a device that no longer computes although NVML reports no fault.
+_MAY_BE_BROKEN = re.compile(rf"{_DEVICE_GONE}|uncorrectable|hardware|initialization error")
+_MASK_BITS = 64  # NVML fills the affinity mask in unsigned longs
 
 
 def gpu_names() -> Sequence[str]:
-    """The GPUs that CUDA would see here, by the names that their driver gives; none where there is no driver."""
-    return list(_of_each("nvmlDeviceGetName").values())
+    """Return the names of the GPUs that CUDA would see here. Without a driver there are none."""
+    return list(_query_each("nvmlDeviceGetName").values())
 
 
 def gpu_uuids() -> Mapping[str, str]:
-    """Of the same, by the names that they have in CUDA_VISIBLE_DEVICES."""
-    return _of_each("nvmlDeviceGetUUID")
+    """Return the UUIDs of these GPUs by their names in CUDA_VISIBLE_DEVICES."""
+    return _query_each("nvmlDeviceGetUUID")
 
 
-def _of_each(question: str) -> Mapping[str, str]:
+def _query_each(function: str) -> Mapping[str, str]:
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        ask = getattr(pynvml, question)
-        return {name: ask(handle) for name, handle in _visible(pynvml.nvmlDeviceGetCount()).items()}
+        query = getattr(pynvml, function)
+        handles = _visible_handles(pynvml.nvmlDeviceGetCount())
+        return {name: query(handle) for name, handle in handles.items()}
     except pynvml.NVMLError:
         return {}
 
 
-def _visible(count: int) -> dict[str, Any]:
-    """By name, the handles of the GPUs that CUDA would see of so many: all, or as told, up to the first that is not there."""
+def _visible_handles(count: int) -> dict[str, Any]:
+    """Return NVML's handles of the GPUs that CUDA would see, by name.
+
+    Like CUDA, stop at the first name that does not exist.
+    """
     import pynvml
 
-    told = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = (
-        [str(index) for index in range(count)]
-        if told is None
-        else [name.strip() for name in told.split(",")]
-    )
+    visible = os.environ.get(VISIBLE_GPUS)
+    if visible is None:
+        names = [str(index) for index in range(count)]
+    else:
+        names = [name.strip() for name in visible.split(",")]
     found: dict[str, Any] = {}
     with suppress(pynvml.NVMLError):
         for name in names:
-            found[name] = (
-                pynvml.nvmlDeviceGetHandleByIndex(int(name))
-                if name.isdecimal()
-                else _named(name, count)
-            )
+            found[name] = _handle(name, count)
     return found
 
 
-def _named(name: str, count: int) -> Any:
-    """By its UUID, of which CUDA takes the beginning for the whole."""
+def _handle(name: str, count: int) -> Any:
+    """Return the handle of the GPU with this index or UUID. Raises NVMLError."""
     import pynvml
 
-    gpus = {
-        pynvml.nvmlDeviceGetUUID(gpu): gpu
-        for gpu in map(pynvml.nvmlDeviceGetHandleByIndex, range(count))
-    }
-    meant = [gpu for uuid, gpu in gpus.items() if name.startswith("GPU-") and uuid.startswith(name)]
-    return meant[0] if len(meant) == 1 else pynvml.nvmlDeviceGetHandleByUUID(name)
+    if name.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(name))
+    # CUDA accepts an abbreviated UUID if it is unique, NVML does not.
+    if name.startswith("GPU-"):
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        matching = [gpu for gpu in handles if pynvml.nvmlDeviceGetUUID(gpu).startswith(name)]
+        if len(matching) == 1:
+            return matching[0]
+    return pynvml.nvmlDeviceGetHandleByUUID(name)
 
 
 def near_cores(uuid: str) -> frozenset[int] | None:
-    """The processor cores of the NUMA node that a GPU hangs on. None where that is not told."""
+    """Return the CPU cores of the GPU's NUMA node, or None where NVML does not report them."""
     import pynvml
 
+    mask_count = -(-(os.cpu_count() or 1) // _MASK_BITS)
     try:
-        gpu = _open(uuid)
-        words = pynvml.nvmlDeviceGetCpuAffinity(gpu, -(-(os.cpu_count() or 1) // _WORD_BITS))
+        masks = pynvml.nvmlDeviceGetCpuAffinity(_handle_by_uuid(uuid), mask_count)
     except pynvml.NVMLError:
         return None
-    bits = ((word, bit) for word in range(len(words)) for bit in range(_WORD_BITS))
-    return (
-        frozenset(word * _WORD_BITS + bit for word, bit in bits if words[word] >> bit & 1) or None
+    cores = frozenset(
+        index * _MASK_BITS + bit
+        for index, mask in enumerate(masks)
+        for bit in range(_MASK_BITS)
+        if mask >> bit & 1
     )
+    return cores or None
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a GPU does not answer. is_lost: for it fell off the bus, or works no more before it is reset."""
+    """NVML's reason for not answering about a GPU.
+
+    `is_lost` means that the GPU has fallen off the bus or works only after a reset.
+    """
 
     text: str
     is_lost: bool
 
 
 def refusal(uuid: str) -> Refusal | None:
-    """None of a GPU that answers."""
+    """Return why NVML does not answer about this GPU, or None if it answers."""
     import pynvml
 
+    lost = (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED)
     try:
-        pynvml.nvmlDeviceGetMemoryInfo(_open(uuid))
+        pynvml.nvmlDeviceGetMemoryInfo(_handle_by_uuid(uuid))
     except pynvml.NVMLError as error:
-        return Refusal(
-            str(error),
-            error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED),
-        )
+        return Refusal(str(error), error.value in lost)
     return None
 
 
 class GpuHealthWatch:
-    """One GPU, asked before a cell is measured on it and again where that goes wrong.
+    """Compares what NVML reports about a GPU before a cell with what it reports afterwards.
 
-    A GPU that fell off is not always called lost: often NVML has an unknown error for it, or does not find it any more. In a
-    container, or of a part of a GPU, it may say the same of one in order. So that counts of a GPU that answered before, or
-    of one that CUDA has nothing better to say of.
+    NVML does not always call a GPU that fell off the bus lost: often it reports an unknown error
+    or does not find it. For a working GPU in a container, or for a MIG instance, it may report the
+    same. Such an error therefore counts only if the GPU answered before the cell, or if CUDA
+    reported a missing device too.
     """
 
     def __init__(self, uuid: str) -> None:
         self._uuid = uuid
         self._answered = refusal(uuid) is None
 
-    def fault(self, said: str) -> str | None:
-        """What has become of the GPU; None while nothing is known to be wrong with it. said: the cell's own last word."""
+    def fault(self, message: str) -> str | None:
+        """Return what is wrong with the GPU, or None. `message` is the cell's last error."""
         now = refusal(self._uuid)
-        is_lost = now is not None and (
-            now.is_lost or self._answered or re.search(_GONE, said) is not None
-        )
-        return now.text if now is not None and is_lost else None
+        if now is None:
+            return None
+        is_gone = self._answered or re.search(_DEVICE_GONE, message) is not None
+        return now.text if now.is_lost or is_gone else None
 
 
-def may_be_broken(said: str) -> bool:
-    """Whether a cell's last word may be of its GPU, and not of what the cell did."""
-    return _BROKEN.search(said) is not None
+def may_be_broken(message: str) -> bool:
+    """Return True if a cell's last error may come from a broken GPU instead of from its code."""
+    return _MAY_BE_BROKEN.search(message) is not None
 
 
-def _open(uuid: str) -> Any:
-    """Its handle. Raises NVMLError."""
+def _handle_by_uuid(uuid: str) -> Any:
+    """Return NVML's handle of a GPU, with or without `GPU-` in its UUID. Raises NVMLError."""
     import pynvml
 
     pynvml.nvmlInit()

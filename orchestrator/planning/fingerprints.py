@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import RunMismatch
+from orchestrator.hardware.host import HostInfo
 from orchestrator.store.run import Run
 
 if TYPE_CHECKING:
@@ -21,17 +22,11 @@ def known_fingerprints(run: Run) -> Marks:
     return _of_rows(run) if told is None else told
 
 
-def check_fingerprints(
-    run: Run, environments: Sequence[Mapping[str, Any]], queue: Queue, mixed: bool
-) -> Marks:
+def check_fingerprints(run: Run, hosts: Sequence[HostInfo], queue: Queue, mixed: bool) -> Marks:
     """Those of the folder with those that this run adds. Raises RunMismatch."""
     known = known_fingerprints(run) if queue.has_results else {}
     for device in sorted(queue.devices):
-        current = [
-            mark
-            for environment in environments
-            for mark in environment["fingerprints"].get(device, [])
-        ]
+        current = [dict(mark) for host in hosts for mark in host.fingerprints.get(device, [])]
         before = known.get(device, [])
         unknown = [
             mark

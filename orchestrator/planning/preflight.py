@@ -7,12 +7,13 @@ from typing import Any
 
 from orchestrator.common.errors import EnvironmentError
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
+from orchestrator.hardware.host import HostInfo
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.request import Request
 
 
 def exclude_wider_cells(
-    queue: Queue, environments: Sequence[Mapping[str, Any]], say: Callable[[str], None]
+    queue: Queue, hosts: Sequence[HostInfo], say: Callable[[str], None]
 ) -> None:
     """Leaves the cells for another run that ask for more GPUs together than any host here has of their kind.
 
@@ -20,11 +21,11 @@ def exclude_wider_cells(
     """
 
     def most(kind: str | None) -> int:
-        hosts = (
-            [gpu for gpu in here.get("gpus", []) if kind is None or matches_kind(gpu["name"], kind)]
-            for here in environments
+        matching = (
+            [gpu for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)]
+            for host in hosts
         )
-        return max(map(len, hosts), default=0)
+        return max(map(len, matching), default=0)
 
     wider = [
         cell for cell in queue.cells if cell.params.gpu_count > max(1, most(cell.params.gpu_kind))
@@ -41,47 +42,33 @@ def exclude_wider_cells(
     say(f"left out: {said}. Given again where there are so many, this command measures them")
 
 
-def niced(environments: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def niced(hosts: Sequence[HostInfo]) -> Iterator[str]:
     """Of each host where what measures waits for whatever else runs there."""
-    for here in environments:
-        if here.get("nice", 0) > 0:
+    for host in hosts:
+        if host.nice > 0:
             yield (
-                f"on {here['host']} cells run at niceness {here['nice']}, so that a busy neighbour slows them: "
+                f"on {host.name} cells run at niceness {host.nice}, so that a busy neighbour slows them: "
                 "begin without nice, and Ray with RAY_worker_niceness=0"
             )
 
 
-def first_gpu(environments: Sequence[Mapping[str, Any]]) -> str | None:
+def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
     """By the name that its driver gives."""
-    return next((str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])), None)
+    return next((str(gpu.name) for host in hosts for gpu in host.gpus), None)
 
 
-def smallest_card(
-    environments: Sequence[Mapping[str, Any]], kind: str | None = None
-) -> GpuModel | None:
+def smallest_card(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
     """Of the GPUs that a cell may come to, the one with the least memory."""
     gpus = [
-        gpu
-        for here in environments
-        for gpu in here.get("gpus", [])
-        if kind is None or matches_kind(gpu["name"], kind)
+        gpu for host in hosts for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)
     ]
-    cards = [gpu_from_driver(gpu["name"], gpu["memory_bytes"]) for gpu in gpus]
+    cards = [gpu_from_driver(gpu.name, gpu.memory_bytes) for gpu in gpus]
     return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 
-def require_devices(
-    request: Request, devices: Iterable[str], environments: Sequence[Mapping[str, Any]]
-) -> None:
+def require_devices(request: Request, devices: Iterable[str], hosts: Sequence[HostInfo]) -> None:
     """Raises EnvironmentError where one of them is on no host."""
-    have = sorted(
-        {
-            name
-            for environment in environments
-            for name, marks in environment["fingerprints"].items()
-            if marks
-        }
-    )
+    have = sorted({device for host in hosts for device in host.devices})
     for device in sorted(set(devices).difference(have)):
         raise EnvironmentError(
             f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
@@ -91,7 +78,7 @@ def require_devices(
 
 def check_gpu_kinds(
     queue: Queue,
-    environments: Sequence[Mapping[str, Any]],
+    hosts: Sequence[HostInfo],
     slots: Mapping[str, int],
     notify: Callable[[str], None],
 ) -> None:
@@ -100,11 +87,11 @@ def check_gpu_kinds(
     slots: cells that can run at the same time, by kind of GPU.
     Raises EnvironmentError where that is all of them.
     """
-    there = sorted({str(gpu["name"]) for here in environments for gpu in here.get("gpus", [])})
-    for here in environments if queue.kinds else ():
-        if len({gpu["name"] for gpu in here.get("gpus", [])}) > 1:
+    there = sorted({str(gpu.name) for host in hosts for gpu in host.gpus})
+    for host in hosts if queue.kinds else ():
+        if len({gpu.name for gpu in host.gpus}) > 1:
             raise EnvironmentError(
-                f"gpu_kind: {here['host']} has GPUs of several kinds, and only hosts are told apart",
+                f"gpu_kind: {host.name} has GPUs of several kinds, and only hosts are told apart",
                 "Set CUDA_VISIBLE_DEVICES",
             )
     missing = [kind for kind, count in slots.items() if not count]

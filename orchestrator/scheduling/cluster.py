@@ -13,13 +13,13 @@ from typing import Any
 
 from orchestrator.common.errors import NodesLost
 from orchestrator.common.text import format_seconds
-from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import matches_kind
 from tasks.spec.attempt import Attempt
 
 GPU_TYPE = "ray.io/accelerator-type"  # a label that Ray gives each node, by its first GPU
 
-MEND = "Mend what `sweep doctor` says there"  # of a host that measures nothing
+REPAIR_REMEDY = "Mend what `sweep doctor` says there"  # of a host that measures nothing
 
 _EVERY_S = 2.0
 _PATIENCE_S = 300.0  # for another node to join
@@ -94,7 +94,7 @@ def unplaceable_reason(
     if not any(map(measures, working)):
         raise NodesLost(
             f"no host is left that measures: {said}",
-            f"{MEND}, and run again: what is finished is kept",
+            f"{REPAIR_REMEDY}, and run again: what is finished is kept",
         )
     return f"no host is left that could measure it: {said}"
 

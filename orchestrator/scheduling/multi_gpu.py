@@ -19,12 +19,7 @@ if TYPE_CHECKING:
 _LOST = "Reset the GPU or restart its host, and run again: what is finished is kept, and not measured twice"
 
 
-def names_in(visible: str) -> tuple[str, ...]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names."""
-    return tuple(name.strip() for name in visible.split(",") if name.strip())
-
-
-def gpus_of(attempts: Iterable[Attempt]) -> int:
+def gpu_count(attempts: Iterable[Attempt]) -> int:
     """How many they have, all together."""
     return sum(attempt.cell.params.gpu_count for attempt in attempts)
 

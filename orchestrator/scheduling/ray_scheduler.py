@@ -17,37 +17,34 @@ from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cache, wraps
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.common.errors import EnvironmentError, NodesLost
 from orchestrator.common.text import format_seconds
 from orchestrator.execution.attempt import lost_outcome
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
-from orchestrator.execution.child_process import CHILD_STARTER
+from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
 from orchestrator.execution.supervisor import (
-    AttemptStarted,
-    DeviceLost,
-    Event,
     cores_here,
-    measure,
-    only_on,
     prepare_place,
     start_template,
     supervise,
 )
 from orchestrator.hardware.gpu_catalog import matches_kind
+from orchestrator.hardware.host import HostInfo
 from orchestrator.hardware.nvml import gpu_names
+from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from orchestrator.scheduling.cluster import (
     GPU_TYPE,
-    MEND,
+    REPAIR_REMEDY,
     NodeHealth,
     gpu_type,
     measures,
     unplaceable_reason,
 )
-from orchestrator.scheduling.multi_gpu import gpus_of, require_gpus
+from orchestrator.scheduling.multi_gpu import gpu_count, require_gpus
 from orchestrator.scheduling.ray_reaper import MARK
 from orchestrator.scheduling.ray_session import (
     IS_IT_RUNNING,
@@ -57,7 +54,7 @@ from orchestrator.scheduling.ray_session import (
     shipped,
     start_reaper,
 )
-from orchestrator.sweep.console import say
+from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.outcome import Outcome
 
@@ -76,73 +73,9 @@ _SEE_STATUS = "See `ray status`"
 _NODE = "ray.io/node-id"  # a label that Ray gives each node
 
 Answer = TypeVar("Answer")
-OnStart = Callable[[AttemptStarted], None]
 
 
-class Scheduler(Protocol):
-    def environments(self) -> list[Mapping[str, Any]]:
-        """What each host that could measure is, as `probe` tells it."""
-        ...
-
-    def places(self, device: str, kind: str | None = None) -> int:
-        """How many cells of a device, or of a kind of GPU, it measures at once; none of a kind that is not there."""
-        ...
-
-    def prepare(self, attempt: Attempt) -> None:
-        """Begins to make every place ready for attempts like this one, and does not wait for it."""
-        ...
-
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        """Raises GpusLost when an attempt is for a GPU and the last one has fallen off."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class SerialScheduler:
-    """One attempt at a time, as a child of this process, on the first GPU that has not fallen off, or as many as it takes."""
-
-    def __init__(self) -> None:
-        self._gpus: dict[str, str] = {}
-        self._kinds: list[str] = []  # of them, once the environment is known
-        self._fallen: dict[str, str] = {}  # what is said of each, by its name
-
-    def environments(self) -> list[Mapping[str, Any]]:
-        here = probe_here()
-        self._gpus, self._kinds = visible_gpus(here), [gpu["name"] for gpu in here["gpus"]]
-        return [here]
-
-    def places(self, device: str, kind: str | None = None) -> int:
-        return int(kind is None or any(matches_kind(name, kind) for name in self._kinds))
-
-    def prepare(self, attempt: Attempt) -> None:
-        """Not before the first: it would have to be waited for."""
-
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        for attempt in attempts:
-            working, wanted = (
-                [name for name in self._gpus if name not in self._fallen],
-                attempt.cell.params.gpu_count,
-            )
-            require_gpus(attempt, len(working), self._fallen.values())
-            on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
-            gpu = ",".join(working[:wanted])
-            chosen = only_on(gpu, attempt) if self._fallen or wanted > 1 else attempt
-            event = measure(chosen, cores_here(), None, gpu, self._gpus)
-            if isinstance(event, DeviceLost) and event.name:
-                self._fallen[event.name] = event.place
-                yield event.outcome
-            elif isinstance(event, DeviceLost):
-                say(f"{event.place}. {MEND}")
-                yield event.ended
-            else:
-                yield event
-
-    def close(self) -> None:
-        CHILD_STARTER.close()
-
-
-class RayScheduler:
+class RayScheduler(Scheduler):
     """A Ray task for each attempt, with a GPU of its own, or several, or its share of the cores where the cell runs on the CPU.
 
     address: of a cluster that is running, or None for a private one on this machine, gone with this process.
@@ -151,8 +84,13 @@ class RayScheduler:
     """
 
     def __init__(
-        self, address: str | None = None, cpu_cells: int = 1, example: Attempt | None = None
+        self,
+        notify: Notify,
+        address: str | None = None,
+        cpu_cells: int = 1,
+        example: Attempt | None = None,
     ) -> None:
+        self._notify = notify
         self._cpu_cells = cpu_cells
         self._types: set[str] = set()  # of GPU, of all nodes that there have been
         self._gpus: dict[
@@ -171,7 +109,7 @@ class RayScheduler:
             self._session, self._lock = session_folder()
         self._reaper = start_reaper(self._session) if self._session else None
         self._preparing: list[Any] = []
-        self._local: Mapping[str, Any] | None = None
+        self._local: HostInfo | None = None
         self._grandparent: ForkServerTemplate | None = None
         if self._session is None:
             self._ray = _connect(address)
@@ -186,13 +124,13 @@ class RayScheduler:
                 self._end_helpers()
                 raise
 
-    def environments(self) -> list[Mapping[str, Any]]:
-        environments = [self._local] if self._local is not None else self._probe_nodes()
-        for here in environments:
-            self._gpus.setdefault(str(here["host"]), {}).update(visible_gpus(here))
-        return environments
+    def hosts(self) -> list[HostInfo]:
+        hosts = [self._local] if self._local is not None else self._probe_nodes()
+        for host in hosts:
+            self._gpus.setdefault(host.name, {}).update(visible_gpu_uuids(host))
+        return hosts
 
-    def _probe_nodes(self) -> list[Mapping[str, Any]]:
+    def _probe_nodes(self) -> list[HostInfo]:
         found, refused = self._ask_nodes(probe_here, _ANSWER_S)
         if not found:
             raise next(
@@ -237,7 +175,7 @@ class RayScheduler:
         )
         if late:
             hosts = ", ".join(sorted({asked[one] for one in late}))
-            say(f"waiting for {hosts} to answer, for up to {format_seconds(limit_s)}")
+            self._notify(f"waiting for {hosts} to answer, for up to {format_seconds(limit_s)}")
             self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
 
     def _answer(self, asked: Any, limit_s: float) -> list[Any]:
@@ -249,7 +187,7 @@ class RayScheduler:
             if isinstance(error.cause, EnvironmentError):
                 raise error.cause from error  # whose text is not Ray's traceback
             raise EnvironmentError(
-                f"this program does not begin there: {error.cause!r}", MEND
+                f"this program does not begin there: {error.cause!r}", REPAIR_REMEDY
             ) from error
         except (missing.TaskUnschedulableError, missing.NodeDiedError):
             return []
@@ -264,13 +202,13 @@ class RayScheduler:
             last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
             raise EnvironmentError(f"it does not get this program: {last}", _SEE_STATUS) from error
 
-    def places(self, device: str, kind: str | None = None) -> int:
-        if kind is not None:
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
+        if gpu_kind is not None:
             return int(
                 sum(
                     node["Resources"].get("GPU", 0)
                     for node in self._alive()
-                    if matches_kind(gpu_type(node), kind)
+                    if matches_kind(gpu_type(node), gpu_kind)
                 )
             )
         if device != "cuda":
@@ -279,17 +217,17 @@ class RayScheduler:
 
     def prepare(self, attempt: Attempt) -> None:
         params = attempt.cell.params
-        places = self.places(params.device, params.gpu_kind) // max(1, params.gpu_count)
-        self._preparing = [self._on_a_place(prepare_place, attempt) for _ in range(places)]
+        slots = self.slots(params.device, params.gpu_kind) // max(1, params.gpu_count)
+        self._preparing = [self._on_a_place(prepare_place, attempt) for _ in range(slots)]
 
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        ray, queue = self._ray, iter(attempts)
+    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        ray, pending = self._ray, iter(queue)
         running: dict[Any, AttemptStarted] = {}
-        nodes = NodeHealth(self._living, self._alive, say)
+        nodes = NodeHealth(self._living, self._alive, self._notify)
         try:
             while True:
                 # Taken only when there is room, so that a queue with a deadline decides as late as it can.
-                while self._has_room(running) and (attempt := next(queue, None)):
+                while self._has_room(running) and (attempt := next(pending, None)):
                     if why := unplaceable_reason(attempt, self._alive(), self._out.values()):
                         yield lost_outcome(attempt, why, 0.0)
                         continue
@@ -323,21 +261,21 @@ class RayScheduler:
 
     def _without(self, fallen: DeviceLost, stream: Any, started: AttemptStarted) -> Outcome:
         """Has no other cell come to what fell, and gives how this one ended. A single host has no other in its place."""
-        if fallen.name:
+        if fallen.gpu:
             self._fallen[stream] = started, fallen
-            return fallen.outcome
+            return fallen.lost_outcome
         if self._has_several_hosts():
-            self._leave_out(started.node, fallen.place)
-            return fallen.outcome
-        say(f"{fallen.place}. {MEND}")
-        return fallen.ended
+            self._leave_out(started.node, fallen.description)
+            return fallen.lost_outcome
+        self._notify(f"{fallen.description}. {REPAIR_REMEDY}")
+        return fallen.own_outcome
 
     def _has_several_hosts(self) -> bool:
         return sum(map(measures, self._living())) > 1
 
     def _leave_out(self, node: str, why: str) -> None:
         if node not in self._out:
-            say(f"{why}: it gets no other cell. {MEND}")
+            self._notify(f"{why}: it gets no other cell. {REPAIR_REMEDY}")
             self._out[node] = why
 
     def _end(self, streams: Iterable[Any]) -> None:
@@ -412,11 +350,13 @@ class RayScheduler:
             node["Resources"].get("GPU", 0) - self._held(node["NodeManagerHostname"])
             for node in self._alive()
         ]
-        require_gpus(attempt, int(max(working, default=0)), [event.place for _, event in fallen])
+        require_gpus(
+            attempt, int(max(working, default=0)), [event.description for _, event in fallen]
+        )
 
     def _held(self, host: str | None = None) -> int:
         """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
-        return gpus_of(
+        return gpu_count(
             started.attempt for started, _ in self._fallen.values() if host in (None, started.host)
         )
 
@@ -444,9 +384,9 @@ class RayScheduler:
         if devices != {"cuda"}:
             return len(begun) < (self._cpu_cells if devices else 1)
         waits = any(
-            gpus_of([started.attempt]) > 1 and not started.host for started in running.values()
+            gpu_count([started.attempt]) > 1 and not started.host for started in running.values()
         )
-        return not waits and gpus_of(begun) < self.places("cuda")
+        return not waits and gpu_count(begun) < self.slots("cuda")
 
     def _next_event(self, stream: Any, started: AttemptStarted, is_ready: bool) -> Event | None:
         if not is_ready:
@@ -514,38 +454,6 @@ def _saying_what_it_has(
     return saying
 
 
-class ReusableScheduler:
-    """A scheduler that several runs use one after the other: it is opened once, and closed when all are done."""
-
-    def __init__(self, open_scheduler: Callable[[Attempt], Scheduler]) -> None:
-        self._open = open_scheduler
-        self._scheduler: Scheduler | None = None
-
-    def opened(self, example: Attempt) -> ReusableScheduler:
-        self._scheduler = self._scheduler or self._open(example)
-        return self
-
-    def environments(self) -> list[Mapping[str, Any]]:
-        return self._scheduler.environments() if self._scheduler else []
-
-    def places(self, device: str, kind: str | None = None) -> int:
-        return self._scheduler.places(device, kind) if self._scheduler else 1
-
-    def prepare(self, attempt: Attempt) -> None:
-        if self._scheduler is not None:
-            self._scheduler.prepare(attempt)
-
-    def run(self, attempts: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
-        return self._scheduler.run(attempts, on_start) if self._scheduler else iter(())
-
-    def close(self) -> None:
-        """Not yet."""
-
-    def end(self) -> None:
-        if self._scheduler is not None:
-            self._scheduler.close()
-
-
 def _marked(attempt: Attempt) -> str | None:
     """None where the driver cannot write: that is said when the cell is measured."""
     with suppress(OSError):
@@ -559,14 +467,7 @@ def _take_in(parcel: AttemptArchive) -> None:
         unpack(parcel)
 
 
-def visible_gpus(environment: Mapping[str, Any]) -> dict[str, str]:
-    """The UUIDs of a probed host's GPUs, by the names that they have in CUDA_VISIBLE_DEVICES."""
-    gpus, named = environment.get("gpus", []), environment.get("visible_devices")
-    names = [name.strip() for name in named.split(",")] if named else map(str, range(len(gpus)))
-    return {name: gpu["uuid"] for name, gpu in zip(names, gpus, strict=False)}
-
-
-def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, Mapping[str, Any]]:
+def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostInfo]:
     """Ray on this host, with these variables, and what the host is: both at once, since each takes seconds.
 
     Raises EnvironmentError.
@@ -580,10 +481,10 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, Mappin
         except EnvironmentError:
             ray.shutdown()
             raise
-    if len(here["gpus"]) == count:
+    if len(here.gpus) == count:
         return ray, here
     ray.shutdown()  # NVIDIA's driver counts GPUs that torch cannot use, and not those of others
-    return _connect(None, session, len(here["gpus"]), variables), here
+    return _connect(None, session, len(here.gpus), variables), here
 
 
 def _connect(

@@ -21,7 +21,7 @@ from orchestrator.planning.memory_prediction import cap_bytes, predicting, verdi
 from orchestrator.planning.options import Choice
 from orchestrator.planning.preflight import smallest_card
 from orchestrator.planning.request import Request
-from orchestrator.scheduling.ray_scheduler import ReusableScheduler
+from orchestrator.scheduling.scheduler import ReusableScheduler
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
@@ -208,7 +208,7 @@ def confirm_limits(
             if summary.stopped or summary.broken or summary.late:
                 break
     finally:
-        lasting.end()
+        lasting.close()
     return summary
 
 

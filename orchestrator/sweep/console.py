@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.text import Text
 
 from orchestrator.common.text import format_seconds, where_it_ended, why_it_ended
-from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.execution.events import AttemptStarted
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status

@@ -114,17 +114,16 @@ def _measure(
     invocation: Mapping[str, Any],
     arm: Callable[[], None],
 ) -> None:
-    scheduler = means.open_scheduler(queue.example())
-    arm()  # Ray takes SIGTERM for itself when it starts
-    try:
-        environments = scheduler.environments()
-        for line in niced(environments):
+    with means.open_scheduler(queue.example()) as scheduler:
+        arm()  # Ray takes SIGTERM for itself when it starts
+        hosts = scheduler.hosts()
+        for line in niced(hosts):
             means.say(line)
-        require_devices(request, queue.devices, environments)
-        fingerprints = check_fingerprints(request.run, environments, queue, means.mixed)
-        kinds = {kind: scheduler.places("cuda", kind) for kind in sorted(queue.kinds)}
-        check_gpu_kinds(queue, environments, kinds, means.say)
-        exclude_wider_cells(queue, environments, means.say)
+        require_devices(request, queue.devices, hosts)
+        fingerprints = check_fingerprints(request.run, hosts, queue, means.mixed)
+        kinds = {kind: scheduler.slots("cuda", kind) for kind in sorted(queue.kinds)}
+        check_gpu_kinds(queue, hosts, kinds, means.say)
+        exclude_wider_cells(queue, hosts, means.say)
         if queue.infers:
             require_one_kind_of_gpu(fingerprints, queue)
         writer.write_manifest(manifest_of(request, fingerprints, invocation))
@@ -133,10 +132,10 @@ def _measure(
                 "nsys is not on the PATH here: where it is not, cells are measured without it"
             )
         scheduler.prepare(queue.example())
-        foresee(request, writer, queue, means, summary, environments)
+        foresee(request, writer, queue, means, summary, hosts)
         queue.arrange(
-            {device: scheduler.places(device) for device in queue.devices},
-            first_gpu(environments),
+            {device: scheduler.slots(device) for device in queue.devices},
+            first_gpu(hosts),
             kinds,
         )
         display = means.open_display(queue.total, queue.remaining_s)
@@ -149,8 +148,6 @@ def _measure(
             summary.broken = error
         finally:
             display.close()
-    finally:
-        scheduler.close()
 
 
 def manifest_of(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from orchestrator.common.text import so_many
+from orchestrator.hardware.host import HostInfo
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.preflight import smallest_card
@@ -22,16 +22,14 @@ def foresee(
     queue: Queue,
     means: Means,
     summary: Summary,
-    environments: Sequence[Mapping[str, Any]],
+    hosts: Sequence[HostInfo],
 ) -> None:
     """Predicts what memory the cells will take, keeps that beside what is measured, and leaves out what is asked."""
     cells = [cell for cell in queue.cells if not unsupported_reason(cell)]
     if not cells:
         return
     means.say(f"predicting the memory of {so_many(len(cells))}")
-    cards = {
-        kind: smallest_card(environments, kind) for kind in {cell.params.gpu_kind for cell in cells}
-    }
+    cards = {kind: smallest_card(hosts, kind) for kind in {cell.params.gpu_kind for cell in cells}}
     predictions: dict[str, Prediction] = {}
     for kind, card in cards.items():
         own = [cell for cell in cells if cell.params.gpu_kind == kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.scheduling.ray_scheduler import Scheduler
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep.console import Display
 from tasks.spec.attempt import Attempt, StartMethod
 

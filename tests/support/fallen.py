@@ -20,7 +20,10 @@ from typing import Any
 import pynvml
 
 from orchestrator.execution import supervisor
+from orchestrator.execution.events import Event
+from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.scheduling import ray_scheduler as schedulers
+from orchestrator.scheduling import serial
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -34,7 +37,7 @@ real_supervise = supervisor.supervise
 
 def play(folder: Path) -> None:
     os.environ[FOLDER] = str(folder)
-    schedulers.probe_here = probe  # type: ignore[assignment]
+    schedulers.probe_here = serial.probe_here = probe
     schedulers.supervise = supervise
     schedulers.prepare_place = prepare_nothing
     play_gpus()
@@ -50,21 +53,16 @@ def play_gpus() -> None:
     pynvml.nvmlDeviceGetCpuAffinity = refuse
 
 
-def probe() -> dict[str, Any]:
-    gpus = [
-        {"name": "Test GPU", "memory_bytes": 80 * 1024**3, "uuid": uuid} for uuid in GPUS.values()
-    ]
-    return {
-        "host": socket.gethostname(),
-        "gpus": gpus,
-        "fingerprints": {"cuda": [{"gpu": "Test GPU"}]},
-    }
+def probe() -> HostInfo:
+    gpus = tuple(GpuInfo("Test GPU", 80 * 1024**3, uuid) for uuid in GPUS.values())
+    fingerprints = {"cuda": [{"gpu": "Test GPU"}]}
+    return HostInfo(name=socket.gethostname(), gpus=gpus, fingerprints=fingerprints)
 
 
 def prepare_nothing(*told: Any) -> None: ...
 
 
-def supervise(attempt: Attempt, *told: Any) -> Iterator[supervisor.Event]:
+def supervise(attempt: Attempt, *told: Any) -> Iterator[Event]:
     play_gpus()
     yield from real_supervise(attempt, *told)
 

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 
 from orchestrator.execution import supervisor
+from orchestrator.execution.events import Event
 from orchestrator.scheduling import ray_scheduler as schedulers
 from tasks.spec.attempt import Attempt
 
@@ -25,7 +26,7 @@ real_supervise = supervisor.supervise
 def prepare_nothing(*told: object) -> None: ...
 
 
-def supervise(attempt: Attempt, *told: object) -> Iterator[supervisor.Event]:
+def supervise(attempt: Attempt, *told: object) -> Iterator[Event]:
     fall_sick()
     yield from real_supervise(attempt, *told)  # type: ignore[arg-type]
 

@@ -149,7 +149,8 @@ execution_options = with_options(
 
 
 def open_runtime(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
-    from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
+    from orchestrator.scheduling.ray_scheduler import RayScheduler
+    from orchestrator.scheduling.serial import SerialScheduler
     from orchestrator.sweep.console import SweepConsole, make_display, say
     from orchestrator.sweep.runtime import Means
 
@@ -166,9 +167,9 @@ def open_runtime(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
                 )
     return Means(
         open_scheduler=lambda example: (
-            RayScheduler(address, cpu_cells, example)
+            RayScheduler(say, address, cpu_cells, example)
             if chosen["scheduler"] == "ray"
-            else SerialScheduler()
+            else SerialScheduler(say)
         ),
         open_display=lambda total, left: make_display(total, label, console, left),
         time_limit_s=parse_time_limit(chosen["time_limit"]),

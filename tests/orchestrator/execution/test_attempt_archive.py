@@ -20,7 +20,7 @@ from orchestrator.execution.attempt_archive import (
     unpack,
     write_folder_token,
 )
-from orchestrator.execution.supervisor import AttemptStarted, Event
+from orchestrator.execution.events import AttemptStarted, Event
 from orchestrator.scheduling import ray_scheduler as schedulers
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome

@@ -13,9 +13,10 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.supervisor import execute_or_lose
 from orchestrator.hardware import cpu_affinity as cores
 from orchestrator.hardware import nvml
-from orchestrator.hardware.cpu_affinity import cores_for, divide, parse_cores
+from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
+from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from orchestrator.planning.preflight import niced
-from orchestrator.scheduling.ray_scheduler import visible_gpus
 from tasks.spec.attempt import Attempt
 
 
@@ -29,7 +30,7 @@ def single(count: int) -> list[frozenset[int]]:
 
 def test_each_gpu_has_an_equal_share_of_its_node() -> None:
     nodes = {"0": span(0, 8), "1": span(0, 8), "2": span(8, 16), "3": span(8, 16)}
-    shares = divide(span(0, 16), nodes, single(16))
+    shares = divide_cores(span(0, 16), nodes, single(16))
     assert shares == {
         "0": (0, 1, 2, 3),
         "1": (4, 5, 6, 7),
@@ -40,7 +41,7 @@ def test_each_gpu_has_an_equal_share_of_its_node() -> None:
 
 def test_threads_of_one_core_stay_together() -> None:
     pairs = [frozenset({core, core + 4}) for core in range(4)]
-    assert divide(span(0, 8), {"0": None, "1": None}, [*pairs, *pairs]) == {
+    assert divide_cores(span(0, 8), {"0": None, "1": None}, [*pairs, *pairs]) == {
         "0": (0, 1, 4, 5),
         "1": (2, 3, 6, 7),
     }
@@ -55,18 +56,18 @@ def test_threads_of_one_core_stay_together() -> None:
     ],
 )
 def test_where_nodes_tell_nothing_all_share_all(near: dict[str, frozenset[int] | None]) -> None:
-    assert divide(span(0, 8), near, single(8)) == {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
+    assert divide_cores(span(0, 8), near, single(8)) == {"0": (0, 1, 2, 3), "1": (4, 5, 6, 7)}
 
 
 def test_one_gpu_has_its_node_and_where_that_is_everything_or_unknown_everything() -> None:
-    assert divide(span(0, 8), {"0": span(0, 4)}, single(8)) == {"0": (0, 1, 2, 3)}
-    assert divide(span(0, 8), {"0": span(0, 8)}, single(8)) == {"0": None}
-    assert divide(span(0, 8), {"0": None}, single(8)) == {"0": None}
+    assert divide_cores(span(0, 8), {"0": span(0, 4)}, single(8)) == {"0": (0, 1, 2, 3)}
+    assert divide_cores(span(0, 8), {"0": span(0, 8)}, single(8)) == {"0": None}
+    assert divide_cores(span(0, 8), {"0": None}, single(8)) == {"0": None}
 
 
 def test_more_gpus_than_cores_pin_nothing_and_what_is_left_over_is_nobodys() -> None:
-    assert divide(span(0, 2), dict.fromkeys("abc"), single(2)) == dict.fromkeys("abc")
-    assert divide(span(0, 5), {"a": None, "b": None}, single(5)) == {"a": (0, 1), "b": (2, 3)}
+    assert divide_cores(span(0, 2), dict.fromkeys("abc"), single(2)) == dict.fromkeys("abc")
+    assert divide_cores(span(0, 5), {"a": None, "b": None}, single(5)) == {"a": (0, 1), "b": (2, 3)}
 
 
 def test_lists_of_cores() -> None:
@@ -86,9 +87,9 @@ def test_only_of_gpus_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     [(None, ["0", "1"]), ("3,5", ["3", "5"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])],
 )
 def test_gpus_by_the_names_that_they_have_for_cuda(named: str | None, names: list[str]) -> None:
-    environment = {"visible_devices": named, "gpus": [{"uuid": "a"}, {"uuid": "b"}]}
-    assert visible_gpus(environment) == dict(zip(names, ["a", "b"], strict=True))
-    assert visible_gpus({"visible_devices": None, "gpus": []}) == {}
+    host = HostInfo(gpus=(GpuInfo("", 0, "a"), GpuInfo("", 0, "b")), visible_devices=named)
+    assert visible_gpu_uuids(host) == dict(zip(names, ["a", "b"], strict=True))
+    assert visible_gpu_uuids(HostInfo()) == {}
 
 
 def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
@@ -107,7 +108,7 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
 
 
 def test_a_host_whose_cells_wait_for_others_is_named() -> None:
-    said = list(niced([{"host": "a", "nice": 15}, {"host": "b", "nice": 0}, {}]))
+    said = list(niced([HostInfo(name="a", nice=15), HostInfo(name="b")]))
     assert len(said) == 1
     assert said[0].startswith("on a cells run at niceness 15")
 

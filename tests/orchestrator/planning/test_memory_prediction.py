@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,16 @@ import pytest
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.memory import describe_memory
 from orchestrator.common.errors import ConfigError
+from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.measuring_process import lifeline
-from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_driver, matches_kind
+from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.options import Choice
 from orchestrator.planning.request import resolve
 from orchestrator.report.formats.markdown import lay_out
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, unknown
@@ -206,24 +208,20 @@ def test_a_gpu_is_of_a_kind_by_the_words_of_its_name(device: str, kind: str, is_
     assert matches_kind(device, kind) is is_one
 
 
-class Measuring:
+class Measuring(Scheduler):
     """A scheduler that measures nothing: a cell on an H200 that took 2.5 GiB."""
 
-    def environments(self) -> list[Mapping[str, Any]]:
-        return [
-            {
-                "fingerprints": {"cuda": [{"gpu": "H"}]},
-                "gpus": [{"name": "NVIDIA H200", "memory_bytes": 140 * GIB}],
-            }
-        ]
+    def hosts(self) -> Sequence[HostInfo]:
+        gpus = (GpuInfo("NVIDIA H200", 140 * GIB),)
+        return [HostInfo(gpus=gpus, fingerprints={"cuda": [{"gpu": "H"}]})]
 
-    def places(self, device: str, kind: str | None = None) -> int:
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
         return 1
 
     def prepare(self, attempt: Attempt) -> None: ...
 
-    def run(self, attempts: Any, on_start: Callable[[AttemptStarted], None]) -> Any:
-        for attempt in attempts:
+    def run(self, queue: Any, on_start: Callable[[AttemptStarted], None]) -> Any:
+        for attempt in queue:
             yield self._outcome(attempt)
 
     def _outcome(self, attempt: Attempt) -> Outcome:

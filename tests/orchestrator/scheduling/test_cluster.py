@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodesLost
-from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.execution.events import AttemptStarted
 from orchestrator.scheduling import cluster as watched
 from orchestrator.scheduling.cluster import NodeHealth, unplaceable_reason
 from tasks.spec.attempt import Attempt

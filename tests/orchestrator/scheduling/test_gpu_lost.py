@@ -17,9 +17,9 @@ import pytest
 from click.testing import Result
 
 from orchestrator.execution import supervisor
+from orchestrator.execution.events import DeviceLost
 from orchestrator.execution.host_probe import gpu_failure
 from orchestrator.execution.measuring_process import PROGRAM
-from orchestrator.execution.supervisor import DeviceLost
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_names
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -135,11 +135,11 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
         lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error",
     )
     event = supervisor.measure(attempt, 1, None, "3", {"3": "aaaa"})
-    outcome = event.outcome if isinstance(event, DeviceLost) else event
+    outcome = event.lost_outcome if isinstance(event, DeviceLost) else event
     assert (isinstance(event, DeviceLost), outcome.status) == (status is Status.LOST, status)
     if isinstance(event, DeviceLost):
-        assert (event.name, outcome.evidence["cell_said"]) == ("3", said)
-        assert "3: CUDA error: unknown error" in event.place
+        assert (event.gpu, outcome.evidence["cell_said"]) == ("3", said)
+        assert "3: CUDA error: unknown error" in event.description
 
 
 @pytest.mark.slow
@@ -208,9 +208,11 @@ def two_gpus(
     """The folder in which it is said which of them fall off."""
     from orchestrator.execution import supervisor
     from orchestrator.scheduling import ray_scheduler as schedulers
+    from orchestrator.scheduling import serial
 
     for module, name in (
         (schedulers, "probe_here"),
+        (serial, "probe_here"),
         (schedulers, "supervise"),
         (schedulers, "prepare_place"),
         (supervisor, "execute_or_lose"),

@@ -21,9 +21,10 @@ from click.testing import Result
 
 from orchestrator.execution import host_probe as probe
 from orchestrator.execution import supervisor
+from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.host_probe import host_failure
-from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
-from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
+from orchestrator.scheduling.ray_scheduler import RayScheduler
+from orchestrator.scheduling.serial import SerialScheduler
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -339,7 +340,9 @@ def test_one_whose_workers_crash_in_the_middle(
         yield
 
     scheduler = RayScheduler.__new__(RayScheduler)
-    vars(scheduler).update(_ray=Nodes(*nodes, begins=begins), _out={}, _crashes=Counter())
+    vars(scheduler).update(
+        _ray=Nodes(*nodes, begins=begins), _notify=print, _out={}, _crashes=Counter()
+    )
     started = AttemptStarted(make_attempt(), "sick", "", time.monotonic(), "sick")
     for _ in range(crashes):
         outcome = scheduler._next_event(crash(), started, is_ready=True)
@@ -406,7 +409,7 @@ def test_which_ends_may_be_the_hosts(
     assert isinstance(event, DeviceLost) == asked
     assert (
         not isinstance(event, DeviceLost)
-        or event.outcome.facts["host"] in event.outcome.evidence["message"]
+        or event.lost_outcome.facts["host"] in event.lost_outcome.evidence["message"]
     )  # and so redacted
-    assert list(SerialScheduler().run([ended.attempt], lambda started: None)) == [ended]
+    assert list(SerialScheduler(print).run([ended.attempt], lambda started: None)) == [ended]
     assert ("it is full. Mend what `sweep doctor` says there" in capsys.readouterr().out) == asked

@@ -26,8 +26,8 @@ from click.testing import Result
 
 from orchestrator.common.errors import EnvironmentError
 from orchestrator.execution.attempt_archive import AttemptArchive
+from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
-from orchestrator.execution.supervisor import AttemptStarted
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.remote_run import open_run
 from tasks.process.phase_file import read_phase
@@ -580,8 +580,8 @@ def test_cells_run_on_nodes_with_their_kind_of_gpu(
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=2, num_gpus=2, labels={"ray.io/accelerator-type": "H100"})
         join(num_cpus=1, num_gpus=1, labels={"ray.io/accelerator-type": "GeForce-RTX-5090"})
-        scheduler = RayScheduler(cluster.address)
-        assert [scheduler.places("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [
+        scheduler = RayScheduler(print, cluster.address)
+        assert [scheduler.slots("cuda", kind) for kind in (None, "h100", "RTX 5090", "A100")] == [
             3,
             2,
             1,
@@ -636,4 +636,4 @@ def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch: pytest.MonkeyPatch
         EnvironmentError,
         match=r"^Ray does not start: The current node timed out during startup\. `sweep run",
     ):
-        RayScheduler()
+        RayScheduler(print)

@@ -13,15 +13,17 @@ import pytest
 
 from orchestrator.common.errors import ConfigError, EnvironmentError, GpusLost
 from orchestrator.execution import supervisor
-from orchestrator.execution.supervisor import AttemptStarted, DeviceLost
+from orchestrator.execution.events import AttemptStarted, DeviceLost
+from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import Queue
 from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
 from orchestrator.planning.history import Past
 from orchestrator.planning.options import Choice
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.request import Request, resolve
-from orchestrator.scheduling import ray_scheduler as schedulers
-from orchestrator.scheduling.ray_scheduler import RayScheduler, SerialScheduler
+from orchestrator.scheduling import serial
+from orchestrator.scheduling.ray_scheduler import RayScheduler
+from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -147,11 +149,9 @@ class Host:
     def known(self) -> dict[str, dict[str, str]]:
         return {socket.gethostname(): self.gpus}
 
-    def probe(self) -> dict[str, Any]:
-        gpus = [
-            {"name": "NVIDIA H200", "memory_bytes": 1, "uuid": uuid} for uuid in self.gpus.values()
-        ]
-        return {"host": socket.gethostname(), "gpus": gpus}
+    def probe(self) -> HostInfo:
+        gpus = tuple(GpuInfo("NVIDIA H200", 1, uuid) for uuid in self.gpus.values())
+        return HostInfo(name=socket.gethostname(), gpus=gpus)
 
     def measure(
         self, attempt: Attempt, count: int, cores: tuple[int, ...] | None = None
@@ -178,7 +178,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     cores = {"0": (0, 1), "1": (2, 3), "2": (4,), "3": None}
     monkeypatch.setattr(supervisor, "execute_or_lose", made.measure)
     monkeypatch.setattr(supervisor, "cores_for", lambda name, known: cores[name])
-    monkeypatch.setattr(schedulers, "probe_here", made.probe)
+    monkeypatch.setattr(serial, "probe_here", made.probe)
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", made.handle_of)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: None)
@@ -215,8 +215,8 @@ def test_its_cores_are_those_of_all_and_the_row_says_which_it_had(
 
 
 def serially(tmp_path: Path, *gpus: int) -> Iterator[Outcome]:
-    scheduler = SerialScheduler()
-    scheduler.environments()
+    scheduler = SerialScheduler(print)
+    scheduler.hosts()
     yield from scheduler.run(
         [attempt_at(tmp_path, number, gpus=many) for number, many in enumerate(gpus)],
         lambda started: None,
@@ -255,16 +255,11 @@ def test_the_one_that_fell_is_named_and_where_too_few_are_left_the_run_ends(
 def hosts_with(*counts: int) -> FakeScheduler:
     scheduler = FakeScheduler(outcome_of)
     gpus = [
-        [
-            {"name": "NVIDIA H200", "memory_bytes": 1, "uuid": f"{count} {one}"}
-            for one in range(count)
-        ]
+        tuple(GpuInfo("NVIDIA H200", 1, f"{count} {one}") for one in range(count))
         for count in counts
     ]
     mark = {"cuda": [{"gpu": "NVIDIA H200"}]}
-    scheduler.environments = lambda: [
-        {"host": str(own), "gpus": own, "fingerprints": mark} for own in gpus
-    ]  # type: ignore[method-assign]
+    scheduler.hosts = lambda: [HostInfo(name=str(own), gpus=own, fingerprints=mark) for own in gpus]  # type: ignore[method-assign]
     return scheduler
 
 
@@ -331,7 +326,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 10, "num_gpus": 5})
         try:
             cluster.add_node(num_cpus=10, num_gpus=5)
-            scheduler = RayScheduler(cluster.address)
+            scheduler = RayScheduler(print, cluster.address)
             attempts = [
                 attempt_at(tmp_path, number, gpus=width) for number, width in enumerate(widths)
             ]
@@ -352,7 +347,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
             assert all(later.started_at >= third.started_at for later in outcomes[3:])
             lost = attempt_at(tmp_path, 100, gpus=2)
             assert [one.attempt for one in scheduler.run([lost], lambda started: None)] == [lost]
-            assert scheduler.places("cuda") == 8
+            assert scheduler.slots("cuda") == 8
             with pytest.raises(
                 GpusLost, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"
             ):

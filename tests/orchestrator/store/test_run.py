@@ -395,7 +395,7 @@ STEPS = """
 import os, sys
 from click.testing import CliRunner
 from orchestrator.cli.main import main
-from orchestrator.scheduling.ray_scheduler import SerialScheduler
+from orchestrator.scheduling.serial import SerialScheduler
 
 SerialScheduler.close = lambda scheduler: None
 for line in sys.stdin:

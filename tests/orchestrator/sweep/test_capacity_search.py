@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,15 @@ from orchestrator.cli.main import main
 from orchestrator.cli.text.capacity import describe_limits
 from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import ConfigError
-from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.history import read_history
 from orchestrator.planning.invocation import last_command
 from orchestrator.planning.options import Choice
 from orchestrator.planning.request import Request, resolve, resolve_again
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limits
 from orchestrator.sweep.pipeline import run_sweep
@@ -106,28 +108,24 @@ def predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
     return set_to
 
 
-class Gpu:
+class Gpu(Scheduler):
     """A scheduler that measures nothing: what is longer than `largest` runs out of memory."""
 
     attempts: list[int] = []  # noqa: RUF012  of the last test, in their order
     largest: Mapping[str, int]
     status = Status.OOM
 
-    def environments(self) -> list[Mapping[str, Any]]:
-        return [
-            {
-                "fingerprints": {"cuda": [{"gpu": "Test"}]},
-                "gpus": [{"name": "Test", "memory_bytes": 11 * GIB}],
-            }
-        ]
+    def hosts(self) -> Sequence[HostInfo]:
+        gpus = (GpuInfo("Test", 11 * GIB),)
+        return [HostInfo(gpus=gpus, fingerprints={"cuda": [{"gpu": "Test"}]})]
 
-    def places(self, device: str, kind: str | None = None) -> int:
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
         return 1
 
     def prepare(self, attempt: Attempt) -> None: ...
 
-    def run(self, attempts: Any, on_start: Callable[[AttemptStarted], None]) -> Iterator[Outcome]:
-        for attempt in attempts:
+    def run(self, queue: Any, on_start: Callable[[AttemptStarted], None]) -> Iterator[Outcome]:
+        for attempt in queue:
             values = attempt.cell.params.values()
             self.attempts.append(values["context_length"])
             fits = values["context_length"] <= self.largest[values["size"]]
@@ -368,7 +366,7 @@ def test_errors_have_a_remedy(
         find_limits(
             resolve(on_cpu, [], ["task=train_step"], None), CONTEXT, CARD, means_with(tiny=640)
         )
-    monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": []})
+    monkeypatch.setattr(limits, "probe_here", HostInfo)
     with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
         find_limits(request_for(), CONTEXT, None, None)
 
@@ -377,11 +375,8 @@ def test_of_this_machine_it_is_the_smallest_gpu(
     predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted()
-    gpus = [
-        {"name": "Large", "memory_bytes": 80 * GIB},
-        {"name": "Small", "memory_bytes": 20 * GIB},
-    ]
-    monkeypatch.setattr(limits, "probe_here", lambda: {"gpus": gpus})
+    gpus = (GpuInfo("Large", 80 * GIB), GpuInfo("Small", 20 * GIB))
+    monkeypatch.setattr(limits, "probe_here", lambda: HostInfo(gpus=gpus))
     card = find_limits(request_for(), CONTEXT, None, None).card
     assert card is not None
     assert card.name == "Small"
@@ -392,7 +387,7 @@ def test_to_confirm_needs_the_device_and_that_is_said_first(
 ) -> None:
     monkeypatch.setattr(
         "orchestrator.execution.host_probe.probe_here",
-        lambda: {"fingerprints": {"cpu": [{}], "cuda": []}, "gpus": []},
+        lambda: HostInfo(fingerprints={"cpu": [{}], "cuda": []}),
     )
     monkeypatch.setattr(limits, "predict_limits", lambda *_: pytest.fail("it was predicted first"))
     done = sweep_here(

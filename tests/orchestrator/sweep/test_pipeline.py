@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,15 @@ from orchestrator.common.errors import (
     RunMismatch,
     RunUnwritable,
 )
+from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.measuring_process import program_source
-from orchestrator.execution.supervisor import AttemptStarted
+from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.duration_estimate import Estimator
 from orchestrator.planning.history import read_history
 from orchestrator.planning.options import Choice
 from orchestrator.planning.plan import plan_request
 from orchestrator.planning.request import Request, resolve, resolve_again
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.run import Run, RunWriter
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
@@ -67,7 +69,7 @@ def outcome_of(attempt: Attempt, status: Status = Status.OK, wall_s: float = 2.0
     return Outcome(attempt, status, "", "", {}, {}, samples, 1.7e9, wall_s)
 
 
-class FakeScheduler:
+class FakeScheduler(Scheduler):
     """Calls a function where another would start a process."""
 
     def __init__(self, measure: Measure, fingerprint: Mapping[str, Any] = CPU) -> None:
@@ -78,18 +80,18 @@ class FakeScheduler:
         self.more: dict[str, list[Mapping[str, Any]]] = {}
         self.kinds: tuple[str, ...] = ()
 
-    def environments(self) -> list[Mapping[str, Any]]:
-        return [{"fingerprints": {"cpu": [self.fingerprint], **self.more}}]
+    def hosts(self) -> Sequence[HostInfo]:
+        return [HostInfo(fingerprints={"cpu": [self.fingerprint], **self.more})]
 
-    def places(self, device: str, kind: str | None = None) -> int:
-        return int(kind is None or kind in self.kinds)
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
+        return int(gpu_kind is None or gpu_kind in self.kinds)
 
     def prepare(self, attempt: Attempt) -> None: ...
 
     def run(
-        self, attempts: Iterable[Attempt], on_start: Callable[[AttemptStarted], None]
+        self, queue: Iterable[Attempt], on_start: Callable[[AttemptStarted], None]
     ) -> Iterator[Outcome]:
-        for attempt in attempts:
+        for attempt in queue:
             self.begun.append(attempt)
             on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
             yield self.measure(attempt)
@@ -466,9 +468,8 @@ def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
 
 def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., Request]) -> None:
     two = FakeScheduler(outcome_of, {"gpu": "A100", "torch": "2.13.0"})
-    two.environments = lambda: [
-        {"fingerprints": {"cuda": [{"gpu": gpu} for gpu in ("A100", "H100")]}}
-    ]  # type: ignore[method-assign]
+    marks = [{"gpu": gpu} for gpu in ("A100", "H100")]
+    two.hosts = lambda: [HostInfo(fingerprints={"cuda": marks})]  # type: ignore[method-assign]
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
     with pytest.raises(EnvironmentError, match="A100, H100"):
         go(request, two, Choice(infer_oom=True), mixed=True)
@@ -825,12 +826,12 @@ def gpus_here(*names: str) -> FakeScheduler:
     """A host for each kind of GPU."""
     scheduler = FakeScheduler(outcome_of)
     scheduler.kinds = tuple(name.split()[1] for name in names)
-    scheduler.environments = lambda: [  # type: ignore[method-assign]
-        {
-            "host": f"host of {name}",
-            "gpus": [{"name": name, "memory_bytes": (80 - 40 * place) * 1024**3, "uuid": name}],
-            "fingerprints": {"cuda": [{"gpu": name}]},
-        }
+    scheduler.hosts = lambda: [  # type: ignore[method-assign]
+        HostInfo(
+            name=f"host of {name}",
+            gpus=(GpuInfo(name, (80 - 40 * place) * 1024**3, name),),
+            fingerprints={"cuda": [{"gpu": name}]},
+        )
         for place, name in enumerate(names)
     ]
     return scheduler
@@ -927,8 +928,8 @@ def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(
 
 def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Request]) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
-    first, second = scheduler.environments()
-    scheduler.environments = lambda: [{**first, "gpus": [*first["gpus"], *second["gpus"]]}]  # type: ignore[method-assign]
+    first, second = scheduler.hosts()
+    scheduler.hosts = lambda: [replace(first, gpus=first.gpus + second.gpus)]  # type: ignore[method-assign]
     with pytest.raises(
         EnvironmentError,
         match=r"host of NVIDIA H100 has GPUs of several kinds.*CUDA_VISIBLE_DEVICES",

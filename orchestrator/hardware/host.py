@@ -1,0 +1,72 @@
+"""What a probe found out about a host: its GPUs, its software, and what its cells would inherit.
+
+A scheduler asks every host once, before the first cell, in a process that imports torch
+(execution/host_probe.py). The JSON answer is parsed here, so that no other module reads it by key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Fingerprint = Mapping[str, Any]  # what must match before results may share a folder
+
+
+@dataclass(frozen=True)
+class GpuInfo:
+    """A GPU as CUDA sees it. The UUID is written as torch prints it, without `GPU-`."""
+
+    name: str
+    memory_bytes: int
+    uuid: str = ""
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """A host that could measure.
+
+    `fingerprints` has one entry for each kind of GPU of each device type, such as
+    `{"cpu": [{...}], "cuda": [{...}, {...}]}`.
+    """
+
+    name: str = ""
+    gpus: tuple[GpuInfo, ...] = ()
+    fingerprints: Mapping[str, Sequence[Fingerprint]] = field(default_factory=dict)
+    visible_devices: str | None = None
+    nice: int = 0
+    python: str = ""
+    torch: str = ""
+    cuda: str | None = None
+    cudnn: int | None = None
+    driver: str | None = None
+    driver_note: str = ""
+    cpu: str = ""
+    cores: int = 0
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device types that this host has, such as `cpu` and `cuda`."""
+        return tuple(name for name, found in self.fingerprints.items() if found)
+
+    @classmethod
+    def from_probe(cls, facts: Mapping[str, Any]) -> HostInfo:
+        """Read what `python -m tasks --probe` printed."""
+        gpus = tuple(
+            GpuInfo(gpu["name"], gpu["memory_bytes"], gpu["uuid"]) for gpu in facts["gpus"]
+        )
+        return cls(
+            name=facts["host"],
+            gpus=gpus,
+            fingerprints=facts["fingerprints"],
+            visible_devices=facts["visible_devices"],
+            nice=facts["nice"],
+            python=facts["python"],
+            torch=facts["torch"],
+            cuda=facts["cuda"],
+            cudnn=facts["cudnn"],
+            driver=facts["driver"],
+            driver_note=facts.get("driver_note", ""),
+            cpu=facts["cpu"],
+            cores=facts["cores"],
+        )

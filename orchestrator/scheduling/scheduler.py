@@ -1,0 +1,98 @@
+"""The interface of schedulers: they take attempts while slots are free and yield their outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from orchestrator.execution.events import AttemptStarted
+from orchestrator.hardware.host import HostInfo
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+
+OnStart = Callable[[AttemptStarted], None]
+Notify = Callable[[str], None]  # shows one message to the user
+
+
+class Scheduler(Protocol):
+    """Runs attempts. It is a context manager that frees its processes at the end."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def hosts(self) -> Sequence[HostInfo]:
+        """Probe every host and return those that could measure. Raises EnvironmentError."""
+        ...
+
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
+        """Return how many cells of a device type or kind of GPU can run at the same time.
+
+        The result is 0 for a kind of GPU that no host has.
+        """
+        ...
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Start to make the slots ready for attempts like this one, without waiting for it."""
+        ...
+
+    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        """Run attempts until the queue is empty, and yield each outcome when it is known.
+
+        The next attempt is taken only when a slot is free. Raises GpusLost or NodesLost if no GPU
+        or no node is left that could run an attempt.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the processes of this scheduler."""
+        ...
+
+
+class ReusableScheduler(Scheduler):
+    """A scheduler that several runs use one after the other, so that Ray starts only once.
+
+    A run leaves it open; the owner closes it after the last run.
+    """
+
+    def __init__(self, open_scheduler: Callable[[Attempt], Scheduler]) -> None:
+        self._open = open_scheduler
+        self._scheduler: Scheduler | None = None
+
+    def opened(self, example: Attempt) -> ReusableScheduler:
+        """Return this scheduler, which opens the real one for the first run."""
+        self._scheduler = self._scheduler or self._open(example)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stay open for the next run."""
+
+    def hosts(self) -> Sequence[HostInfo]:
+        return self._scheduler.hosts() if self._scheduler else ()
+
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
+        return self._scheduler.slots(device, gpu_kind) if self._scheduler else 1
+
+    def prepare(self, attempt: Attempt) -> None:
+        if self._scheduler is not None:
+            self._scheduler.prepare(attempt)
+
+    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        return self._scheduler.run(queue, on_start) if self._scheduler else iter(())
+
+    def close(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()

@@ -1,0 +1,64 @@
+"""Scheduler without Ray: one attempt after another, as children of this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+from orchestrator.execution.child_process import CHILD_STARTER
+from orchestrator.execution.events import AttemptStarted, DeviceLost
+from orchestrator.execution.host_probe import probe_here
+from orchestrator.execution.supervisor import cores_here, measure, only_on
+from orchestrator.hardware.gpu_catalog import matches_kind
+from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.hardware.visible_gpus import visible_gpu_uuids
+from orchestrator.scheduling.cluster import REPAIR_REMEDY
+from orchestrator.scheduling.multi_gpu import require_gpus
+from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
+from tasks.spec.attempt import Attempt
+from tasks.spec.outcome import Outcome
+
+
+class SerialScheduler(Scheduler):
+    """Runs one attempt at a time on the first GPUs of this host that have not failed."""
+
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
+        self._gpus: dict[str, str] = {}  # visible name -> UUID
+        self._models: tuple[GpuInfo, ...] = ()
+        self._lost: dict[str, str] = {}  # visible name -> what happened to it
+
+    def hosts(self) -> Sequence[HostInfo]:
+        host = probe_here()
+        self._gpus, self._models = visible_gpu_uuids(host), host.gpus
+        return [host]
+
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
+        has_kind = gpu_kind is None or any(matches_kind(gpu.name, gpu_kind) for gpu in self._models)
+        return int(has_kind)
+
+    def prepare(self, attempt: Attempt) -> None:
+        """Do nothing: there is one process, which would have to wait for it."""
+
+    def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
+        for attempt in queue:
+            working = [name for name in self._gpus if name not in self._lost]
+            require_gpus(attempt, len(working), self._lost.values())
+            on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
+            wanted = attempt.cell.params.gpu_count
+            gpu = ",".join(working[:wanted])
+            # A single attempt sees what this process sees, unless a GPU must be hidden from it.
+            placed = only_on(gpu, attempt) if self._lost or wanted > 1 else attempt
+            event = measure(placed, cores_here(), None, gpu, self._gpus)
+            yield self._exclude(event) if isinstance(event, DeviceLost) else event
+
+    def _exclude(self, event: DeviceLost) -> Outcome:
+        """Use no failed GPU again. There is no other host, so a failed host is only reported."""
+        if event.gpu:
+            self._lost[event.gpu] = event.description
+            return event.lost_outcome
+        self._notify(f"{event.description}. {REPAIR_REMEDY}")
+        return event.own_outcome
+
+    def close(self) -> None:
+        CHILD_STARTER.close()
