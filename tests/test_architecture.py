@@ -66,7 +66,8 @@ ALLOWED: dict[str, set[str]] = {
         "orchestrator/analysis", "tasks/prediction", "tasks/traces",
     },
     "orchestrator/doctor": {
-        "orchestrator/store", "orchestrator/execution", "orchestrator/scheduling"
+        "orchestrator/store", "orchestrator/hardware", "orchestrator/execution",
+        "orchestrator/scheduling",
     },
     "orchestrator/api": {"orchestrator/store", "orchestrator/analysis", "orchestrator/report"},
     "orchestrator/cli": {

@@ -77,7 +77,7 @@ def test_lists_of_cores() -> None:
 def test_only_of_gpus_that_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)), raising=False)
     monkeypatch.setattr(cores, "near_cores", lambda uuid: None)
-    monkeypatch.setattr(cores, "_siblings", lambda core: frozenset({core}))
+    monkeypatch.setattr(cores, "_hyper_threads", lambda core: frozenset({core}))
     assert cores_for("1", {"0": "a", "1": "b"}) == (2, 3)
     assert cores_for("MIG-7", {"0": "a", "1": "b"}) is None
 

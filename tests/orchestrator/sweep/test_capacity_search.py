@@ -30,7 +30,7 @@ from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limit
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
-from tasks.prediction.records import Request as Asked
+from tasks.prediction.records import PredictionRequest as Asked
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
