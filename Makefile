@@ -6,14 +6,19 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 
-.PHONY: demo test lint gpu-test clean
+.PHONY: demo test test-all lint gpu-test clean
 
 demo: $(VENV)/.runs
 	$(BIN)/sweep run configs/demo.yaml
 	$(BIN)/sweep report results/demo
 
+# The default tier: minutes.
 test: $(VENV)/.tests
-	$(BIN)/python -m pytest -q -n 3 --dist worksteal --durations 20
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
+
+# Everything that needs no GPU.
+test-all: $(VENV)/.tests
+	$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m "not gpu" --mutants 10000 --durations 30
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .

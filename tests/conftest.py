@@ -48,6 +48,12 @@ def watched(values: Sequence[float]) -> list[Sample]:
     ]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--mutants", type=int, default=100, metavar="N", help="how many mutated configs to try"
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(
         key=lambda item: len(item.path.parts)

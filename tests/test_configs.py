@@ -85,7 +85,7 @@ SMALL: dict[str, tuple[list[str], list[str], dict[str, int], set[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.parametrize("name", SMALL)
 def test_a_small_version_runs(name: str, sweep_here: Callable[..., Result], tmp_path: Path) -> None:
     if "compile" in name and not shutil.which("g++"):

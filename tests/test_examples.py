@@ -51,7 +51,7 @@ def here(
     return tmp_path
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_the_notebook_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
@@ -158,7 +158,7 @@ def refused(
     return call
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_studies_one_after_the_other_and_then_published(
     publication: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:

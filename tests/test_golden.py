@@ -276,7 +276,7 @@ def test_published_tables_as_csv(published_run: Path) -> None:
     check_golden("report_csv.json", dict(zip(names, digest_tables(printed), strict=True)))
 
 
-@pytest.mark.slow
+@pytest.mark.render
 def test_published_report_as_csv(published_run: Path) -> None:
     """The same tables in the same order are printed if no table is named."""
     printed = run_sweep_command("report", str(published_run), "--format", "csv")

@@ -105,7 +105,7 @@ def test_its_example_of_a_sweep_is_one() -> None:
     assert {cell.params.values()["measured_steps"] for cell in cells} == {10, 50}
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 @pytest.mark.timeout(280)
 def test_every_command_in_it_runs(
     sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -315,7 +315,7 @@ def test_logits_are_looked_at_in_the_first_step_alone(
     assert (len(looks), workload.model.calls) == (1, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.compile
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
 def test_compiled_blocks_on_the_cpu(make_attempt: Callable[..., Attempt]) -> None:
     """Cold, then warm from the cache that the cells of a run share: as torch counted, not as intended."""

@@ -162,9 +162,18 @@ def test_nor_is_it_unfolded_in_a_complaint() -> None:
     assert "aliases unfold" in complaint("\n".join([*lines, lines[-1]]))
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_ten_thousand_mutants_are_refused_in_one_line_or_are_sweeps(seed: int) -> None:
-    ended = Counter(map(outcome_of, mutants(1000, seed)))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try --mutants configs, a thousand of each seed."""
+    if "mutant_seed" in metafunc.fixturenames:
+        times = metafunc.config.getoption("--mutants")
+        batches = [(seed, min(times, 1000)) for seed in range(max(1, times // 1000))]
+        metafunc.parametrize(("mutant_seed", "mutant_count"), batches)
+
+
+def test_a_mutated_config_is_refused_in_one_line_or_expands(
+    mutant_seed: int, mutant_count: int
+) -> None:
+    ended = Counter(map(outcome_of, mutants(mutant_count, mutant_seed)))
     assert set(ended) == {"refused", "expanded"}, ended
 
 

@@ -18,7 +18,7 @@ from tasks.spec.attempt import LOG_FILE
 from tasks.spec.status import Status
 from tests.conftest import ROOT, has_ended
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.process
 
 Sweep = Callable[..., Result]
 GIB = 1024**3

@@ -35,6 +35,9 @@ def cell(**params: Any) -> Cell:
     return make_cell("train_step", {"size": "small", **params})
 
 
+DEFAULT_CHOICE = Choice()
+
+
 class Simulation:
     """Takes cells from a queue as a scheduler with `gpus` GPUs does. began, ended: when each cell did, in seconds."""
 
@@ -43,7 +46,7 @@ class Simulation:
         folder: Path,
         cells: Sequence[Cell],
         gpus: int,
-        choice: Choice = Choice(),
+        choice: Choice = DEFAULT_CHOICE,
         **queue: Any,
     ) -> None:
         self.now = 0.0

@@ -76,7 +76,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[PredictionRequest]:
     return requests
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_process_predicts_and_the_answer_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell_of(), cell_of(seed=3), cell_of(**{"pass": "forward"}), make_cell("matmul", {})]
     found = predict_memory(cells, TINY_GPU, ())

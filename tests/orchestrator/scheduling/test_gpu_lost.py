@@ -142,7 +142,7 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
         assert "3: CUDA error: unknown error" in event.description
 
 
-@pytest.mark.slow
+@pytest.mark.process
 @pytest.mark.skipif(bool(gpu_names()), reason="there is a GPU")
 def test_a_fresh_process_finds_out_whether_a_gpu_computes() -> None:
     """Here it finds none."""
@@ -183,7 +183,7 @@ def run_while_one_falls(
     return done
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
     run, done = (
         tmp_path / "results" / "fallen",

@@ -138,7 +138,7 @@ def is_of_a_worker_that_crashed(evidence: dict[str, Any]) -> bool:
     return str(evidence["message"]).startswith("its supervisor went away: WorkerCrashedError")
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("sick", "ended_as", "fault"),
     [("torch", "crashed", f"ImportError: {NO_TORCH}"), ("disk", "lost", "File too large")],
@@ -188,7 +188,7 @@ def test_the_others_do_what_is_left_and_the_next_run_the_rest(
     assert {part: part.read_bytes() for part in untouched} == untouched
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
     broken: Callable[[str], str],
     write_config: Callable[..., Path],
@@ -216,7 +216,7 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("sick", "fault"),
     [
@@ -249,7 +249,7 @@ def test_one_that_is_broken_from_the_start_costs_no_cell(
     assert "Traceback" not in done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_waits_for_it(
     join_broken: Callable[..., None],
     write_config: Callable[..., Path],
@@ -355,7 +355,7 @@ def test_one_whose_workers_crash_in_the_middle(
     )
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_fresh_process_finds_out_whether_anything_is_measured_here(
     broken: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ import pytest
 from tests.conftest import ROOT
 from tests.killing import left_after, own_temporary_folder
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ray
 
 SCALE = (ROOT / "docs" / "scale.md").read_text()
 CONFIG = """

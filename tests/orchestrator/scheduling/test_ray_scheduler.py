@@ -44,7 +44,7 @@ from tests.killing import (
 )
 from tests.support.s3 import Bucket, serve
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.ray
 
 Sweep = Callable[..., "subprocess.CompletedProcess[str]"]
 SweepHere = Callable[

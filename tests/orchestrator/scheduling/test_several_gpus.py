@@ -281,7 +281,7 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(
     assert go(request(), hosts_with(4)).statuses == {Status.OK: 2}
 
 
-@pytest.mark.slow
+@pytest.mark.ray
 def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -408,7 +408,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
     done = in_own_mounts(
@@ -436,7 +436,7 @@ END
     assert "seed=0" not in done.stdout.split("exit 2")[1]  # not measured twice
 
 
-@pytest.mark.slow
+@pytest.mark.process
 def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
     done = in_own_mounts(
         CONFIG

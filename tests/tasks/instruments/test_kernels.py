@@ -258,7 +258,7 @@ def test_a_module_that_raises_closes_its_range() -> None:
     assert not model._forward_hooks
 
 
-@pytest.mark.slow
+@pytest.mark.compile
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile on the CPU needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore")  # torch asks non-leaf tensors for their gradients
 def test_compiled_code_is_not_compiled_again_by_being_watched(

@@ -392,7 +392,7 @@ def press(browser: Any, table: str, title: str) -> None:
     next(button for button in buttons if button.text == title).send_keys(Keys.ENTER)
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 def test_in_a_browser(run: Run, browser: Any) -> None:
     """It opens, shows its charts, sorts, filters and opens a cell; logs no error and asks for nothing but itself."""
     page = run.folder / "index.html"
@@ -453,7 +453,7 @@ def test_in_a_browser(run: Run, browser: Any) -> None:
     assert asked == {page.as_uri()}
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 def test_in_a_browser_it_shows_what_it_holds_packed(
     tmp_path: Path, browser: Any, make_outcome: MakeOutcome
 ) -> None:
@@ -508,7 +508,7 @@ def click(browser: Any, selector: str, text: str = "") -> Any:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.browser
 def test_what_a_stranger_asks_takes_no_more_than_three_clicks(
     run_of_every_kind: Run, browser: Any, tmp_path: Path
 ) -> None:
