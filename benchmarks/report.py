@@ -30,8 +30,8 @@ import psutil
 import pyarrow as pa
 
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
 from orchestrator.store.run import MERGE_BATCH, Run
 from orchestrator.sweep.pipeline import manifest_of
@@ -120,7 +120,7 @@ def _resident_bytes(process: int) -> int:
     return 0
 
 
-def make_run(folder: Path, cells: int) -> Request:
+def make_run(folder: Path, cells: int) -> SweepRequest:
     """A run of at least so many cells, all finished, in parts as such a run leaves: merged ones and a rest of single ones."""
     folder.mkdir(parents=True)
     config = folder / "many.yaml"
@@ -130,7 +130,7 @@ def make_run(folder: Path, cells: int) -> Request:
     request = resolve(config, [], [], folder)
     found = request.expansion.cells
     with Run(folder).opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         merged = len(found) - len(found) % MERGE_BATCH
         for start in range(0, merged, MERGE_BATCH):
             _write(folder, f"merged-{start}", found[start : start + MERGE_BATCH])

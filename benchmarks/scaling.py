@@ -194,10 +194,14 @@ def contention(runs: Sequence[Swept]) -> str:
     ]
     if ratios:
         ordered = sorted(ratios.values())
-        spread = f"{statistics.median(ordered):.3f} ({ordered[0]:.3f} to {ordered[-1]:.3f}) in {len(ordered)} cells"
+        evenly_spaced = f"{statistics.median(ordered):.3f} ({ordered[0]:.3f} to {ordered[-1]:.3f}) in {len(ordered)} cells"
         worst = sorted(ratios, key=lambda cell: -abs(ratios[cell] - 1))[:_WORST]
         furthest = ", ".join(f"{cell} {ratios[cell]:.3f}" for cell in worst)
-        lines = [f"a step among others / alone: {spread}", f"furthest off: {furthest}", *lines]
+        lines = [
+            f"a step among others / alone: {evenly_spaced}",
+            f"furthest off: {furthest}",
+            *lines,
+        ]
     return "\n".join(lines)
 
 

@@ -213,7 +213,7 @@ def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
     from orchestrator.analysis.results import load_results
     from orchestrator.planning.invocation import new_invocation
-    from orchestrator.planning.options import Choice
+    from orchestrator.planning.options import RunOptions
     from orchestrator.planning.request import resolve
     from orchestrator.store.run import Run
     from orchestrator.sweep.pipeline import manifest_of
@@ -227,7 +227,7 @@ def a_run(tmp_path: Path) -> Path:
     request = resolve(config, [], [], tmp_path / "run")
     cell = request.expansion.cells[0]
     with Run(tmp_path / "run").opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         samples = (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),)
         attempt = Attempt(cell, 1, str(tmp_path), Settings())
         writer.append(Outcome(attempt, Status.OK, "", "", {}, {}, samples, 0.0, 1.0), None)

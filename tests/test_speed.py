@@ -15,8 +15,8 @@ import pytest
 from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import Taken, make_run, report
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
 from orchestrator.store.run import MERGE_BATCH, Run
 from orchestrator.sweep.pipeline import manifest_of
@@ -37,7 +37,7 @@ def command_takes_less_than(limit_s: float, *words: object) -> bool:
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
+def many(tmp_path_factory: pytest.TempPathFactory) -> SweepRequest:
     """A run of 10,080 cells, all finished, in as many parts as such a run leaves: merged ones and a rest of single ones."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "many.yaml").write_text(CONFIG)
@@ -59,7 +59,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Request:
         for step in range(3)
     ]  # fmt: skip
     with Run(folder / "run").opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         write_part(
             folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES)
         )
@@ -80,20 +80,20 @@ def test_help_is_there_at_once() -> None:
     assert command_takes_less_than(0.3, "--help")
 
 
-def test_a_plan_of_ten_thousand_cells(many: Request, tmp_path: Path) -> None:
+def test_a_plan_of_ten_thousand_cells(many: SweepRequest, tmp_path: Path) -> None:
     assert len(many.expansion.cells) == 10_080
     assert command_takes_less_than(2.6, "plan", many.config_path, "--out", tmp_path / "new")
     assert command_takes_less_than(2.6, "plan", many.config_path, "--out", many.run.folder)
 
 
-def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: Request) -> None:
+def test_a_plan_of_ten_thousand_cells_half_of_them_finished(many: SweepRequest) -> None:
     """What is left is estimated from what is done: in time that grows with the cells, not with their square."""
     seeds = ",".join(str(seed) for seed in range(14))
     halves = ("--set", "batch_size=4,8", "--set", f"seed={seeds}")
     assert command_takes_less_than(3, "plan", many.config_path, "--out", many.run.folder, *halves)
 
 
-def test_the_status_of_ten_thousand_finished_cells(many: Request) -> None:
+def test_the_status_of_ten_thousand_finished_cells(many: SweepRequest) -> None:
     assert command_takes_less_than(2.6, "status", many.run.folder)
 
 
@@ -132,7 +132,7 @@ def test_a_prediction_takes_no_longer_than_the_steps_that_it_follows() -> None:
     while not followed or (min(followed) >= min(bare) and len(followed) < 3):
         began = time.process_time()
         predictor = Predictor()
-        assert all(predictor.predict(records.Request(cell)).how == "tracked" for cell in cells)
+        assert all(predictor.predict(records.SweepRequest(cell)).how == "tracked" for cell in cells)
         followed.append(time.process_time() - began)
         began = time.process_time()
         for cell in cells:

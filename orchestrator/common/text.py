@@ -11,7 +11,7 @@ _LONGEST_REASON = 160  # letters
 _GIB, _MIB = 1024**3, 1024**2
 
 
-def so_many(count: int) -> str:
+def cell_count(count: int) -> str:
     return f"{count} cell{'' if count == 1 else 's'}"
 
 

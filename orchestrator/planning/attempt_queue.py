@@ -15,10 +15,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from orchestrator.planning.duration_estimate import Conditions, Estimator, makespan_s
-from orchestrator.planning.history import Past
-from orchestrator.planning.oom_inference import Witnesses
-from orchestrator.planning.plan import Plan, spread
+from orchestrator.planning.duration_estimate import (
+    DurationConditions,
+    DurationEstimator,
+    makespan_s,
+)
+from orchestrator.planning.history import CellHistory
+from orchestrator.planning.oom_inference import OomInference
+from orchestrator.planning.plan import Plan, evenly_spaced
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -30,7 +34,7 @@ _RARELY = 100  # at each end where a hundred wait, at each hundredth where ten t
 
 
 @dataclass(frozen=True)
-class Turn:
+class QueuedCell:
     """A cell that waits. round: how often it was, or will be, measured before."""
 
     cell: Cell
@@ -38,12 +42,12 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Begun:
+class RunningCell:
     cell: Cell
     at: float  # by time.monotonic()
 
 
-class Queue:
+class AttemptQueue:
     """The attempts of a plan, each made when it is taken; those that would not end in time are passed over."""
 
     def __init__(
@@ -71,15 +75,17 @@ class Queue:
         self._all = cells
         self._places: Mapping[str, int] = {}
         self._kinds: Mapping[str, int] = {}
-        self._estimator = Estimator(cells, plan.history, Conditions.of(settings, None))
+        self._estimator = DurationEstimator(
+            cells, plan.history, DurationConditions.of(settings, None)
+        )
         self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
         self._keep_inferred = keep_inferred
-        self._witnesses, self._inferable = Witnesses(plan.witnesses), plan.inferable
+        self._witnesses, self._inferable = OomInference(plan.witnesses), plan.inferable
         self._inferred: list[Cell] = []
         self._verifying, self._to_verify = set(plan.verifying), plan.to_verify
         self.verified = 0
         self.refuted: list[Cell] = []
-        self._running: dict[tuple[str, int], Begun] = {}
+        self._running: dict[tuple[str, int], RunningCell] = {}
         self._unsorted = 0  # how many ended since it was sorted
         self._ended_badly: set[str] = set()
         self._owed = Counter(
@@ -122,7 +128,9 @@ class Queue:
         kinds: how many at once, by the kind of GPU that cells ask for.
         """
         self._places, self._kinds = places, kinds
-        self._estimator = Estimator(self._all, self._history, Conditions.of(self._settings, gpu))
+        self._estimator = DurationEstimator(
+            self._all, self._history, DurationConditions.of(self._settings, gpu)
+        )
         self._sort()
 
     def __iter__(self) -> Iterator[Attempt]:
@@ -140,7 +148,7 @@ class Queue:
             if self._is_late(cell):
                 continue
             yield self._next_attempt(cell)
-        to_verify = spread(self._inferred, self._to_verify)
+        to_verify = evenly_spaced(self._inferred, self._to_verify)
         self.total += len(to_verify)
         self._owed.update(dict.fromkeys((cell.id for cell in to_verify), 1))
         self._ended_badly.difference_update(cell.id for cell in to_verify)
@@ -162,7 +170,7 @@ class Queue:
         cell = self._waiting[0].cell
         return Attempt(cell, 0, str(self._run.attempt_folder(cell.id, 0)), self._settings)
 
-    def leave_to_another_run(self, cells: Sequence[Cell]) -> None:
+    def defer(self, cells: Sequence[Cell]) -> None:
         """Those that cannot be measured here."""
         self.elsewhere += len(cells)
         self.leave_out(cells)
@@ -202,7 +210,7 @@ class Queue:
             cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}
         }
 
-        def precedence(turn: Turn) -> tuple[bool, int, int, float]:
+        def precedence(turn: QueuedCell) -> tuple[bool, int, int, float]:
             params = turn.cell.params
             return params.device != "cuda", turn.round, -params.gpu_count, -seconds[turn.cell]
 
@@ -248,12 +256,12 @@ class Queue:
 
     def _next_attempt(self, cell: Cell) -> Attempt:
         attempt = replace(self._number(cell), replaces=self._replaces.get(cell.id, 0))
-        self._running[cell.id, attempt.number] = Begun(cell, time.monotonic())
+        self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
         return attempt
 
     def _number(self, cell: Cell) -> Attempt:
         number = 1 + max(
-            self._folders.get(cell.id, 0), self._history.get(cell.id, Past()).last_number
+            self._folders.get(cell.id, 0), self._history.get(cell.id, CellHistory()).last_number
         )
         self._folders[cell.id] = number
         return Attempt(cell, number, str(self._run.attempt_folder(cell.id, number)), self._settings)
@@ -279,7 +287,7 @@ class Queue:
 
     def _is_late(self, cell: Cell) -> bool:
         """Whether it would not end in time. It is passed over then."""
-        takes_s = self._estimator.at_most(cell) or 0.0
+        takes_s = self._estimator.upper_bound_s(cell) or 0.0
         if self._deadline is None or time.monotonic() + takes_s < self._deadline:
             return False
         self.late += 1
@@ -292,10 +300,10 @@ def _width(cell: Cell) -> int:
     return max(1, cell.params.gpu_count)
 
 
-def _turns(cells: Sequence[Cell]) -> list[Turn]:
+def _turns(cells: Sequence[Cell]) -> list[QueuedCell]:
     before: Counter[str] = Counter()
     turns = []
     for cell in cells:
-        turns.append(Turn(cell, before[cell.id]))
+        turns.append(QueuedCell(cell, before[cell.id]))
         before[cell.id] += 1
     return turns

@@ -28,7 +28,7 @@ from tasks.spec.status import Status
 from tasks.spec.stopping import LEAST_MEASURED_MS
 
 if TYPE_CHECKING:
-    from orchestrator.planning.history import Past
+    from orchestrator.planning.history import CellHistory
 
 _Kind = tuple[
     tuple[object, ...], bool
@@ -56,7 +56,7 @@ _AUTOTUNING = 12  # times as long, in the mode max-autotune
 
 
 @dataclass(frozen=True)
-class Conditions:
+class DurationConditions:
     """What cells run on, and how. gpu: by its driver's name. timed: whether their steps are timed. forked: their processes."""
 
     gpu: str | None = None
@@ -64,14 +64,14 @@ class Conditions:
     forked: bool = True
 
     @classmethod
-    def of(cls, settings: Settings, gpu: str | None) -> Conditions:
+    def of(cls, settings: Settings, gpu: str | None) -> DurationConditions:
         return cls(gpu, "timing" in settings.instruments, settings.start_method != "spawn")
 
 
-_USUAL = Conditions()
+_USUAL = DurationConditions()
 
 
-class Estimator:
+class DurationEstimator:
     """How long a cell will take, from how long others took, and before that from its FLOPs.
 
     A cell that was measured before takes as long again. Another takes what is fixed, plus its work at the pace of cells of the
@@ -82,7 +82,10 @@ class Estimator:
     """
 
     def __init__(
-        self, cells: Iterable[Cell], history: Mapping[str, Past], conditions: Conditions = _USUAL
+        self,
+        cells: Iterable[Cell],
+        history: Mapping[str, CellHistory],
+        conditions: DurationConditions = _USUAL,
     ) -> None:
         self._conditions = conditions
         self._walls: dict[str, float] = {}
@@ -141,7 +144,7 @@ class Estimator:
                 filled.add(graph)
         return found
 
-    def at_most(self, cell: Cell) -> float | None:
+    def upper_bound_s(self, cell: Cell) -> float | None:
         """What it will hardly exceed. None before anything is finished: a guess alone holds nothing back.
 
         One with none alike finished may take as long as the longest of all: better to start a cell too few than one that
@@ -193,7 +196,7 @@ def _fit(alike: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[
 
 
 @dataclass(frozen=True)
-class Expectation:
+class DurationEstimate:
     """What a plan is expected to take. gpu_s: of all GPUs together. learned: from how many finished cells; 0 where by guess."""
 
     wall_s: float
@@ -217,8 +220,8 @@ class Expectation:
 
 
 def expect(
-    estimator: Estimator, cells: Sequence[Cell], places: Mapping[str, int]
-) -> Expectation | None:
+    estimator: DurationEstimator, cells: Sequence[Cell], places: Mapping[str, int]
+) -> DurationEstimate | None:
     """Of cells that begin in this order, longest first where there are several places. places: at once, by device.
 
     None where nothing is known yet, or nothing is to be done.
@@ -240,7 +243,7 @@ def expect(
             )
         )
     gpu_s = sum(width * seconds for width, seconds in by_device.get("cuda", []))
-    return Expectation(sum(walls), gpu_s, estimator.learned)
+    return DurationEstimate(sum(walls), gpu_s, estimator.learned)
 
 
 def makespan_s(
@@ -284,7 +287,7 @@ def _kind(cell: Cell) -> tuple[object, ...]:
 
 
 @cache
-def _steps_s(cell: Cell, conditions: Conditions) -> float:
+def _steps_s(cell: Cell, conditions: DurationConditions) -> float:
     """Of all steps, by the guess. Timed ones are waited for and, where the host runs ahead of the device, taken again without."""
     step_s = _step_s(cell, conditions.gpu)
     modes = 1 if cell.params.device == "cpu" else 2

@@ -11,7 +11,7 @@ from orchestrator.hardware.host import HostInfo
 from orchestrator.store.run import Run
 
 if TYPE_CHECKING:
-    from orchestrator.planning.attempt_queue import Queue
+    from orchestrator.planning.attempt_queue import AttemptQueue
 
 Marks = dict[str, list[dict[str, Any]]]  # by device
 
@@ -22,7 +22,9 @@ def known_fingerprints(run: Run) -> Marks:
     return _of_rows(run) if told is None else told
 
 
-def check_fingerprints(run: Run, hosts: Sequence[HostInfo], queue: Queue, mixed: bool) -> Marks:
+def check_fingerprints(
+    run: Run, hosts: Sequence[HostInfo], queue: AttemptQueue, mixed: bool
+) -> Marks:
     """Those of the folder with those that this run adds. Raises RunMismatch."""
     known = known_fingerprints(run) if queue.has_results else {}
     for device in sorted(queue.devices):

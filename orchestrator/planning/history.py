@@ -15,7 +15,7 @@ PENDING = "pending"
 
 
 @dataclass(frozen=True)
-class Past:
+class CellHistory:
     """The finished attempts of one cell, oldest first.
 
     last_number: of the latest of them. replaced: how many successes count no more. flaws: of the success that counts.
@@ -58,14 +58,14 @@ class Past:
         return sum(status.is_retried and not status.is_environmental for status in self.statuses)
 
 
-def read_history(run: Run) -> dict[str, Past]:
+def read_history(run: Run) -> dict[str, CellHistory]:
     """What a run's folder knows of each cell."""
     return history_of(
         run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"]), run
     )
 
 
-def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, Past]:
+def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHistory]:
     """rows: of attempts, each with its cell, its number, its status, its seconds and the number that it replaces up to."""
     ordered = sorted(rows, key=lambda row: row[:2])
     return {
@@ -74,13 +74,13 @@ def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, Past]:
     }
 
 
-def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> Past:
+def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> CellHistory:
     """Of a cell's attempts, each with its number, its status, its seconds and the number that it replaces up to."""
     numbers, words, walls, _ = zip(*attempts, strict=True)
     well = [(number, until) for number, word, _, until in attempts if word == Status.OK]
     replaced_until = max((until for _, until in well if until), default=0)
     replaced = sum(number <= replaced_until for number, _ in well) if replaced_until else 0
-    return Past(tuple([_status(word, run) for word in words]), walls, numbers[-1], replaced)
+    return CellHistory(tuple([_status(word, run) for word in words]), walls, numbers[-1], replaced)
 
 
 def _status(word: str, run: Run) -> Status:

@@ -17,9 +17,9 @@ from typing import Any
 
 from orchestrator.config.selection import Selection
 from orchestrator.execution import measuring_process as program
-from orchestrator.planning.options import Choice
-from orchestrator.planning.prior_results import how_asked
-from orchestrator.planning.request import Request
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.prior_results import measurement_settings
+from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import CONFIG_FILE, REDACTED, Run
 from tasks.process.source_digest import source_digest
 
@@ -33,7 +33,7 @@ _SEARCHES = (["max-context"], ["max-batch"])
 
 
 def new_invocation(
-    request: Request, choice: Choice, commit: str | None, skips: bool = False
+    request: SweepRequest, choice: RunOptions, commit: str | None, skips: bool = False
 ) -> dict[str, Any]:
     """skips: whether what is predicted not to fit is left out."""
     models = {
@@ -45,7 +45,7 @@ def new_invocation(
         "asks_for": _asks_for(request, choice, {"skips": skips}),
         "commit": commit,
         program.PROGRAM_SOURCE: program.program_source(),
-        "asked": how_asked(request.config.model_dump(mode="json")),
+        "asked": measurement_settings(request.config.model_dump(mode="json")),
         "sources": {
             model: source_digest(model, [*sys.path, *request.import_paths])
             for model in sorted(models)
@@ -62,7 +62,9 @@ def _is_ours(command: str) -> bool:
     )
 
 
-def _asks_for(request: Request, choice: Choice, more: Mapping[str, bool]) -> dict[str, Any]:
+def _asks_for(
+    request: SweepRequest, choice: RunOptions, more: Mapping[str, bool]
+) -> dict[str, Any]:
     """As it is read from a file again."""
     selection = asdict(request.selection)
     where = {axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()}
@@ -108,12 +110,12 @@ def command_in_copy(run: Run, copy: Path) -> str:
     return shlex.join(["sweep", *words, "--out", str(copy)])
 
 
-def last_choice(run: Run) -> Choice:
+def last_choice(run: Run) -> RunOptions:
     """That of the last command."""
     last = _last_sweep(run)
     if "asks_for" not in last:
         return _choice_of_words(last.get("command", ()))
-    choice = Choice.from_json(last["asks_for"]["choice"])
+    choice = RunOptions.from_json(last["asks_for"]["choice"])
     return (
         choice
         if _is_unfinished(last)
@@ -121,16 +123,16 @@ def last_choice(run: Run) -> Choice:
     )
 
 
-def as_again(request: Request, commit: str | None) -> tuple[Choice, dict[str, Any]]:
+def as_again(request: SweepRequest, commit: str | None) -> tuple[RunOptions, dict[str, Any]]:
     """The last command, if it were given again: what it chooses, and how it would stand in the manifest."""
     last, choice = _last_sweep(request.run), last_choice(request.run)
     skips = bool(last.get("asks_for", {}).get("skips", False))
     return choice, new_invocation(request, choice, commit, skips)
 
 
-def _choice_of_words(words: Sequence[str]) -> Choice:
+def _choice_of_words(words: Sequence[str]) -> RunOptions:
     """Of a command of an older program, which kept nothing else."""
-    return Choice(
+    return RunOptions(
         infer_oom="--infer-oom" in words,
         verify=_number(words, "--verify-inferred", 0),
         repeat=_number(words, "--repeat", 1),
@@ -184,7 +186,7 @@ def _as_typed(selection: Selection) -> Iterator[str]:
     yield from (word for name in selection.instruments for word in ("--instrument", name))
 
 
-def _choice_as_typed(choice: Choice) -> Iterator[str]:
+def _choice_as_typed(choice: RunOptions) -> Iterator[str]:
     options = {"--infer-oom": choice.infer_oom, "--fresh": choice.fresh}
     yield from (option for option, is_asked in options.items() if is_asked)
     numbers = {"--verify-inferred": (choice.verify, 0), "--repeat": (choice.repeat, 1)}

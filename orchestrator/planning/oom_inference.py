@@ -14,7 +14,7 @@ from tasks.spec.cell import Cell
 Rank = tuple[float, ...]
 
 
-class Witnesses:
+class OomInference:
     """The cells that ran out of memory."""
 
     def __init__(self, cells: Iterable[Cell] = ()) -> None:

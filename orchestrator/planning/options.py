@@ -15,18 +15,18 @@ FLAWS = ("disturbed", "wide")
 
 
 @dataclass(frozen=True)
-class Done:
+class ResumedCell:
     """A cell that a command which goes on has measured again already. times: how often it is to be in all, as it was before;
     misses: how often it had come to nothing until then; failed: whether it did nothing else since.
     """
 
-    times: int
+    repetitions: int
     misses: int = 0
     failed: bool = False
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunOptions:
     """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
 
     infer_oom: whether an out-of-memory that was inferred will do. verify: how many of those are to be measured all the same.
@@ -40,7 +40,7 @@ class Choice:
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     fresh: bool = False
-    done: Mapping[str, Done] = field(default_factory=dict)
+    done: Mapping[str, ResumedCell] = field(default_factory=dict)
 
     @property
     def again(self) -> bool:
@@ -58,7 +58,7 @@ class Choice:
         }
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> Choice:
+    def from_json(cls, stored: Mapping[str, Any]) -> RunOptions:
         """Read the stored options, without those that only another version knows."""
         read: dict[str, Any] = {}
         for name in sorted({known.name for known in fields(cls)} & stored.keys()):
@@ -68,7 +68,7 @@ class Choice:
             read["retry"] &= {*Status, "pending", *FLAWS}
         return cls(**read)
 
-    def of(self, cell: Cell) -> Choice:
+    def of(self, cell: Cell) -> RunOptions:
         """What is still asked of one that is done."""
-        repeat = max(self.repeat, self.done[cell.id].times)
+        repeat = max(self.repeat, self.done[cell.id].repetitions)
         return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from orchestrator.planning.history import PENDING, Past, read_history
-from orchestrator.planning.oom_inference import Witnesses
-from orchestrator.planning.options import FLAWS, Choice
-from orchestrator.planning.request import Request
+from orchestrator.planning.history import PENDING, CellHistory, read_history
+from orchestrator.planning.oom_inference import OomInference
+from orchestrator.planning.options import FLAWS, RunOptions
+from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
@@ -29,11 +29,11 @@ class Decision:
     """
 
     cell: Cell
-    times: int
+    repetitions: int
     reason: str
     replaces: bool = False
-    left_out: bool = False
-    given_up: bool = False
+    excluded: bool = False
+    exhausted: bool = False
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Plan:
     """
 
     decisions: tuple[Decision, ...]
-    history: Mapping[str, Past] = field(default_factory=dict)
+    history: Mapping[str, CellHistory] = field(default_factory=dict)
     inferable: frozenset[str] = frozenset()
     inferred: Mapping[str, Cell] = field(default_factory=dict)
     verifying: frozenset[str] = frozenset()
@@ -53,13 +53,16 @@ class Plan:
     @cached_property
     def to_run(self) -> list[Cell]:
         """Every cell once before any cell again, so that a drift of the machine strikes repetitions, not cells."""
-        rounds = range(max((decision.times for decision in self.decisions), default=0))
+        rounds = range(max((decision.repetitions for decision in self.decisions), default=0))
         return [
-            decision.cell for done in rounds for decision in self.decisions if decision.times > done
+            decision.cell
+            for done in rounds
+            for decision in self.decisions
+            if decision.repetitions > done
         ]
 
-    def past(self, cell: Cell) -> Past:
-        return self.history.get(cell.id, Past())
+    def past(self, cell: Cell) -> CellHistory:
+        return self.history.get(cell.id, CellHistory())
 
     @cached_property
     def to_measure(self) -> list[Cell]:
@@ -68,7 +71,7 @@ class Plan:
     @property
     def witnesses(self) -> list[Cell]:
         """The cells that ran out of memory, and are not to be tried again."""
-        left = (decision.cell for decision in self.decisions if not decision.times)
+        left = (decision.cell for decision in self.decisions if not decision.repetitions)
         return [cell for cell in left if self.past(cell).status == Status.OOM]
 
     def statuses(self) -> Counter[str]:
@@ -76,47 +79,50 @@ class Plan:
 
 
 def make_plan(
-    cells: Iterable[Cell], history: Mapping[str, Past], choice: Choice, attempts: int
+    cells: Iterable[Cell], history: Mapping[str, CellHistory], choice: RunOptions, attempts: int
 ) -> Plan:
     """attempts: how often a cell that fails is tried in all, before it is left alone until asked for."""
     plan = Plan(
-        tuple(_decide_of(cell, history.get(cell.id, Past()), choice, attempts) for cell in cells),
+        tuple(
+            _decide_of(cell, history.get(cell.id, CellHistory()), choice, attempts)
+            for cell in cells
+        ),
         history,
     )
     return _with_verified(_with_inferred(plan, choice), choice) if choice.infer_oom else plan
 
 
-def _with_inferred(plan: Plan, choice: Choice) -> Plan:
-    witnesses = Witnesses(plan.witnesses)
+def _with_inferred(plan: Plan, choice: RunOptions) -> Plan:
+    witnesses = OomInference(plan.witnesses)
     decisions = tuple(
         _unless_it_may_fit(one, plan.past(one.cell), witnesses) for one in plan.decisions
     )
-    to_run = [one.cell for one in decisions if one.times]
+    to_run = [one.cell for one in decisions if one.repetitions]
     inferable = [cell for cell in to_run if _may_be_inferred(plan.past(cell), choice)]
     found = {cell.id: witnesses.of(cell) for cell in inferable}
     known = {cell: witness for cell, witness in found.items() if witness}
     return replace(plan, decisions=decisions, inferable=frozenset(found), inferred=known)
 
 
-def _unless_it_may_fit(decision: Decision, past: Past, witnesses: Witnesses) -> Decision:
+def _unless_it_may_fit(decision: Decision, past: CellHistory, witnesses: OomInference) -> Decision:
     """What was inferred from a cell that is tried again, or fits now, is to be found out again."""
     if (
-        decision.times
+        decision.repetitions
         or past.status != Status.OOM_INFERRED
-        or decision.left_out
+        or decision.excluded
         or witnesses.of(decision.cell)
     ):
         return decision
     return Decision(decision.cell, 1, "was inferred, and no cell of these says so now")
 
 
-def _with_verified(plan: Plan, choice: Choice) -> Plan:
+def _with_verified(plan: Plan, choice: RunOptions) -> Plan:
     """Of what was inferred before, evenly from first to last, as many as were not verified then."""
     wanted = max(0, choice.verify - sum(plan.past(one.cell).was_verified for one in plan.decisions))
-    left = [one.cell for one in plan.decisions if not (one.times or one.left_out)]
+    left = [one.cell for one in plan.decisions if not (one.repetitions or one.excluded)]
     chosen = {
         cell.id
-        for cell in spread(
+        for cell in evenly_spaced(
             [cell for cell in left if plan.past(cell).status == Status.OOM_INFERRED], wanted
         )
     }
@@ -129,13 +135,13 @@ def _with_verified(plan: Plan, choice: Choice) -> Plan:
     )
 
 
-def spread(cells: Sequence[Cell], count: int) -> list[Cell]:
+def evenly_spaced(cells: Sequence[Cell], count: int) -> list[Cell]:
     """So many of them at most, evenly from first to last."""
     wanted = min(count, len(cells))
     return [cells[place * len(cells) // wanted] for place in range(wanted)]
 
 
-def _may_be_inferred(past: Past, choice: Choice) -> bool:
+def _may_be_inferred(past: CellHistory, choice: RunOptions) -> bool:
     """Not of what has fitted, of what was measured not to, or failed when it was to be verified, and of what is asked for by its
     status."""
     asked = past.status != PENDING and past.status in choice.retry | choice.only
@@ -143,21 +149,21 @@ def _may_be_inferred(past: Past, choice: Choice) -> bool:
     return Status.OK not in past.statuses and past.status != Status.OOM and not failed and not asked
 
 
-def _decide_of(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
+def _decide_of(cell: Cell, past: CellHistory, choice: RunOptions, attempts: int) -> Decision:
     done = choice.done.get(cell.id)
     if done is None:
         return _decide(cell, past, choice, attempts)
     if done.failed:
         return Decision(
-            cell, 0, f"given up after {attempts} attempts: {past.statuses[-1]}", given_up=True
+            cell, 0, f"given up after {attempts} attempts: {past.statuses[-1]}", exhausted=True
         )
     return _decide(cell, past, choice.of(cell), attempts + done.misses)
 
 
-def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
+def _decide(cell: Cell, past: CellHistory, choice: RunOptions, attempts: int) -> Decision:
     status, missing = past.status, choice.repeat - past.successes
     if choice.only and status not in choice.only:
-        return Decision(cell, 0, f"left out: {status}, not asked for", left_out=True)
+        return Decision(cell, 0, f"left out: {status}, not asked for", excluded=True)
     if status == PENDING:
         return Decision(cell, missing, "new")
     if choice.fresh:
@@ -177,16 +183,16 @@ def _decide(cell: Cell, past: Past, choice: Choice, attempts: int) -> Decision:
         return Decision(cell, 0, f"done: {status}")
     if past.failures >= attempts:
         reason = f"given up after {past.failures} attempts: {status}; --retry {status} tries again"
-        return Decision(cell, 0, reason, given_up=True)
+        return Decision(cell, 0, reason, exhausted=True)
     return Decision(cell, missing, f"retry: was {status}")
 
 
-def _again(cell: Cell, past: Past, choice: Choice, reason: str) -> Decision:
+def _again(cell: Cell, past: CellHistory, choice: RunOptions, reason: str) -> Decision:
     """In place of what succeeded before, no less often than that."""
     return Decision(cell, max(choice.repeat, past.successes), reason, past.successes > 0)
 
 
-def plan_request(request: Request, choice: Choice) -> Plan:
+def plan_request(request: SweepRequest, choice: RunOptions) -> Plan:
     history = read_history(request.run)
     if choice.retry & set(FLAWS):
         for flaw, cells in flawed_cells(load_cells(request.run)).items():

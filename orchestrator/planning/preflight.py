@@ -8,12 +8,12 @@ from typing import Any
 from orchestrator.common.errors import EnvironmentError
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
 from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.attempt_queue import Queue
-from orchestrator.planning.request import Request
+from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.request import SweepRequest
 
 
 def exclude_wider_cells(
-    queue: Queue, hosts: Sequence[HostInfo], say: Callable[[str], None]
+    queue: AttemptQueue, hosts: Sequence[HostInfo], say: Callable[[str], None]
 ) -> None:
     """Leaves the cells for another run that ask for more GPUs together than any host here has of their kind.
 
@@ -38,11 +38,11 @@ def exclude_wider_cells(
         raise EnvironmentError(
             said, "Have such a host join (`ray start --address=…`), or --set gpus=1"
         )
-    queue.leave_to_another_run(wider)
+    queue.defer(wider)
     say(f"left out: {said}. Given again where there are so many, this command measures them")
 
 
-def niced(hosts: Sequence[HostInfo]) -> Iterator[str]:
+def describe_nice_levels(hosts: Sequence[HostInfo]) -> Iterator[str]:
     """Of each host where what measures waits for whatever else runs there."""
     for host in hosts:
         if host.nice > 0:
@@ -57,7 +57,7 @@ def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
     return next((str(gpu.name) for host in hosts for gpu in host.gpus), None)
 
 
-def smallest_card(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
+def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
     """Of the GPUs that a cell may come to, the one with the least memory."""
     gpus = [
         gpu for host in hosts for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)
@@ -66,7 +66,9 @@ def smallest_card(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuMode
     return min(cards, key=lambda card: card.usable_bytes, default=None)
 
 
-def require_devices(request: Request, devices: Iterable[str], hosts: Sequence[HostInfo]) -> None:
+def require_devices(
+    request: SweepRequest, devices: Iterable[str], hosts: Sequence[HostInfo]
+) -> None:
     """Raises EnvironmentError where one of them is on no host."""
     have = sorted({device for host in hosts for device in host.devices})
     for device in sorted(set(devices).difference(have)):
@@ -77,7 +79,7 @@ def require_devices(request: Request, devices: Iterable[str], hosts: Sequence[Ho
 
 
 def check_gpu_kinds(
-    queue: Queue,
+    queue: AttemptQueue,
     hosts: Sequence[HostInfo],
     slots: Mapping[str, int],
     notify: Callable[[str], None],
@@ -101,7 +103,7 @@ def check_gpu_kinds(
         remedy = "Have such a node join (`ray start --address=…`), or --set gpu_kind=A100, or whatever Ray calls what is here"
         if len(left_out) == len(queue.cells):
             raise EnvironmentError(said, remedy)
-        queue.leave_to_another_run(left_out)
+        queue.defer(left_out)
         notify(f"left out: {said}. Given again with it, this command measures them")
     elif not queue.kinds and len(there) > 1 and "cuda" in queue.devices:
         notify(
@@ -110,7 +112,7 @@ def check_gpu_kinds(
 
 
 def require_one_kind_of_gpu(
-    fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: Queue
+    fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: AttemptQueue
 ) -> None:
     """What ran out of memory on one kind says nothing of another. Raises EnvironmentError."""
     kinds = sorted({str(mark.get("gpu")) for mark in fingerprints.get("cuda", [])})

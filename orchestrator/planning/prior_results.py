@@ -21,7 +21,7 @@ _AGAIN = "`--retry ok` measures them again"
 
 
 @dataclass(frozen=True)
-class Kept:
+class PriorResult:
     """How a cell was measured that this run leaves as it is. None of what an older program did not write down."""
 
     commit: str | None
@@ -38,14 +38,14 @@ class Kept:
         return None not in (self.commit, commit) and self.commit != commit
 
 
-def how_asked(config: Mapping[str, Any]) -> dict[str, Any]:
+def measurement_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of a row that say how it was asked for. config: as a manifest has it."""
     return {name: config[name] for name in ("env", "instruments") if name in config}
 
 
-def read_kept(run: Run, plan: Plan) -> list[Kept]:
+def read_prior_results(run: Run, plan: Plan) -> list[PriorResult]:
     """Of each cell that was measured, and not to be replaced, its successes that count: those that are alike once."""
-    cells = [one.cell for one in plan.decisions if not (one.times and one.replaces)]
+    cells = [one.cell for one in plan.decisions if not (one.repetitions and one.replaces)]
     models = {
         cell.id: getattr(cell.params, "model", None) for cell in cells if plan.past(cell).successes
     }
@@ -78,10 +78,10 @@ def _that_count(run: Run) -> Iterator[_Row]:
         ][-1:]
 
 
-def _kept(row: _Row, model: str | None = None) -> Kept:
+def _kept(row: _Row, model: str | None = None) -> PriorResult:
     facts = json.loads(row.facts)
     instruments, env = facts.get("instruments"), facts.get("env")
-    return Kept(
+    return PriorResult(
         row.commit,
         None if instruments is None else frozenset(instruments),
         None if env is None else tuple(sorted(env.items())),
@@ -91,8 +91,8 @@ def _kept(row: _Row, model: str | None = None) -> Kept:
     )
 
 
-def describe_kept(
-    kept: list[Kept], config: SweepConfig, invocation: Mapping[str, Any]
+def describe_prior_results(
+    kept: list[PriorResult], config: SweepConfig, invocation: Mapping[str, Any]
 ) -> Iterator[str]:
     """A line for each way in which kept cells differ from those that this invocation would measure now."""
     lacking = Counter(
@@ -127,7 +127,7 @@ def require_same_env(run: Run, plan: Plan, config: SweepConfig) -> None:
     anew = (
         one
         for one in plan.decisions
-        if one.times and (one.replaces or not plan.past(one.cell).successes)
+        if one.repetitions and (one.replaces or not plan.past(one.cell).successes)
     )
     replaced = {one.cell.id for one in anew}
     staying = [row for row in _that_count(run) if row.cell not in replaced]
@@ -139,7 +139,7 @@ def require_same_env(run: Run, plan: Plan, config: SweepConfig) -> None:
             )
 
 
-def _other_envs(kept: Iterable[Kept], config: SweepConfig) -> Counter[str]:
+def _other_envs(kept: Iterable[PriorResult], config: SweepConfig) -> Counter[str]:
     here, others = _that_matters(config.env), [dict(one.env) for one in kept if one.env is not None]
     return Counter(_told(env) for env in others if _that_matters(env) != here)
 

@@ -18,7 +18,7 @@ from tasks.spec.attempt import Settings, StartMethod
 
 
 @dataclass(frozen=True)
-class Request:
+class SweepRequest:
     """What a command line asks for, resolved: which cells of which config, in which folder.
 
     searching: whether these cells are steps of a search, beside the sweep that the folder is of.
@@ -47,7 +47,7 @@ def resolve(
     out: Where | None,
     sample: float | None = None,
     instruments: Sequence[str] = (),
-) -> Request:
+) -> SweepRequest:
     """out: a folder, or the address of one elsewhere. Raises ConfigError, or RunUnreachable."""
     config, source = load_config(path)
     config = with_instruments(config, instruments)
@@ -56,17 +56,17 @@ def resolve(
     require_matches(config, source)
     require_effect(expansion)
     run = open_run(out or config.results or Path("results") / config.name)
-    return Request(config, selection, expansion, source, run, path)
+    return SweepRequest(config, selection, expansion, source, run, path)
 
 
-def resolve_again(run: Run) -> Request:
+def resolve_again(run: Run) -> SweepRequest:
     """The request that a run folder was last written for. Raises RunError where no sweep ran in it."""
     manifest = run.require().read_manifest()
     require_sweep(manifest, run)
     source = Source(f"{run}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
     selection = Selection.from_json(manifest["selection"])
-    return Request(
+    return SweepRequest(
         config,
         selection,
         expand(config, source, selection),
@@ -76,7 +76,7 @@ def resolve_again(run: Run) -> Request:
     )
 
 
-def make_settings(request: Request, start_method: StartMethod | None) -> Settings:
+def make_settings(request: SweepRequest, start_method: StartMethod | None) -> Settings:
     config = request.config
     return Settings(
         timeout_s=config.limits.timeout_s,

@@ -12,15 +12,15 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from orchestrator.common.text import so_many
-from orchestrator.planning.history import Past, history_of
+from orchestrator.common.text import cell_count
+from orchestrator.planning.history import CellHistory, history_of
 from orchestrator.planning.invocation import FINISHED, INVOCATION, is_same, measures_alike
-from orchestrator.planning.options import Choice, Done
-from orchestrator.planning.request import Request
+from orchestrator.planning.options import ResumedCell, RunOptions
+from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run, RunWriter
 
 
-def going_on(request: Request, choice: Choice, invocation: Mapping[str, Any]) -> Choice:
+def resume(request: SweepRequest, choice: RunOptions, invocation: Mapping[str, Any]) -> RunOptions:
     """What is left of it, where this command was ended before. invocation: the one that is to begin."""
     if not choice.again:
         return choice
@@ -29,12 +29,12 @@ def going_on(request: Request, choice: Choice, invocation: Mapping[str, Any]) ->
     )
 
 
-def describe_going_on(request: Request, choice: Choice) -> Iterator[str]:
+def describe_resumption(request: SweepRequest, choice: RunOptions) -> Iterator[str]:
     if done := sum(cell.id in choice.done for cell in request.expansion.cells):
-        yield f"this command was ended before: it goes on, with {so_many(done)} of it done"
+        yield f"this command was ended before: it goes on, with {cell_count(done)} of it done"
 
 
-def _done_already(run: Run, invocation: Mapping[str, Any], attempts: int) -> dict[str, Done]:
+def _done_already(run: Run, invocation: Mapping[str, Any], attempts: int) -> dict[str, ResumedCell]:
     """The cells that the command has measured again already, if it has not come to its end since.
 
     attempts: how often a cell that fails is tried.
@@ -52,8 +52,8 @@ def _done_already(run: Run, invocation: Mapping[str, Any], attempts: int) -> dic
     for cell, past in since.items():
         failed = all(status.is_retried for status in past.statuses)
         if not failed or past.failures >= attempts:
-            earlier = before.get(cell, Past())
-            found[cell] = Done(max(1, earlier.successes), earlier.misses, failed)
+            earlier = before.get(cell, CellHistory())
+            found[cell] = ResumedCell(max(1, earlier.successes), earlier.misses, failed)
     return found
 
 
@@ -71,7 +71,7 @@ def _unfinished(
     }
 
 
-def note_finished(writer: RunWriter, invocation: Mapping[str, Any]) -> None:
+def mark_finished(writer: RunWriter, invocation: Mapping[str, Any]) -> None:
     manifest = writer.read_manifest()
     before = manifest.get("invocations", [])
     noted = [{**one, FINISHED: True} if is_same(one, invocation) else one for one in before]

@@ -16,11 +16,11 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.history import Past, read_history
+from orchestrator.planning.history import CellHistory, read_history
 from orchestrator.planning.memory_prediction import cap_bytes, predicting, verdict_of
-from orchestrator.planning.options import Choice
-from orchestrator.planning.preflight import smallest_card
-from orchestrator.planning.request import Request
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.preflight import smallest_gpu
+from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import ReusableScheduler
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
@@ -117,7 +117,7 @@ def _at(task: str, others: Mapping[str, Any], axis: str) -> Callable[[int], Cell
     return lambda value: make_cell(task, {**others, axis: value})
 
 
-def _check_ceilings(request: Request, groups: Iterable[Limit], bounds: Bounds) -> None:
+def _check_ceilings(request: SweepRequest, groups: Iterable[Limit], bounds: Bounds) -> None:
     """Without one the search would go on until the machine ends other programs. Raises ConfigError."""
     cells = [group.at(bounds.granularity) for group in groups]
     endless = [
@@ -138,7 +138,7 @@ def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> GpuMod
     unlimited = [cell for cell in predicted if cap_bytes(cell, None) is None]
     if not (unlimited or (measures and predicted)):
         return None
-    card = smallest_card([probe_here()])
+    card = smallest_gpu([probe_here()])
     if card is None and unlimited:
         raise ConfigError(
             "for which GPU? This machine has none",
@@ -184,7 +184,7 @@ def _learn_prediction(
 
 
 def confirm_limits(
-    request: Request, groups: Sequence[Limit], bounds: Bounds, means: Means
+    request: SweepRequest, groups: Sequence[Limit], bounds: Bounds, means: Means
 ) -> Summary:
     """Measures what was found and what is next to it, and on from there where they are not as predicted.
 
@@ -203,7 +203,9 @@ def confirm_limits(
             )
             cells = Expansion(tuple({cell.id: cell for _, _, cell in asked}.values()))
             once = replace(means, open_scheduler=lasting.opened, time_limit_s=left)
-            summary = run_sweep(replace(request, expansion=cells, searching=True), Choice(), once)
+            summary = run_sweep(
+                replace(request, expansion=cells, searching=True), RunOptions(), once
+            )
             _learn_measured(request, asked)
             if summary.stopped or summary.broken or summary.late:
                 break
@@ -218,14 +220,14 @@ def _hints(group: Limit) -> list[int]:
     return [value for value in (group.surely.fits, fails) if value]
 
 
-def _to_measure(request: Request, groups: Iterable[Limit]) -> list[tuple[Limit, int, Cell]]:
+def _to_measure(request: SweepRequest, groups: Iterable[Limit]) -> list[tuple[Limit, int, Cell]]:
     """The next of each group that is not known from the run's folder."""
     history = read_history(request.run)
     asked = []
     for group in groups:
         while (value := _next_to_measure(group)) is not None:
             cell = group.at(value)
-            status = history.get(cell.id, Past()).status
+            status = history.get(cell.id, CellHistory()).status
             if status not in _DECIDED:
                 asked.append((group, value, cell))
                 break
@@ -237,7 +239,7 @@ def _next_to_measure(group: Limit) -> int | None:
     return group.measured.next if group.measured is not None and not group.unmeasured else None
 
 
-def _learn_measured(request: Request, asked: Iterable[tuple[Limit, int, Cell]]) -> None:
+def _learn_measured(request: SweepRequest, asked: Iterable[tuple[Limit, int, Cell]]) -> None:
     """Of those that were begun: a round may end before all of them were."""
     history = read_history(request.run)
     for group, value, cell in asked:
@@ -262,7 +264,7 @@ class Found:
 
 
 def find_limits(
-    request: Request, bounds: Bounds, card: GpuModel | None, means: Means | None
+    request: SweepRequest, bounds: Bounds, card: GpuModel | None, means: Means | None
 ) -> Found:
     """Predicts, and with `means` measures. card: the GPU that was named, or None for this machine's. Raises ConfigError."""
     if bounds.up_to < bounds.granularity:

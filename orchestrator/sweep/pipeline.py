@@ -13,26 +13,26 @@ from orchestrator.common.errors import GpusLost, NodesLost
 from orchestrator.config.schema import SweepConfig
 from orchestrator.execution import nsys
 from orchestrator.execution.measuring_process import git_commit
-from orchestrator.planning.attempt_queue import Queue
+from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.fingerprints import check_fingerprints, known_fingerprints
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import Choice
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import flawed_cells, load_cells, plan_request
 from orchestrator.planning.preflight import (
     check_gpu_kinds,
+    describe_nice_levels,
     exclude_wider_cells,
     first_gpu,
-    niced,
     require_devices,
     require_one_kind_of_gpu,
 )
 from orchestrator.planning.prior_results import (
-    describe_kept,
-    read_kept,
+    describe_prior_results,
+    read_prior_results,
     require_same_env,
 )
-from orchestrator.planning.request import Request, make_settings
-from orchestrator.planning.resumption import describe_going_on, going_on, note_finished
+from orchestrator.planning.request import SweepRequest, make_settings
+from orchestrator.planning.resumption import describe_resumption, mark_finished, resume
 from orchestrator.store.run import RunWriter
 from orchestrator.sweep.interruption import SAVING_S, restored_handlers, stoppable
 from orchestrator.sweep.preparation import foresee
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     pass
 
 
-def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
+def run_sweep(request: SweepRequest, choice: RunOptions, means: Means) -> Summary:
     """Measures what the plan says. Everything finished is kept, however this ends."""
     limit = means.time_limit_s
     deadline = None if limit is None else time.monotonic() + limit - SAVING_S
@@ -57,17 +57,17 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
         writer.require_parts()
         summary.recovered = recover_attempts(writer, commit)
         invocation = new_invocation(request, choice, commit, means.skip_predicted_oom)
-        choice = going_on(request, choice, invocation)
-        for line in describe_going_on(request, choice):
+        choice = resume(request, choice, invocation)
+        for line in describe_resumption(request, choice):
             means.say(line)
         plan = plan_request(request, choice)
         summary.before = plan.statuses()
-        summary.given_up = sum(decision.given_up for decision in plan.decisions)
+        summary.given_up = sum(decision.exhausted for decision in plan.decisions)
 
-        kept = read_kept(request.run, plan)
+        kept = read_prior_results(request.run, plan)
         if not means.mixed and plan.to_run:
             require_same_env(request.run, plan, request.config)
-        for line in describe_kept(kept, request.config, invocation):
+        for line in describe_prior_results(kept, request.config, invocation):
             means.say(line)
 
         measured = set[str]()
@@ -79,7 +79,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
                 measured.add(outcome.attempt.cell.id)
 
         settings = make_settings(request, means.start_method)
-        queue = Queue(
+        queue = AttemptQueue(
             request.run,
             request.expansion.cells,
             plan,
@@ -94,7 +94,7 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
             writer.write_manifest(manifest_of(request, known_fingerprints(request.run), invocation))
         summary.late, summary.late_s, summary.elsewhere = queue.late, queue.late_s, queue.elsewhere
         if summary.is_at_its_end:
-            note_finished(writer, invocation)
+            mark_finished(writer, invocation)
         summary.inferred = queue.still_inferred
         summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
         summary.left, summary.cells = queue.left, len(measured)
@@ -105,9 +105,9 @@ def run_sweep(request: Request, choice: Choice, means: Means) -> Summary:
 
 
 def _measure(
-    request: Request,
+    request: SweepRequest,
     writer: RunWriter,
-    queue: Queue,
+    queue: AttemptQueue,
     means: Means,
     summary: Summary,
     keep: Callable[[Outcome], None],
@@ -117,7 +117,7 @@ def _measure(
     with means.open_scheduler(queue.example()) as scheduler:
         arm()  # Ray takes SIGTERM for itself when it starts
         hosts = scheduler.hosts()
-        for line in niced(hosts):
+        for line in describe_nice_levels(hosts):
             means.say(line)
         require_devices(request, queue.devices, hosts)
         fingerprints = check_fingerprints(request.run, hosts, queue, means.mixed)
@@ -151,7 +151,9 @@ def _measure(
 
 
 def manifest_of(
-    request: Request, fingerprints: dict[str, list[dict[str, Any]]], invocation: Mapping[str, Any]
+    request: SweepRequest,
+    fingerprints: dict[str, list[dict[str, Any]]],
+    invocation: Mapping[str, Any],
 ) -> dict[str, Any]:
     before = request.run.read_manifest()
     now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.common.text import so_many
+from orchestrator.common.text import cell_count
 from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.attempt_queue import Queue
+from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
-from orchestrator.planning.preflight import smallest_card
-from orchestrator.planning.request import Request
+from orchestrator.planning.preflight import smallest_gpu
+from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import RunWriter
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
@@ -17,9 +17,9 @@ from tasks.prediction.records import Prediction, unsupported_reason
 
 
 def foresee(
-    request: Request,
+    request: SweepRequest,
     writer: RunWriter,
-    queue: Queue,
+    queue: AttemptQueue,
     means: Means,
     summary: Summary,
     hosts: Sequence[HostInfo],
@@ -28,8 +28,8 @@ def foresee(
     cells = [cell for cell in queue.cells if not unsupported_reason(cell)]
     if not cells:
         return
-    means.say(f"predicting the memory of {so_many(len(cells))}")
-    cards = {kind: smallest_card(hosts, kind) for kind in {cell.params.gpu_kind for cell in cells}}
+    means.say(f"predicting the memory of {cell_count(len(cells))}")
+    cards = {kind: smallest_gpu(hosts, kind) for kind in {cell.params.gpu_kind for cell in cells}}
     predictions: dict[str, Prediction] = {}
     for kind, card in cards.items():
         own = [cell for cell in cells if cell.params.gpu_kind == kind]

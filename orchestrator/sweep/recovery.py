@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.execution.attempt import recover
 from orchestrator.execution.measuring_process import PROGRAM_SOURCE
 from orchestrator.planning.invocation import INVOCATION
-from orchestrator.planning.prior_results import how_asked
+from orchestrator.planning.prior_results import measurement_settings
 from orchestrator.store.run import RunWriter
 from tasks.spec.outcome import Outcome
 
@@ -29,7 +29,7 @@ def recover_attempts(writer: RunWriter, commit: str | None) -> int:
     last: dict[str, Any] = (before.get("invocations") or [{}])[-1]
     invocation = {
         "time": None,
-        "asked": how_asked(before.get("config", {})),
+        "asked": measurement_settings(before.get("config", {})),
         **last,
     }  # programs of before kept the sweep's alone
     recorded = writer.rows("attempts", ["cell", "attempt"])

@@ -180,7 +180,7 @@ def open_runtime(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
 
 
 def parse_options(chosen: dict[str, Any]) -> Any:
-    from orchestrator.planning.options import Choice
+    from orchestrator.planning.options import RunOptions
 
     if chosen["verify_inferred"] and not chosen["infer_oom"]:
         raise ConfigError(
@@ -193,7 +193,7 @@ def parse_options(chosen: dict[str, Any]) -> Any:
             f"--retry {beyond[0]}: --only leaves out all such cells",
             f"Add --only {_status_of(beyond[0])}, or leave one out",
         )
-    return Choice(
+    return RunOptions(
         infer_oom=chosen["infer_oom"],
         verify=chosen["verify_inferred"],
         repeat=chosen["repeat"],

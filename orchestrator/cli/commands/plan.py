@@ -40,9 +40,9 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.invocation import new_invocation
     from orchestrator.planning.plan import plan_request
-    from orchestrator.planning.prior_results import describe_kept, read_kept
+    from orchestrator.planning.prior_results import describe_prior_results, read_prior_results
     from orchestrator.planning.request import resolve
-    from orchestrator.planning.resumption import describe_going_on, going_on
+    from orchestrator.planning.resumption import describe_resumption, resume
 
     card = find_gpu(gpu) if gpu is not None else None
 
@@ -55,20 +55,20 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
         chosen["instruments"],
     )
     invocation = new_invocation(request, parse_options(chosen), git_commit())
-    choice = going_on(request, parse_options(chosen), invocation)
+    choice = resume(request, parse_options(chosen), invocation)
     planned = plan_request(request, choice)
     if request.expansion.duplicates:
         click.echo(
             f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell"
         )
-    for line in describe_going_on(request, choice):
+    for line in describe_resumption(request, choice):
         click.echo(line)
     for line in describe_plan(
         planned, request.expansion.label, describe_cost(request, planned, card), everything
     ):
         click.echo(line)
-    kept = read_kept(request.run, planned)
-    for line in describe_kept(kept, request.config, invocation):
+    kept = read_prior_results(request.run, planned)
+    for line in describe_prior_results(kept, request.config, invocation):
         click.echo(line)
     if memory:
         for line in describe_memory(request, card):

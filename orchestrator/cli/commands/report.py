@@ -67,7 +67,7 @@ def report(
     Example: sweep report results/demo --table timings
     """
     from orchestrator.analysis.results import choose_cells, choose_where, load_results
-    from orchestrator.common.text import so_many
+    from orchestrator.common.text import cell_count
     from orchestrator.config.selection import parse_selection
     from orchestrator.report.formats.files import FORMATS, files_of
     from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
@@ -119,7 +119,7 @@ def report(
         click.echo(f"not measured: {of_each}" if of_each else pending, err=True)
     if results.bare:
         click.echo(
-            f"of {so_many(results.bare)} that ended well no sample is here: copy the run again, or measure them with --retry ok",
+            f"of {cell_count(results.bare)} that ended well no sample is here: copy the run again, or measure them with --retry ok",
             err=True,
         )
     if some:

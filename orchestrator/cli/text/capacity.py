@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 
 from orchestrator.config.grid import Expansion
 from orchestrator.planning.memory_prediction import cap_bytes
-from orchestrator.planning.request import Request
+from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_search import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN
 
 _GIB = 1024**3
 
 
-def describe_limits(request: Request, found: Found, bounds: Bounds) -> Iterator[str]:
+def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iterator[str]:
     """A row a group: what is predicted, what was measured, and what is to be said of it."""
     from tabulate import tabulate
 
@@ -95,7 +95,7 @@ def _measured(group: Limit, measured_gib: Mapping[str, float]) -> list[str]:
     return [str(fits or ""), f"{peak:.2f}" if peak else "", str(group.measured.fails or "")]
 
 
-def _measured_gib(request: Request) -> dict[str, float]:
+def _measured_gib(request: SweepRequest) -> dict[str, float]:
     """The peak of each cell that was measured: of the allocator, or on the CPU of the process."""
     from orchestrator.analysis.results import load_results
 

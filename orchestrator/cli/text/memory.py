@@ -6,10 +6,10 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestrator.common.text import so_many
+from orchestrator.common.text import cell_count
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.memory_prediction import predict_memory, verdict_of
-from orchestrator.planning.request import Request
+from orchestrator.planning.request import SweepRequest
 from tasks.prediction.closed_form import closed_form
 from tasks.prediction.records import (
     AS_EAGER,
@@ -43,7 +43,7 @@ _FITTING = {  # what is said of one cell, and of many
 _GIB = 1024**3
 
 
-def describe_memory(request: Request, card: GpuModel | None) -> Iterator[str]:
+def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[str]:
     """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`; what its words
     mean, and how many fit."""
     cells = request.expansion.cells
@@ -66,7 +66,7 @@ def describe_memory(request: Request, card: GpuModel | None) -> Iterator[str]:
 
 
 def _memory_table(
-    request: Request,
+    request: SweepRequest,
     cells: Sequence[Cell],
     predictions: Mapping[str, Prediction],
     card: GpuModel | None,
@@ -106,9 +106,9 @@ def _not_foretold(cells: Iterable[Cell], card: GpuModel | None) -> Iterator[str]
     for (device, reason), count in reasons.items():
         if f"on {device} " in reason:  # on a GPU it would be
             gpu = shlex.quote(card.name if card else "H200")
-            yield f"{so_many(count)} on {device}, and memory is predicted for GPUs only: add --set device=cuda --gpu {gpu}"
+            yield f"{cell_count(count)} on {device}, and memory is predicted for GPUs only: add --set device=cuda --gpu {gpu}"
         else:
-            yield f"{so_many(count)} not predicted: {reason}"
+            yield f"{cell_count(count)} not predicted: {reason}"
 
 
 def _how_many_fit(found: Iterable[tuple[Prediction, Verdict | None]]) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from orchestrator.common.text import format_seconds, so_many
+from orchestrator.common.text import cell_count, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel, driver_name
 from orchestrator.hardware.nvml import gpu_names
-from orchestrator.planning.duration_estimate import Conditions, Estimator, expect
+from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.plan import Plan
-from orchestrator.planning.request import Request, make_settings
+from orchestrator.planning.request import SweepRequest, make_settings
 from tasks.spec.cell import Cell
 
 SHOWN_CELLS = 20
@@ -21,7 +21,7 @@ def describe_plan(
 ) -> Iterator[str]:
     """The cells, how many are done, what will run, and why. expected: what is said of how long it will take."""
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
-    yield f"{so_many(len(plan.decisions))}: {statuses}"
+    yield f"{cell_count(len(plan.decisions))}: {statuses}"
     inferred = (
         f", and {len(plan.inferred)} are inferred to run out of memory" if plan.inferred else ""
     )
@@ -29,16 +29,18 @@ def describe_plan(
     if expected:
         yield expected
     width = len("infer" if plan.inferred else "keep")
-    chosen = sorted(plan.decisions, key=lambda decision: not decision.times)
+    chosen = sorted(plan.decisions, key=lambda decision: not decision.repetitions)
     for decision in chosen if everything else chosen[:SHOWN_CELLS]:
         witness = plan.inferred.get(decision.cell.id)
-        mark = "infer" if witness else "run" if decision.times else "keep"
+        mark = "infer" if witness else "run" if decision.repetitions else "keep"
         reason = (
             f"asks for no less than {witness.id}, which ran out of memory"
             if witness
             else decision.reason
         )
-        often = f", {decision.times} times" if decision.times > 1 and not witness else ""
+        often = (
+            f", {decision.repetitions} times" if decision.repetitions > 1 and not witness else ""
+        )
         yield f"  {mark:{width}} {decision.cell.id} {label(decision.cell)}  ({reason}{often})"
     if not everything and len(chosen) > SHOWN_CELLS:
         yield f"  … and {len(chosen) - SHOWN_CELLS} more: --all prints them"
@@ -49,7 +51,7 @@ def repetition_note(plan: Plan) -> str:
     return f", {times} times in all" if times > len(set(plan.to_measure)) else ""
 
 
-def describe_cost(request: Request, plan: Plan, card: GpuModel | None) -> str:
+def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> str:
     """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where nothing can be said."""
     cells = plan.to_measure
     if not cells:
@@ -58,8 +60,10 @@ def describe_cost(request: Request, plan: Plan, card: GpuModel | None) -> str:
     here = gpu_names() if on_gpu and card is None else ()
     gpu = (driver_name(card) if card else next(iter(here), None)) if on_gpu else None
     elsewhere = card is not None and gpu not in _measured_on(request)
-    conditions = Conditions.of(make_settings(request, None), gpu)
-    estimator = Estimator(request.expansion.cells, {} if elsewhere else plan.history, conditions)
+    conditions = DurationConditions.of(make_settings(request, None), gpu)
+    estimator = DurationEstimator(
+        request.expansion.cells, {} if elsewhere else plan.history, conditions
+    )
     widest = max(cell.params.gpu_count for cell in cells)
     expected = expect(estimator, cells, {"cuda": max(1, len(here), widest)})
     if expected:
@@ -86,6 +90,6 @@ def _where(cells: Sequence[Cell], card: GpuModel | None, here: Sequence[str], wi
     return f"this machine's {len(here)} GPU{'s' if len(here) > 1 else ''}"
 
 
-def _measured_on(request: Request) -> set[str]:
+def _measured_on(request: SweepRequest) -> set[str]:
     """The GPUs that the run's rows are of."""
     return {str(mark.get("gpu")) for mark in known_fingerprints(request.run).get("cuda", [])}

@@ -10,19 +10,19 @@ from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
-from orchestrator.common.text import so_many, where_it_ended, why_it_ended
+from orchestrator.common.text import cell_count, where_it_ended, why_it_ended
 from orchestrator.execution.measuring_process import git_commit
 from orchestrator.planning.history import PENDING
 from orchestrator.planning.invocation import as_again, command_in_copy, last_command
 from orchestrator.planning.plan import Plan, plan_request
-from orchestrator.planning.request import Request
-from orchestrator.planning.resumption import going_on
+from orchestrator.planning.request import SweepRequest
+from orchestrator.planning.resumption import resume
 from orchestrator.store.run import Run
 
 
-def describe_status(request: Request) -> Iterator[str]:
+def describe_status(request: SweepRequest) -> Iterator[str]:
     """Counts by status, what failed and why, what would run next."""
-    plan = plan_request(request, going_on(request, *as_again(request, git_commit())))
+    plan = plan_request(request, resume(request, *as_again(request, git_commit())))
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
     asked = {decision.cell.id for decision in plan.decisions}
@@ -35,7 +35,7 @@ def describe_status(request: Request) -> Iterator[str]:
     if request.run.is_published:
         yield from _describe_closed(request.run, plan)
     else:
-        yield f"{last_command(request.run)} would run {len(to_run)} of {so_many(len(plan.decisions))}{repetition_note(plan)}"
+        yield f"{last_command(request.run)} would run {len(to_run)} of {cell_count(len(plan.decisions))}{repetition_note(plan)}"
     for cell in to_run[:SHOWN_CELLS]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > SHOWN_CELLS:
@@ -45,17 +45,17 @@ def describe_status(request: Request) -> Iterator[str]:
 def _describe_closed(run: Run, plan: Plan) -> Iterator[str]:
     """Of a published run: what was measured, and how to go on in a copy, where something is left."""
     asked, pending = len(plan.decisions), plan.statuses()[PENDING]
-    yield f"this run is published and closed: {asked - pending} of the {so_many(asked)} asked for were measured"
+    yield f"this run is published and closed: {asked - pending} of the {cell_count(asked)} asked for were measured"
     if plan.to_measure:
         copy = Path("results") / run.folder.name
         if copy.exists():
             copy = copy.with_name(f"{copy.name}-copy")
         yield f"to go on, copy it: cp -r {shlex.quote(str(run))} {shlex.quote(str(copy))}"
         yield f"then: {command_in_copy(run, copy)}"
-        yield f"which would run {so_many(len(set(plan.to_measure)))}{repetition_note(plan)}:"
+        yield f"which would run {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 
 
-def _failures(request: Request) -> Iterator[str]:
+def _failures(request: SweepRequest) -> Iterator[str]:
     columns = ["cell", "attempt", "status", "stage", "phase", "evidence"]
     last = {
         row[0]: row[2:] for row in sorted(request.run.rows("attempts", columns), key=itemgetter(1))

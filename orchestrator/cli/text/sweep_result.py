@@ -23,15 +23,15 @@ FLAWS = {
 
 def conclude(summary: Any, request: Any) -> None:
     """What came of a run, what to do next, and the exit code."""
-    from orchestrator.common.text import format_seconds, so_many
+    from orchestrator.common.text import cell_count, format_seconds
     from orchestrator.sweep.console import say
 
     folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
     if summary.recovered:
-        say(f"kept {so_many(summary.recovered)}, finished by an earlier run that was killed")
+        say(f"kept {cell_count(summary.recovered)}, finished by an earlier run that was killed")
     counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
     if summary.foreseen:
-        say(f"left out {so_many(summary.foreseen)}, predicted to run out of memory")
+        say(f"left out {cell_count(summary.foreseen)}, predicted to run out of memory")
     inferred = (
         f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
     )
@@ -45,12 +45,12 @@ def conclude(summary: Any, request: Any) -> None:
         or not summary.before
     ):
         say(
-            f"measured {so_many(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}"
+            f"measured {cell_count(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}"
         )
     else:
         before = ", ".join(f"{count} {status}" for status, count in sorted(summary.before.items()))
         say(
-            f"nothing to measure: of {so_many(sum(summary.before.values()))} {before}; kept in {folder}"
+            f"nothing to measure: of {cell_count(sum(summary.before.values()))} {before}; kept in {folder}"
         )
     if summary.refuted:
         cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
@@ -58,10 +58,10 @@ def conclude(summary: Any, request: Any) -> None:
             f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured"
         )
     if summary.broken:
-        say(f"{so_many(summary.left)} left. To go on: {again}")
+        say(f"{cell_count(summary.left)} left. To go on: {again}")
         raise summary.broken
     if summary.stopped and summary.stopped != "time limit":
-        say(f"stopped by {summary.stopped} with {so_many(summary.left)} left. To go on: {again}")
+        say(f"stopped by {summary.stopped} with {cell_count(summary.left)} left. To go on: {again}")
         sys.exit(EXIT_INTERRUPTED)
     if summary.stopped or summary.late:
         shortest = (
@@ -69,7 +69,7 @@ def conclude(summary: Any, request: Any) -> None:
             if summary.late_s
             else ""
         )
-        say(f"out of time with {so_many(summary.left)} left{shortest}. To go on: {again}")
+        say(f"out of time with {cell_count(summary.left)} left{shortest}. To go on: {again}")
         if not times:
             say(
                 "nothing was measured within that time: where it takes as long to begin again, only a longer one goes on"
@@ -77,7 +77,7 @@ def conclude(summary: Any, request: Any) -> None:
         sys.exit(EXIT_TIME_LIMIT)
     for flaw, what in FLAWS.items():
         if count := summary.flaws[flaw]:
-            say(f"{so_many(count)} {what}")
+            say(f"{cell_count(count)} {what}")
     if count := summary.flaws["concurrent"]:
         # --fresh: what is measured again replaces these times, and their cells no longer count here.
         say(
@@ -87,7 +87,7 @@ def conclude(summary: Any, request: Any) -> None:
         )
     say(f"the tables: sweep report {folder}")
     if summary.given_up:
-        say(f"left alone {so_many(summary.given_up)} that failed too often before")
+        say(f"left alone {cell_count(summary.given_up)} that failed too often before")
     bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
     if bad or summary.given_up:
         say(f"what went wrong: sweep status {folder}")

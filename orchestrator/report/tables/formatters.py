@@ -174,8 +174,8 @@ def mean_sd(stem: str) -> Value:
     """`stem` such as `forward_ms`: mean ± sample standard deviation."""
 
     def show(row: Row) -> str:
-        spread = format_ms(row[f"{stem}_sd"]) if has_value(row, f"{stem}_sd") else NOTHING
-        return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
+        evenly_spaced = format_ms(row[f"{stem}_sd"]) if has_value(row, f"{stem}_sd") else NOTHING
+        return f"{format_ms(row[f'{stem}_mean'])} ± {evenly_spaced}"
 
     return where_known(f"{stem}_mean", show)
 

@@ -16,7 +16,7 @@ from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
-from orchestrator.planning.preflight import niced
+from orchestrator.planning.preflight import describe_nice_levels
 from tasks.spec.attempt import Attempt
 
 
@@ -108,7 +108,7 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
 
 
 def test_a_host_whose_cells_wait_for_others_is_named() -> None:
-    said = list(niced([HostInfo(name="a", nice=15), HostInfo(name="b")]))
+    said = list(describe_nice_levels([HostInfo(name="a", nice=15), HostInfo(name="b")]))
     assert len(said) == 1
     assert said[0].startswith("on a cells run at niceness 15")
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from orchestrator.planning import attempt_queue as queue_module
-from orchestrator.planning.attempt_queue import Queue
-from orchestrator.planning.duration_estimate import Conditions, Estimator
-from orchestrator.planning.history import Past
-from orchestrator.planning.oom_inference import Witnesses
-from orchestrator.planning.options import Choice
+from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
+from orchestrator.planning.history import CellHistory
+from orchestrator.planning.oom_inference import OomInference
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import LiveDisplay
@@ -35,7 +35,7 @@ def cell(**params: Any) -> Cell:
     return make_cell("train_step", {"size": "small", **params})
 
 
-DEFAULT_CHOICE = Choice()
+DEFAULT_CHOICE = RunOptions()
 
 
 class Simulation:
@@ -46,7 +46,7 @@ class Simulation:
         folder: Path,
         cells: Sequence[Cell],
         gpus: int,
-        choice: Choice = DEFAULT_CHOICE,
+        choice: RunOptions = DEFAULT_CHOICE,
         **queue: Any,
     ) -> None:
         self.now = 0.0
@@ -54,7 +54,7 @@ class Simulation:
         self.began: list[tuple[float, Cell]] = []
         self.order: list[Cell] = []
         plan = make_plan(cells, {}, replace(choice, infer_oom="keep_inferred" in queue), 3)
-        self.queue = Queue(Run(folder), cells, plan, Settings(), None, **queue)
+        self.queue = AttemptQueue(Run(folder), cells, plan, Settings(), None, **queue)
         self.queue.arrange({"cuda": gpus}, GPU)
 
     def run(self, took: Took, ends: Callable[[Cell], Status] = lambda one: Status.OK) -> float:
@@ -88,7 +88,7 @@ def a_grid() -> list[Cell]:
 
 def truth(chance: random.Random) -> Took:
     """What a machine would take that the guess does not know: another pace, and each cell off it by up to a third."""
-    guess, off = Estimator([], {}, Conditions(GPU)), {}
+    guess, off = DurationEstimator([], {}, DurationConditions(GPU)), {}
 
     def took(one: Cell) -> float:
         return 1.7 * guess.seconds(one) * off.setdefault(one, chance.uniform(0.75, 1.33))
@@ -121,7 +121,7 @@ def test_one_gpu_keeps_the_order_of_the_grid(tmp_path: Path) -> None:
 
 def test_every_cell_once_before_any_again(tmp_path: Path) -> None:
     cells = a_grid()[:6]
-    simulation = Simulation(tmp_path, cells, 2, Choice(repeat=3))
+    simulation = Simulation(tmp_path, cells, 2, RunOptions(repeat=3))
     simulation.run(truth(random.Random(1)))
     rounds = [simulation.order[start : start + 6] for start in (0, 6, 12)]
     assert all(set(one) == set(cells) for one in rounds)
@@ -208,7 +208,7 @@ def test_where_memory_is_inferred_small_cells_stay_first(tmp_path: Path) -> None
     simulation.run(lambda one: 1.0, lambda one: Status.OOM if one != cells[0] else Status.OK)
     assert simulation.order == cells[:3]
     assert len(kept) == 2
-    assert Witnesses([cells[1]]).of(cells[4])
+    assert OomInference([cells[1]]).of(cells[4])
 
 
 def test_the_time_to_go_is_that_of_all_places_and_learns(
@@ -218,7 +218,7 @@ def test_the_time_to_go_is_that_of_all_places_and_learns(
     monkeypatch.setattr(queue_module.time, "monotonic", lambda: now)
     cells = [cell(size="xl", seed=seed) for seed in range(6)]
     simulation = Simulation(tmp_path, cells, 2)
-    guess = Estimator([], {}, Conditions(GPU)).seconds(cells[0])
+    guess = DurationEstimator([], {}, DurationConditions(GPU)).seconds(cells[0])
     assert simulation.queue.remaining_s() == pytest.approx(3 * guess)
     attempts = iter(simulation.queue)
     first, _ = next(attempts), next(attempts)
@@ -229,8 +229,8 @@ def test_the_time_to_go_is_that_of_all_places_and_learns(
     assert later is not None
     assert later > 3.5 * guess
     assert (
-        Queue(
-            Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None
+        AttemptQueue(
+            Run(tmp_path), cells, make_plan(cells, {}, RunOptions(), 3), Settings(), None
         ).remaining_s()
         is None
     )
@@ -252,9 +252,11 @@ def test_what_would_not_end_in_time_makes_room_for_what_would(
 ) -> None:
     monkeypatch.setattr(queue_module.time, "monotonic", lambda: 0.0)
     long, short = cell(size="2.7B", context_length=1024), cell()
-    history = {one.id: Past((Status.OK,), (wall,), 1) for one, wall in ((long, 60.0), (short, 5.0))}
-    plan = make_plan([long, short], history, Choice(repeat=2), 3)
-    queue = Queue(Run(tmp_path), [long, short], plan, Settings(), deadline=30.0)
+    history = {
+        one.id: CellHistory((Status.OK,), (wall,), 1) for one, wall in ((long, 60.0), (short, 5.0))
+    }
+    plan = make_plan([long, short], history, RunOptions(repeat=2), 3)
+    queue = AttemptQueue(Run(tmp_path), [long, short], plan, Settings(), deadline=30.0)
     queue.arrange({"cuda": 2}, GPU)
     assert [attempt.cell for attempt in queue] == [short]
     assert queue.late == 1
@@ -263,7 +265,9 @@ def test_what_would_not_end_in_time_makes_room_for_what_would(
 def test_a_free_gpu_does_not_wait_for_cells_of_another_kind(tmp_path: Path) -> None:
     """Two GPUs, of a kind each, and first all the cells of one of them."""
     cells = [cell(gpu_kind=kind, seed=seed) for kind in ("H100", "A100") for seed in range(3)]
-    queue = Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None)
+    queue = AttemptQueue(
+        Run(tmp_path), cells, make_plan(cells, {}, RunOptions(), 3), Settings(), None
+    )
     queue.arrange({"cuda": 2}, GPU, {"H100": 1, "A100": 1})
     attempts = iter(queue)
     first, second = next(attempts), next(attempts)

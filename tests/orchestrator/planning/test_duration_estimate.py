@@ -11,14 +11,19 @@ import pytest
 from click.testing import Result
 
 from orchestrator.cli.text import plan as plan_text
-from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
-from orchestrator.planning.history import Past
+from orchestrator.planning.duration_estimate import (
+    DurationConditions,
+    DurationEstimator,
+    expect,
+    makespan_s,
+)
+from orchestrator.planning.history import CellHistory
 from tasks.spec.cell import Cell
 from tasks.spec.registry import all_tasks, make_cell
 from tasks.spec.status import Status
 
 S = Status
-H200 = Conditions("NVIDIA H200")
+H200 = DurationConditions("NVIDIA H200")
 
 
 def cell(task: str = "train_step", **params: Any) -> Cell:
@@ -29,8 +34,8 @@ def work(one: Cell) -> float:
     return all_tasks()[one.task].work(one.params)
 
 
-def guess(one: Cell, conditions: Conditions = H200) -> float:
-    return Estimator([], {}, conditions).seconds(one)
+def guess(one: Cell, conditions: DurationConditions = H200) -> float:
+    return DurationEstimator([], {}, conditions).seconds(one)
 
 
 # What cells took on an H200, in seconds: forked, with timing, memory and telemetry.
@@ -61,56 +66,62 @@ def test_the_guess_is_within_a_factor_of_two_of_what_a_gpu_took(
 
 def test_what_is_not_timed_and_what_is_not_forked() -> None:
     assert (
-        guess(cell(size="xl"), Conditions("NVIDIA H200", timed=False)) < guess(cell(size="xl")) / 4
+        guess(cell(size="xl"), DurationConditions("NVIDIA H200", timed=False))
+        < guess(cell(size="xl")) / 4
     )
-    assert guess(cell(), Conditions("NVIDIA H200", forked=False)) == pytest.approx(
+    assert guess(cell(), DurationConditions("NVIDIA H200", forked=False)) == pytest.approx(
         guess(cell()) + 4.6
     )
 
 
 def test_a_slower_gpu_takes_longer_and_an_unknown_one_is_no_ground_to_go_by() -> None:
     large = cell(size="2.7B", context_length=1024)
-    assert guess(large, Conditions("NVIDIA A100-SXM4-80GB")) > 2 * guess(large)
-    assert Estimator([], {}, H200).knows([large])
-    assert not Estimator([], {}, Conditions("GPU of tomorrow")).knows([large])
-    assert not Estimator([], {}, H200).knows([cell(device="cpu")])
+    assert guess(large, DurationConditions("NVIDIA A100-SXM4-80GB")) > 2 * guess(large)
+    assert DurationEstimator([], {}, H200).knows([large])
+    assert not DurationEstimator([], {}, DurationConditions("GPU of tomorrow")).knows([large])
+    assert not DurationEstimator([], {}, H200).knows([cell(device="cpu")])
 
 
 def test_only_the_first_of_those_that_share_a_graph_compiles() -> None:
     cells = [cell(size="xl", compile="model", seed=seed) for seed in (0, 1)]
-    first, second = Estimator([], {}, H200).each(cells)
+    first, second = DurationEstimator([], {}, H200).each(cells)
     assert first - second == pytest.approx(48 * (3.1 - 1.05))
     cold = [cell(size="xl", compile="model", seed=seed, compile_cache="cold") for seed in (0, 1)]
-    assert len(set(Estimator([], {}, H200).each(cold))) == 1
-    learned = Estimator([], {}, H200)
+    assert len(set(DurationEstimator([], {}, H200).each(cold))) == 1
+    learned = DurationEstimator([], {}, H200)
     learned.learn(cells[0], S.OK, 200.0)
     assert learned.seconds(cells[1]) < 200
 
 
 def test_what_was_measured_takes_as_long_again() -> None:
     one = cell()
-    assert Estimator([one], {one.id: Past((S.OK,), (5.0,))}).seconds(one) == 5.0
-    assert Estimator([one], {one.id: Past((S.FAILED,), (99.0,))}, H200).seconds(one) == guess(one)
+    assert DurationEstimator([one], {one.id: CellHistory((S.OK,), (5.0,))}).seconds(one) == 5.0
+    assert DurationEstimator([one], {one.id: CellHistory((S.FAILED,), (99.0,))}, H200).seconds(
+        one
+    ) == guess(one)
 
 
 def test_others_of_its_kind_set_the_pace() -> None:
     short, long, longer = (
         cell(size="tiny", device="cpu", context_length=length) for length in (128, 512, 1024)
     )
-    estimator = Estimator([short], {short.id: Past((S.OK,), (5.0,))})
+    estimator = DurationEstimator([short], {short.id: CellHistory((S.OK,), (5.0,))})
     steps = {one: guess(one) - 0.7 for one in (short, long)}
     assert estimator.seconds(long) == pytest.approx(0.7 + (5 - 0.7) * steps[long] / steps[short])
     estimator.learn(long, S.OK, 25.0)
     assert 25.0 * 1.9 < estimator.seconds(longer) < 25.0 * 3
-    assert estimator.at_most(longer) == pytest.approx(1.25 * estimator.seconds(longer))
+    assert estimator.upper_bound_s(longer) == pytest.approx(1.25 * estimator.seconds(longer))
 
 
 def test_repetitions_of_one_length_do_not_hide_the_pace() -> None:
     """All of one length say nothing of what is fixed: their shortest must not be taken for it."""
     alike, longer = [cell(seed=seed) for seed in range(3)], cell(size="xl")
-    estimator = Estimator(
+    estimator = DurationEstimator(
         alike,
-        {one.id: Past((S.OK,), (wall,)) for one, wall in zip(alike, (2.0, 2.1, 2.2), strict=True)},
+        {
+            one.id: CellHistory((S.OK,), (wall,))
+            for one, wall in zip(alike, (2.0, 2.1, 2.2), strict=True)
+        },
         H200,
     )
     assert estimator.seconds(longer) > 2.1 * 5
@@ -121,20 +132,20 @@ def test_the_scatter_of_short_cells_does_not_count_for_long_ones() -> None:
     lengths = (16, 32, 64, 512)
     cells = [cell(size="tiny", device="cpu", context_length=length) for length in lengths]
     walls = dict(zip(lengths, (6.0, 9.0, 7.5, 12.0), strict=True))
-    history = {c.id: Past((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
+    history = {c.id: CellHistory((S.OK,), (walls[n],)) for c, n in zip(cells, lengths, strict=True)}
     longest = cell(size="tiny", device="cpu", context_length=1024)
     truth = 6.0 + (12.0 - 6.0) * work(longest) / work(cells[-1])
-    assert truth < Estimator(cells, history).seconds(longest) < truth * 1.5
+    assert truth < DurationEstimator(cells, history).seconds(longest) < truth * 1.5
 
 
 def test_what_is_unlike_all_others_is_guessed_and_corrected_by_them() -> None:
-    estimator = Estimator([], {}, H200)
-    assert estimator.at_most(cell()) is None  # a guess holds nothing back
+    estimator = DurationEstimator([], {}, H200)
+    assert estimator.upper_bound_s(cell()) is None  # a guess holds nothing back
     estimator.learn(cell(), S.OK, 3 * guess(cell()))
     other = cell(precision="bf16", context_length=128)
     assert estimator.seconds(other) == pytest.approx(3 * guess(other))
     estimator.learn(cell(size="xl"), S.OK, 500.0)
-    assert estimator.at_most(other) == 500.0
+    assert estimator.upper_bound_s(other) == 500.0
 
 
 def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
@@ -156,7 +167,7 @@ def test_makespan() -> None:
 
 def test_a_plan_is_expected_to_begin_with_the_longest_where_there_are_several_places() -> None:
     cells = [cell(seed=seed) for seed in range(8)] + [cell(size="xl", context_length=1024)]
-    estimator = Estimator([], {}, H200)
+    estimator = DurationEstimator([], {}, H200)
     alone, four = (expect(estimator, cells, {"cuda": places}) for places in (1, 4))
     assert alone is not None
     assert four is not None
@@ -204,7 +215,9 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
 
     def with_history(request: Any, plan: Any, card: Any) -> str:
         return real(
-            request, dataclasses.replace(plan, history={small.id: Past((S.OK,), (100.0,))}), card
+            request,
+            dataclasses.replace(plan, history={small.id: CellHistory((S.OK,), (100.0,))}),
+            card,
         )
 
     monkeypatch.setattr(plan_text, "describe_cost", with_history)

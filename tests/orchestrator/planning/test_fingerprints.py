@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.planning.request import Request, resolve_again
+from orchestrator.planning.request import SweepRequest, resolve_again
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tests.orchestrator.sweep.test_pipeline import CPU, FakeScheduler, go, outcome_of, request_of
@@ -21,14 +21,14 @@ def told(attempt: Attempt) -> Outcome:
 
 
 @pytest.fixture
-def begun(request_of: Callable[..., Request]) -> Request:
+def begun(request_of: Callable[..., SweepRequest]) -> SweepRequest:
     """One of whose cells some are measured, and whose run.json is lost."""
     go(request_of(wheres=["context_length=16|32"]), FakeScheduler(told))
     (request_of().run.folder / "run.json").unlink()
     return request_of()
 
 
-def test_that_it_is_lost_is_said_with_the_remedy(begun: Request) -> None:
+def test_that_it_is_lost_is_said_with_the_remedy(begun: SweepRequest) -> None:
     with pytest.raises(
         RunError,
         match=r"its run\.json is gone\. Restore it: `sweep run` with the same config writes it again",
@@ -36,7 +36,7 @@ def test_that_it_is_lost_is_said_with_the_remedy(begun: Request) -> None:
         begun.run.require()
 
 
-def test_the_same_config_goes_on_and_writes_it_again(begun: Request) -> None:
+def test_the_same_config_goes_on_and_writes_it_again(begun: SweepRequest) -> None:
     scheduler = FakeScheduler(told)
     go(begun, scheduler)
     assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [
@@ -48,7 +48,7 @@ def test_the_same_config_goes_on_and_writes_it_again(begun: Request) -> None:
 
 
 def test_it_is_written_again_where_nothing_is_left_to_measure(
-    request_of: Callable[..., Request], begun: Request
+    request_of: Callable[..., SweepRequest], begun: SweepRequest
 ) -> None:
     scheduler = FakeScheduler(told)
     go(request_of(wheres=["context_length=16|32"]), scheduler)
@@ -56,7 +56,7 @@ def test_it_is_written_again_where_nothing_is_left_to_measure(
     assert begun.run.read_manifest()["fingerprints"] == {"cpu": [CPU]}
 
 
-def test_the_rows_tell_what_others_may_not_join(begun: Request) -> None:
+def test_the_rows_tell_what_others_may_not_join(begun: SweepRequest) -> None:
     other = FakeScheduler(told, {**CPU, "torch": "2.11.0"})
     with pytest.raises(RunMismatch, match=r"torch 2\.13\.0 \(here 2\.11\.0\)"):
         go(begun, other)

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 
 from orchestrator.planning.invocation import last_choice, last_command, new_invocation
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve, resolve_again
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.store.run import Run
 from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, outcome_of
 
 
 @pytest.fixture
-def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
     def make(
         text: str = CONFIG, sets: Sequence[str] = (), wheres: Sequence[str] = (), **more: Any
-    ) -> Request:
+    ) -> SweepRequest:
         return resolve(write_config(text), sets, wheres, tmp_path / "out", **more)
 
     return make
 
 
 def test_the_status_names_the_command_without_what_it_asked_for_once(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = [
         "run",
@@ -59,7 +59,7 @@ def test_the_status_names_the_command_without_what_it_asked_for_once(
     ids=" ".join,
 )
 def test_what_an_older_program_was_asked_for_is_told_by_its_words(
-    words: list[str], request_of: Callable[..., Request]
+    words: list[str], request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
@@ -71,11 +71,11 @@ def test_what_an_older_program_was_asked_for_is_told_by_its_words(
             }
         )
     more = {"infer_oom": True, "verify": 2} if len(words) > 2 else {}
-    assert last_choice(run) == Choice(repeat=3, **more)
+    assert last_choice(run) == RunOptions(repeat=3, **more)
 
 
 def test_a_run_that_no_command_line_began_has_one_all_the_same(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
@@ -87,7 +87,7 @@ def test_a_run_that_no_command_line_began_has_one_all_the_same(
 
 
 def test_instruments_beside_those_of_the_config_are_of_the_run(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
     request = request_of(instruments=["kernel_time", "timing"])
@@ -99,22 +99,22 @@ def test_instruments_beside_those_of_the_config_are_of_the_run(
     again = resolve_again(request.run)
     assert again.config.instruments == request.config.instruments
     assert (
-        new_invocation(again, Choice(), None)["asks_for"]
-        == new_invocation(request, Choice(), None)["asks_for"]
+        new_invocation(again, RunOptions(), None)["asks_for"]
+        == new_invocation(request, RunOptions(), None)["asks_for"]
     )
     other_order = request_of(instruments=["timing", "kernel_time", "kernel_time"])
     assert (
-        new_invocation(other_order, Choice(), None)["asks_for"]
-        == new_invocation(request, Choice(), None)["asks_for"]
+        new_invocation(other_order, RunOptions(), None)["asks_for"]
+        == new_invocation(request, RunOptions(), None)["asks_for"]
     )
     assert (
-        new_invocation(request_of(), Choice(), None)["asks_for"]
-        != new_invocation(request, Choice(), None)["asks_for"]
+        new_invocation(request_of(), RunOptions(), None)["asks_for"]
+        != new_invocation(request, RunOptions(), None)["asks_for"]
     )
 
 
 def test_a_choice_is_written_down_and_read_again() -> None:
-    choice = Choice(
+    choice = RunOptions(
         infer_oom=True,
         verify=2,
         repeat=3,
@@ -122,15 +122,17 @@ def test_a_choice_is_written_down_and_read_again() -> None:
         only=frozenset({"ok"}),
         fresh=True,
     )
-    assert Choice.from_json(choice.to_json()) == choice
+    assert RunOptions.from_json(choice.to_json()) == choice
 
 
 def test_what_a_notebook_asked_for_and_did_not_come_to_the_end_of_is_typed_out(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
-    monkeypatch.setattr("orchestrator.sweep.pipeline.note_finished", lambda *_: None)
-    choice = Choice(infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), fresh=True)
+    monkeypatch.setattr("orchestrator.sweep.pipeline.mark_finished", lambda *_: None)
+    choice = RunOptions(
+        infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), fresh=True
+    )
     go(request_of(), FakeScheduler(outcome_of), choice)
     options = "--infer-oom --fresh --verify-inferred 2 --repeat 3 --retry ok --retry oom"
     assert (

@@ -20,7 +20,7 @@ from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_drive
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
-from orchestrator.planning.options import Choice
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import resolve
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
@@ -262,7 +262,7 @@ def a_run(write_config: Callable[..., Path], tmp_path: Path, said: list[str], **
         say=said.append,
         **means,
     )
-    return request, run_sweep(request, Choice(), how)
+    return request, run_sweep(request, RunOptions(), how)
 
 
 def test_a_run_keeps_predictions_beside_measurements(

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.history import PENDING, Past
-from orchestrator.planning.options import Choice
+from orchestrator.planning.history import PENDING, CellHistory
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
@@ -14,7 +14,7 @@ from tasks.spec.status import Status
 S = Status
 
 
-DEFAULT = Choice()
+DEFAULT = RunOptions()
 
 
 def cell(**params: Any) -> Cell:
@@ -22,13 +22,13 @@ def cell(**params: Any) -> Cell:
 
 
 def decide(
-    past: tuple[Status, ...], choice: Choice = DEFAULT, attempts: int = 3
+    past: tuple[Status, ...], choice: RunOptions = DEFAULT, attempts: int = 3
 ) -> tuple[bool, str]:
     one = cell()
     decision = make_plan(
-        [one], {one.id: Past(past, (1.0,) * len(past))}, choice, attempts
+        [one], {one.id: CellHistory(past, (1.0,) * len(past))}, choice, attempts
     ).decisions[0]
-    return decision.times > 0, decision.reason
+    return decision.repetitions > 0, decision.reason
 
 
 @pytest.mark.parametrize("status", [S.FAILED, S.CRASHED, S.TIMEOUT, S.HOST_OOM, S.LOST])
@@ -45,21 +45,21 @@ def test_what_is_done_is_kept(status: Status) -> None:
 def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
     one, other = cell(), cell(batch_size=2)
     history = {
-        one.id: Past((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})),
-        other.id: Past((S.OK,), (1.0,), 1),
+        one.id: CellHistory((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})),
+        other.id: CellHistory((S.OK,), (1.0,), 1),
     }
     assert make_plan([one, other], history, DEFAULT, 3).to_run == []
-    plan = make_plan([one, other], history, Choice(retry=frozenset({"disturbed"})), 3)
+    plan = make_plan([one, other], history, RunOptions(retry=frozenset({"disturbed"})), 3)
     assert plan.to_run == [one]
     assert (plan.decisions[0].reason, plan.decisions[0].replaces) == ("retry: was disturbed", True)
-    assert make_plan([one, other], history, Choice(retry=frozenset({"wide"})), 3).to_run == []
+    assert make_plan([one, other], history, RunOptions(retry=frozenset({"wide"})), 3).to_run == []
 
 
 def test_a_success_that_was_replaced_is_no_repetition() -> None:
     one = cell()
-    history = {one.id: Past((S.OK, S.OK, S.CRASHED), (1.0,) * 3, 3, replaced=1)}
-    decision = make_plan([one], history, Choice(repeat=3), 3).decisions[0]
-    assert (decision.times, decision.replaces, decision.reason) == (
+    history = {one.id: CellHistory((S.OK, S.OK, S.CRASHED), (1.0,) * 3, 3, replaced=1)}
+    decision = make_plan([one], history, RunOptions(repeat=3), 3).decisions[0]
+    assert (decision.repetitions, decision.replaces, decision.reason) == (
         2,
         False,
         "repeat: measured 1 of 3 times",
@@ -67,14 +67,14 @@ def test_a_success_that_was_replaced_is_no_repetition() -> None:
 
 
 @pytest.mark.parametrize(
-    "choice", [Choice(retry=frozenset({"ok"}), repeat=3), Choice(fresh=True, repeat=3)]
+    "choice", [RunOptions(retry=frozenset({"ok"}), repeat=3), RunOptions(fresh=True, repeat=3)]
 )
-def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice) -> None:
+def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: RunOptions) -> None:
     one = cell()
-    decision = make_plan([one], {one.id: Past((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
-    assert (decision.times, decision.replaces) == (3, True)
+    decision = make_plan([one], {one.id: CellHistory((S.OK,), (1.0,), 1)}, choice, 3).decisions[0]
+    assert (decision.repetitions, decision.replaces) == (3, True)
     assert (
-        not make_plan([one], {one.id: Past((S.FAILED,), (1.0,), 1)}, choice, 3)
+        not make_plan([one], {one.id: CellHistory((S.FAILED,), (1.0,), 1)}, choice, 3)
         .decisions[0]
         .replaces
     )
@@ -84,25 +84,30 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: Choice)
     ("choice", "flaws", "times", "replaces"),
     [
         (
-            Choice(retry=frozenset({"disturbed"})),
+            RunOptions(retry=frozenset({"disturbed"})),
             {"disturbed"},
             3,
             True,
         ),  # no less often than before
-        (Choice(only=frozenset({"ok"}), retry=frozenset({"disturbed"})), {"disturbed"}, 3, True),
-        (Choice(only=frozenset({"ok"}), retry=frozenset({"disturbed"})), set(), 0, False),
-        (Choice(only=frozenset({"ok"}), repeat=3), set(), 3, True),
-        (Choice(only=frozenset({"ok"}), repeat=5), set(), 2, False),
-        (Choice(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),
+        (
+            RunOptions(only=frozenset({"ok"}), retry=frozenset({"disturbed"})),
+            {"disturbed"},
+            3,
+            True,
+        ),
+        (RunOptions(only=frozenset({"ok"}), retry=frozenset({"disturbed"})), set(), 0, False),
+        (RunOptions(only=frozenset({"ok"}), repeat=3), set(), 3, True),
+        (RunOptions(only=frozenset({"ok"}), repeat=5), set(), 2, False),
+        (RunOptions(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),
     ],
 )
 def test_repetitions_are_kept_in_number(
-    choice: Choice, flaws: set[str], times: int, replaces: bool
+    choice: RunOptions, flaws: set[str], times: int, replaces: bool
 ) -> None:
     one = cell()
-    history = {one.id: Past((S.OK,) * 3, (1.0,) * 3, 3, flaws=frozenset(flaws))}
+    history = {one.id: CellHistory((S.OK,) * 3, (1.0,) * 3, 3, flaws=frozenset(flaws))}
     decision = make_plan([one], history, choice, 3).decisions[0]
-    assert (decision.times, decision.replaces) == (times, replaces)
+    assert (decision.repetitions, decision.replaces) == (times, replaces)
 
 
 def test_up_to_the_limit_of_attempts() -> None:
@@ -110,7 +115,7 @@ def test_up_to_the_limit_of_attempts() -> None:
     run, reason = decide((S.FAILED, S.CRASHED, S.TIMEOUT))
     assert not run
     assert "given up after 3 attempts: timeout" in reason
-    assert decide((S.FAILED, S.CRASHED, S.TIMEOUT), Choice(retry=frozenset({"timeout"})))[0]
+    assert decide((S.FAILED, S.CRASHED, S.TIMEOUT), RunOptions(retry=frozenset({"timeout"})))[0]
 
 
 def test_lost_attempts_do_not_count() -> None:
@@ -118,27 +123,27 @@ def test_lost_attempts_do_not_count() -> None:
 
 
 def test_a_success_is_never_overshadowed() -> None:
-    assert Past((S.OK, S.CRASHED), (1, 1)).status == S.OK
-    assert Past((S.OOM, S.LOST), (1, 1)).status == S.OOM
-    assert Past().status == PENDING
+    assert CellHistory((S.OK, S.CRASHED), (1, 1)).status == S.OK
+    assert CellHistory((S.OOM, S.LOST), (1, 1)).status == S.OOM
+    assert CellHistory().status == PENDING
 
 
 @pytest.mark.parametrize(
     ("choice", "past", "runs"),
     [
-        (Choice(retry=frozenset({"oom"})), (S.OOM,), True),
-        (Choice(retry=frozenset({"oom"})), (S.OK,), False),
-        (Choice(only=frozenset({"failed"})), (), False),
-        (Choice(only=frozenset({"failed"})), (S.FAILED,), True),
-        (Choice(only=frozenset({"failed"})), (S.CRASHED,), False),
-        (Choice(only=frozenset({PENDING})), (), True),
-        (Choice(only=frozenset({"oom"})), (S.OOM,), True),
-        (Choice(only=frozenset({"crashed"})), (S.CRASHED,) * 9, True),
-        (Choice(fresh=True), (S.OK,), True),
-        (Choice(fresh=True, only=frozenset({"oom"})), (S.OK,), False),
+        (RunOptions(retry=frozenset({"oom"})), (S.OOM,), True),
+        (RunOptions(retry=frozenset({"oom"})), (S.OK,), False),
+        (RunOptions(only=frozenset({"failed"})), (), False),
+        (RunOptions(only=frozenset({"failed"})), (S.FAILED,), True),
+        (RunOptions(only=frozenset({"failed"})), (S.CRASHED,), False),
+        (RunOptions(only=frozenset({PENDING})), (), True),
+        (RunOptions(only=frozenset({"oom"})), (S.OOM,), True),
+        (RunOptions(only=frozenset({"crashed"})), (S.CRASHED,) * 9, True),
+        (RunOptions(fresh=True), (S.OK,), True),
+        (RunOptions(fresh=True, only=frozenset({"oom"})), (S.OK,), False),
     ],
 )
-def test_choices(choice: Choice, past: tuple[Status, ...], runs: bool) -> None:
+def test_choices(choice: RunOptions, past: tuple[Status, ...], runs: bool) -> None:
     assert decide(past, choice)[0] is runs
 
 
@@ -148,11 +153,13 @@ def test_repetitions_come_in_rounds_and_count_what_is_there() -> None:
         cell(context_length=512),
         cell(context_length=1024),
     )
-    history = {first.id: Past((S.OK,), (1.0,), 1), oom.id: Past((S.OOM,), (1.0,), 1)}
-    plan = make_plan([first, second, oom], history, Choice(repeat=3), 3)
+    history = {first.id: CellHistory((S.OK,), (1.0,), 1), oom.id: CellHistory((S.OOM,), (1.0,), 1)}
+    plan = make_plan([first, second, oom], history, RunOptions(repeat=3), 3)
     assert plan.to_run == [first, second, first, second, second]
     assert plan.decisions[0].reason == "repeat: measured 1 of 3 times"
     assert (
-        make_plan([first], {first.id: Past((S.OK,) * 3, (1.0,) * 3, 3)}, Choice(repeat=3), 3).to_run
+        make_plan(
+            [first], {first.id: CellHistory((S.OK,) * 3, (1.0,) * 3, 3)}, RunOptions(repeat=3), 3
+        ).to_run
         == []
     )

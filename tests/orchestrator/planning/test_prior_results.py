@@ -11,9 +11,9 @@ import pytest
 
 from orchestrator.common.errors import RunMismatch
 from orchestrator.execution import measuring_process as program
-from orchestrator.planning.options import Choice
-from orchestrator.planning.prior_results import Kept
-from orchestrator.planning.request import Request, resolve
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.prior_results import PriorResult
+from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store.run import Run
 from orchestrator.sweep import pipeline as running
 from tasks.process.source_digest import source_digest
@@ -36,7 +36,7 @@ def measured(
     def measure(
         text: str,
         commit: str = "a",
-        choice: Choice | None = None,
+        choice: RunOptions | None = None,
         mixed: bool = False,
         source: str | None = None,
     ) -> tuple[SAID, list[int]]:
@@ -44,7 +44,7 @@ def measured(
         monkeypatch.setattr(
             program, "program_source", lambda: source or f"source of {commit.strip('+')}"
         )
-        request: Request = resolve(write_config(text), [], [], tmp_path / "out")
+        request: SweepRequest = resolve(write_config(text), [], [], tmp_path / "out")
         said: SAID = []
         scheduler = FakeScheduler(outcome_of)
         go(request, scheduler, choice, say=said.append, mixed=mixed)
@@ -63,7 +63,7 @@ def test_instruments_that_are_added_are_missed_aloud(
         "4 cells are kept as measured, without kernels, memory: `--retry ok` measures them again"
     ]
     assert lengths == [256]
-    assert measured(with_more, choice=Choice(retry=frozenset({Status.OK})))[0] == []
+    assert measured(with_more, choice=RunOptions(retry=frozenset({Status.OK})))[0] == []
     assert measured(with_more) == ([], [])
     assert measured(CONFIG + "instruments: [timing]\n") == (
         [],
@@ -97,13 +97,13 @@ def test_a_program_is_what_it_says_whatever_its_commit(
 
 
 def test_of_what_did_not_write_down_its_source_the_commit_tells() -> None:
-    old = Kept("a", None, None)
+    old = PriorResult("a", None, None)
     assert [old.is_by_another("source", commit) for commit in ("a", "b", None)] == [
         False,
         True,
         False,
     ]
-    assert not Kept(None, None, None).is_by_another("source", "b")
+    assert not PriorResult(None, None, None).is_by_another("source", "b")
 
 
 def test_repetitions_of_another_program_are_said(
@@ -111,8 +111,8 @@ def test_repetitions_of_another_program_are_said(
 ) -> None:
     measured(NARROW)
     told = [f"1 cell is kept as measured by another program, {A_AND_B}"]
-    assert measured(NARROW, "b", Choice(repeat=3)) == (told, [16, 16])
-    assert measured(NARROW, "b", Choice(repeat=3)) == (told, [])
+    assert measured(NARROW, "b", RunOptions(repeat=3)) == (told, [16, 16])
+    assert measured(NARROW, "b", RunOptions(repeat=3)) == (told, [])
 
 
 def test_another_environment_is_refused_unless_asked_for(
@@ -132,7 +132,13 @@ def test_another_environment_is_refused_unless_asked_for(
     )
     facts = [row[0] for row in Run(tmp_path / "out").rows("attempts", ["facts"])]
     assert sum('"OMP_NUM_THREADS"' in text for text in facts) == 1  # each row says for itself
-    assert measured(other, choice=Choice(retry=frozenset({Status.OK})))[1] == [16, 32, 64, 128, 256]
+    assert measured(other, choice=RunOptions(retry=frozenset({Status.OK})))[1] == [
+        16,
+        32,
+        64,
+        128,
+        256,
+    ]
     assert measured(other) == ([], [])
 
 
@@ -147,26 +153,29 @@ def test_what_was_measured_again_in_another_environment_is_of_that(
 
 
 NARROW = CONFIG.replace("[16, 32, 64, 128]", "[16]")
-AGAIN = Choice(retry=frozenset({Status.OK}))
+AGAIN = RunOptions(retry=frozenset({Status.OK}))
 ENV = "env: {A: b}\n"
 
 
 @pytest.mark.parametrize(
     ("text", "choice"),
     [
-        (CONFIG.replace("[16, 32, 64, 128]", "[32]"), Choice()),  # other cells, in the same tables
-        (NARROW, Choice(repeat=2)),  # another repetition of the same
+        (
+            CONFIG.replace("[16, 32, 64, 128]", "[32]"),
+            RunOptions(),
+        ),  # other cells, in the same tables
+        (NARROW, RunOptions(repeat=2)),  # another repetition of the same
     ],
     ids=["other cells", "a repetition"],
 )
 def test_another_environment_is_refused_whatever_is_measured_in_it(
-    text: str, choice: Choice, measured: Callable[..., tuple[SAID, list[int]]]
+    text: str, choice: RunOptions, measured: Callable[..., tuple[SAID, list[int]]]
 ) -> None:
     measured(NARROW)
     with pytest.raises(RunMismatch, match=r"measured with env of no variables \(here A=b\)"):
         measured(text + ENV, choice=choice)
     measured(text, choice=choice)
-    assert measured(text + ENV, choice=Choice(retry=frozenset({Status.OK})), mixed=True)[1]
+    assert measured(text + ENV, choice=RunOptions(retry=frozenset({Status.OK})), mixed=True)[1]
 
 
 def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
@@ -181,7 +190,12 @@ def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
     monkeypatch.setattr(sys.modules[__name__], "outcome_of", plain)
     with pytest.raises(RunMismatch, match="--retry oom, or add --mixed"):
         measured(CONFIG + ENV)
-    assert measured(CONFIG + ENV, choice=Choice(retry=frozenset({"oom"})))[1] == [16, 32, 64, 128]
+    assert measured(CONFIG + ENV, choice=RunOptions(retry=frozenset({"oom"})))[1] == [
+        16,
+        32,
+        64,
+        128,
+    ]
 
 
 def test_where_a_compiler_keeps_its_cache_is_no_other_environment(

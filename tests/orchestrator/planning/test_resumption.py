@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from orchestrator.cli.main import main
 from orchestrator.cli.text.status import describe_status
 from orchestrator.planning import invocation as invocations
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve, resolve_again
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -34,13 +34,13 @@ from tests.orchestrator.sweep.test_pipeline import (
     outcome_of,
 )
 
-ALL_AGAIN = Choice(retry=frozenset({"ok"}))
-FRESH = Choice(fresh=True)
+ALL_AGAIN = RunOptions(retry=frozenset({"ok"}))
+FRESH = RunOptions(fresh=True)
 EACH = [16, 32, 64, 128]
 
 
 @pytest.fixture
-def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
     return lambda text=CONFIG, sets=(), wheres=(): resolve(
         write_config(text), sets, wheres, tmp_path / "out"
     )
@@ -50,7 +50,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
     "again", [{"retry": frozenset({"ok"})}, {"fresh": True}, {"only": frozenset({"ok"})}], ids=str
 )
 def test_what_is_asked_for_again_goes_on_where_it_was_ended(
-    again: dict[str, Any], request_of: Callable[..., Request]
+    again: dict[str, Any], request_of: Callable[..., SweepRequest]
 ) -> None:
     """As a queue of a cluster gives the same command again, for as long as its exit code is 75."""
 
@@ -58,14 +58,14 @@ def test_what_is_asked_for_again_goes_on_where_it_was_ended(
     begun = []
     for length, left in ((64, 2), (128, 1)):
         scheduler = stopping_at(length)
-        summary = go(request_of(), scheduler, Choice(**again))
+        summary = go(request_of(), scheduler, RunOptions(**again))
         assert (summary.stopped, summary.left) == ("SIGTERM", left)
         begun += lengths_of(scheduler)
     last = FakeScheduler(outcome_of)
-    assert not go(request_of(), last, Choice(**again)).left
+    assert not go(request_of(), last, RunOptions(**again)).left
     assert [*begun, *lengths_of(last)] == [16, 32, 64, 64, 128, 128]
     once_more = FakeScheduler(outcome_of)
-    go(request_of(), once_more, Choice(**again))
+    go(request_of(), once_more, RunOptions(**again))
     assert lengths_of(once_more) == [16, 32, 64, 128]  # it had come to its end
 
 
@@ -80,10 +80,10 @@ def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = outcome_of)
 
 
 def test_what_goes_on_measures_each_cell_as_often_as_before(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     narrow = {"wheres": ["context_length=16|32"]}
-    go(request_of(**narrow), FakeScheduler(outcome_of), Choice(repeat=3))
+    go(request_of(**narrow), FakeScheduler(outcome_of), RunOptions(repeat=3))
     first = stopping_at(32)
     assert go(request_of(**narrow), first, ALL_AGAIN).stopped == "SIGTERM"
     assert lengths_of(first) == [16, 32]
@@ -97,7 +97,7 @@ def test_what_goes_on_measures_each_cell_as_often_as_before(
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.LOST])
 def test_what_failed_before_the_command_was_ended_is_not_done(
-    end: Status, request_of: Callable[..., Request]
+    end: Status, request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     failing = stopping_at(32, lambda one: outcome_of(one, end))
@@ -108,7 +108,7 @@ def test_what_failed_before_the_command_was_ended_is_not_done(
     assert lengths_of(last) == [16, 32, 64, 128]
 
 
-def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., Request]) -> None:
+def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., SweepRequest]) -> None:
     """That it had succeeded before does not hide it."""
     go(request_of(), FakeScheduler(outcome_of))
     fails = stopping_at(64, lambda one: outcome_of(one, Status.FAILED))
@@ -121,12 +121,12 @@ def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., Requ
 
 
 def test_repetitions_of_what_had_failed_before_are_still_owed(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     narrow = {"wheres": ["context_length=16"]}
     for _ in range(request_of().config.limits.attempts):
         go(request_of(**narrow), FakeScheduler(lambda one: outcome_of(one, Status.FAILED)))
-    go(request_of(**narrow), FakeScheduler(outcome_of), Choice(retry=frozenset({"failed"})))
+    go(request_of(**narrow), FakeScheduler(outcome_of), RunOptions(retry=frozenset({"failed"})))
     twice = replace(ALL_AGAIN, repeat=2)
     first = FakeScheduler(
         lambda one: outcome_of(one) if len(first.begun) == 1 else stopping_at(16).measure(one)
@@ -150,7 +150,7 @@ def test_a_command_that_would_measure_otherwise_is_another_one(
     changed: str,
     source: str,
     lengths: list[int],
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("orchestrator.execution.measuring_process.program_source", lambda: "a")
@@ -171,9 +171,9 @@ def test_a_command_that_would_measure_otherwise_is_another_one(
     ids=["same", "other"],
 )
 def test_a_command_is_what_it_asks_for_and_not_its_words(
-    choice: Choice,
+    choice: RunOptions,
     lengths: list[int],
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A queue may give it another time limit, and a notebook has the same words for all that it calls."""
@@ -189,7 +189,7 @@ def test_a_command_is_what_it_asks_for_and_not_its_words(
 
 
 def test_going_on_asks_no_clock(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was set back by a day between the commands, and cells that began before all of them by what it says."""
     go(request_of(), FakeScheduler(outcome_of))
@@ -208,7 +208,7 @@ def test_going_on_asks_no_clock(
 
 
 def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
 
@@ -224,7 +224,7 @@ def test_what_a_killed_driver_left_behind_is_of_the_command_that_measured_it(
 
 
 def test_plan_and_status_know_of_it(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
     write_config: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -245,16 +245,18 @@ def test_plan_and_status_know_of_it(
 
 
 def test_a_command_that_asks_for_pending_cells_alone_goes_on_with_those_alone(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     failing = stopping_at(32, lambda one: outcome_of(one, Status.FAILED))
-    go(request_of(), failing, Choice(only=frozenset({"pending"})))
+    go(request_of(), failing, RunOptions(only=frozenset({"pending"})))
     last = FakeScheduler(outcome_of)
-    go(request_of(), last, Choice(only=frozenset({"pending"})))
+    go(request_of(), last, RunOptions(only=frozenset({"pending"})))
     assert lengths_of(last) == [32, 64, 128]
 
 
-def test_two_commands_by_turns_both_come_to_their_end(request_of: Callable[..., Request]) -> None:
+def test_two_commands_by_turns_both_come_to_their_end(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     halves = {"context_length=16|32": 32, "context_length=64|128": 128}
     begun = []
@@ -270,10 +272,10 @@ def test_two_commands_by_turns_both_come_to_their_end(request_of: Callable[..., 
 
 
 def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is_given_twice_more(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as killed:
-        killed.setattr("orchestrator.sweep.pipeline.note_finished", lambda *_: None)
+        killed.setattr("orchestrator.sweep.pipeline.mark_finished", lambda *_: None)
         go(request_of(), FakeScheduler(outcome_of), FRESH)
     for lengths in ([], [16, 32, 64, 128]):
         scheduler = FakeScheduler(outcome_of)
@@ -282,7 +284,7 @@ def test_a_command_that_was_killed_after_its_last_cell_is_another_one_when_it_is
 
 
 def test_the_order_in_which_values_are_named_is_of_no_matter(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(wheres=["context_length=16|32|64"]), stopping_at(64), FRESH)
     scheduler = FakeScheduler(outcome_of)
@@ -291,7 +293,7 @@ def test_the_order_in_which_values_are_named_is_of_no_matter(
 
 
 def test_to_leave_out_what_is_predicted_not_to_fit_is_another_command(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"

@@ -15,12 +15,17 @@ from orchestrator.common.errors import ConfigError, EnvironmentError, GpusLost
 from orchestrator.execution import supervisor
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.attempt_queue import Queue
-from orchestrator.planning.duration_estimate import Conditions, Estimator, expect, makespan_s
-from orchestrator.planning.history import Past
-from orchestrator.planning.options import Choice
+from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.duration_estimate import (
+    DurationConditions,
+    DurationEstimator,
+    expect,
+    makespan_s,
+)
+from orchestrator.planning.history import CellHistory
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
-from orchestrator.planning.request import Request, resolve
+from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.scheduling import serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
@@ -101,11 +106,13 @@ def test_time_and_gpu_hours_are_of_all_of_them() -> None:
     assert makespan_s([4], 2, under_way=[5, 5, 5], widths=[8]) == 9
     cells = [cell(gpus=4), cell(seed=1), cell(seed=2)]
     history = {
-        one.id: Past((Status.OK,), (seconds,), 1)
+        one.id: CellHistory((Status.OK,), (seconds,), 1)
         for one, seconds in zip(cells, (100.0, 50.0, 50.0), strict=True)
     }
     found = expect(
-        Estimator(cells, history, Conditions("NVIDIA H200", True, True)), cells, {"cuda": 4}
+        DurationEstimator(cells, history, DurationConditions("NVIDIA H200", True, True)),
+        cells,
+        {"cuda": 4},
     )
     assert found is not None
     assert (found.wall_s, found.gpu_s) == (150, 4 * 100 + 50 + 50)
@@ -113,8 +120,10 @@ def test_time_and_gpu_hours_are_of_all_of_them() -> None:
 
 def queue_of(
     tmp_path: Path, *cells: Cell, places: int = 4, kinds: Mapping[str, int] | None = None
-) -> Queue:
-    queue = Queue(Run(tmp_path), cells, make_plan(cells, {}, Choice(), 3), Settings(), None)
+) -> AttemptQueue:
+    queue = AttemptQueue(
+        Run(tmp_path), cells, make_plan(cells, {}, RunOptions(), 3), Settings(), None
+    )
     queue.arrange({"cuda": places}, "NVIDIA H200", kinds or {})
     return queue
 
@@ -268,7 +277,7 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(
 ) -> None:
     said: list[str] = []
 
-    def request(*sets: str) -> Request:
+    def request(*sets: str) -> SweepRequest:
         return resolve(write_config(CONFIG), sets, [], tmp_path / "out")
 
     assert go(request(), hosts_with(1, 2, 1), say=said.append).statuses == {Status.OK: 4}

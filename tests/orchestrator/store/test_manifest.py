@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunMismatch
-from orchestrator.planning.request import Request
+from orchestrator.planning.request import SweepRequest
 from orchestrator.store.manifest import read_manifest, require_sweep
 from tests.orchestrator.sweep.test_pipeline import FakeScheduler, go, outcome_of, request_of
 
@@ -23,7 +23,7 @@ WRONG = (None, 3, "x", [3], {"a": 3})
 
 
 @pytest.fixture
-def file(request_of: Callable[..., Request]) -> Path:
+def file(request_of: Callable[..., SweepRequest]) -> Path:
     """Of a run that a sweep wrote."""
     go(request_of(), FakeScheduler(outcome_of))
     return request_of().run.folder / "run.json"

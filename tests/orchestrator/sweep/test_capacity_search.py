@@ -22,8 +22,8 @@ from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.history import read_history
 from orchestrator.planning.invocation import last_command
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve, resolve_again
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limits
@@ -150,7 +150,7 @@ class Silent:
 
 
 @pytest.fixture
-def request_for(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+def request_for(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
     return lambda *wheres: resolve(write_config(CONFIG), [], list(wheres), tmp_path / "run")
 
 
@@ -163,7 +163,7 @@ def means_with(status: Status = Status.OOM, **largest: int) -> Means:
     return Means(open_scheduler=opened, open_display=lambda total, left: Silent())
 
 
-def text_of(request: Request, found: Found, bounds: Bounds = CONTEXT) -> list[list[str]]:
+def text_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> list[list[str]]:
     lines = list("\n".join(describe_limits(request, found, bounds)).splitlines())
     return [line.split() for line in lines[2 : 2 + len(found.groups)]]
 
@@ -328,7 +328,7 @@ def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_for: Any) ->
     """Other lengths are tried than those of the config: what `sweep status` counts are still the config's."""
     predicted(tiny=(700, 1000))
     request = request_for("size=tiny")
-    run_sweep(request, Choice(), means_with(tiny=640))
+    run_sweep(request, RunOptions(), means_with(tiny=640))
     before = request.run.read_manifest()
     find_limits(request_for("size=mini"), CONTEXT, CARD, means_with(mini=640))
     assert request.run.read_manifest()["selection"] == before["selection"]

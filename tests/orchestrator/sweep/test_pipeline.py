@@ -31,11 +31,11 @@ from orchestrator.common.errors import (
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.measuring_process import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.duration_estimate import Estimator
+from orchestrator.planning.duration_estimate import DurationEstimator
 from orchestrator.planning.history import read_history
-from orchestrator.planning.options import Choice
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import plan_request
-from orchestrator.planning.request import Request, resolve, resolve_again
+from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.run import Run, RunWriter
 from orchestrator.sweep.pipeline import run_sweep
@@ -109,23 +109,23 @@ class Silent:
 
 
 @pytest.fixture
-def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., Request]:
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
     return lambda text=CONFIG, sets=(), wheres=(): resolve(
         write_config(text), sets, wheres, tmp_path / "out"
     )
 
 
 def go(
-    request: Request, scheduler: FakeScheduler, choice: Choice | None = None, **means: Any
+    request: SweepRequest, scheduler: FakeScheduler, choice: RunOptions | None = None, **means: Any
 ) -> Summary:
     return run_sweep(
         request,
-        choice or Choice(),
+        choice or RunOptions(),
         Means(lambda example: scheduler, lambda total, left: Silent(), **means),
     )
 
 
-def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]) -> None:
+def test_everything_is_measured_once_and_kept(request_of: Callable[..., SweepRequest]) -> None:
     scheduler = FakeScheduler(outcome_of)
     summary = go(request_of(), scheduler)
     assert summary.statuses == {Status.OK: 4}
@@ -147,7 +147,9 @@ def test_everything_is_measured_once_and_kept(request_of: Callable[..., Request]
     assert not again.begun
 
 
-def test_only_what_failed_is_done_again_up_to_the_limit(request_of: Callable[..., Request]) -> None:
+def test_only_what_failed_is_done_again_up_to_the_limit(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     def measure(attempt: Attempt) -> Outcome:
         ends = {16: Status.OK, 32: Status.OOM, 64: Status.CRASHED, 128: Status.SKIPPED}
         return outcome_of(attempt, ends[attempt.cell.params.values()["context_length"]])
@@ -161,12 +163,12 @@ def test_only_what_failed_is_done_again_up_to_the_limit(request_of: Callable[...
         )
     assert numbers == [[16, 32, 64, 128], [64], [], []]
     scheduler = FakeScheduler(outcome_of)
-    go(request_of(), scheduler, Choice(retry=frozenset({"oom"})))
+    go(request_of(), scheduler, RunOptions(retry=frozenset({"oom"})))
     assert [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun] == [32]
 
 
 def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
         return outcome_of(
@@ -175,12 +177,12 @@ def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(
         )
 
     request, scheduler = request_of(), FakeScheduler(measure)
-    summary = go(request, scheduler, Choice(repeat=2))
+    summary = go(request, scheduler, RunOptions(repeat=2))
     lengths = [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
     assert lengths == [16, 32, 64, 128, 16, 32, 64]
     assert [attempt.number for attempt in scheduler.begun] == [1, 1, 1, 1, 2, 2, 2]
     assert (summary.statuses, summary.left) == ({Status.OK: 6, Status.OOM: 1}, 0)
-    assert sum(go(request, FakeScheduler(measure), Choice(repeat=2)).statuses.values()) == 0
+    assert sum(go(request, FakeScheduler(measure), RunOptions(repeat=2)).statuses.values()) == 0
 
 
 def out_of_memory_from(context: int) -> Measure:
@@ -199,10 +201,10 @@ def lengths_of(scheduler: FakeScheduler) -> list[int]:
 
 
 def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
-    summary = go(request_of(), scheduler, Choice(infer_oom=True))
+    summary = go(request_of(), scheduler, RunOptions(infer_oom=True))
     assert lengths_of(scheduler) == [16, 32]
     assert (summary.statuses, summary.left) == (
         {Status.OK: 1, Status.OOM: 1, Status.OOM_INFERRED: 2},
@@ -214,12 +216,12 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
         attempts.loc["oom_inferred", "evidence"].map(lambda text: json.loads(text)["witness"])
     ) == {witness}
     again = FakeScheduler(out_of_memory_from(32))
-    assert not go(request_of(), again, Choice(infer_oom=True)).statuses
+    assert not go(request_of(), again, RunOptions(infer_oom=True)).statuses
     assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
         "would run 0 of 4 cells"
     )
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--infer-oom"])
-    go(request_of(sets=["context_length=16,32,64,128,256"]), again, Choice(infer_oom=True))
+    go(request_of(sets=["context_length=16,32,64,128,256"]), again, RunOptions(infer_oom=True))
     assert list(describe_status(resolve_again(request_of().run)))[-1].endswith(
         "would run 0 of 5 cells"
     )
@@ -232,25 +234,25 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
     "again", [{"retry": frozenset({"oom"})}, {"fresh": True}], ids=["retry", "fresh"]
 )
 def test_what_is_to_be_tried_again_is_not_inferred_from_itself(
-    again: dict[str, Any], request_of: Callable[..., Request]
+    again: dict[str, Any], request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(64)))
     scheduler = FakeScheduler(outcome_of)  # on a card with more memory, say
-    plan = plan_request(request_of(), Choice(infer_oom=True, **again))
+    plan = plan_request(request_of(), RunOptions(infer_oom=True, **again))
     assert (len(plan.to_measure), plan.inferred) == (2 if "retry" in again else 4, {})
-    summary = go(request_of(), scheduler, Choice(infer_oom=True, **again))
+    summary = go(request_of(), scheduler, RunOptions(infer_oom=True, **again))
     assert summary.statuses == {Status.OK: len(plan.to_measure)}
 
 
-INFERRING = Choice(infer_oom=True)
+INFERRING = RunOptions(infer_oom=True)
 
 
 def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(32)), INFERRING)
     scheduler = FakeScheduler(outcome_of)
-    go(request_of(), scheduler, Choice(infer_oom=True, retry=frozenset({"oom"})))
+    go(request_of(), scheduler, RunOptions(infer_oom=True, retry=frozenset({"oom"})))
     assert lengths_of(scheduler) == [32, 64, 128]
     assert not go(request_of(), scheduler, INFERRING).statuses
 
@@ -258,37 +260,37 @@ def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(
 @pytest.mark.parametrize("status", ["oom_inferred", "ok"])
 @pytest.mark.parametrize("asked", ["retry", "only"])
 def test_nothing_is_inferred_of_what_fitted_or_is_asked_for(
-    status: str, asked: str, request_of: Callable[..., Request]
+    status: str, asked: str, request_of: Callable[..., SweepRequest]
 ) -> None:
     ran_out = FakeScheduler(
         lambda one: outcome_of(one, Status.OOM if lengths_of_one(one) == 32 else Status.OK)
     )
     go(
-        request_of(), ran_out, Choice(infer_oom=True, verify=int(status == "ok"))
+        request_of(), ran_out, RunOptions(infer_oom=True, verify=int(status == "ok"))
     )  # 64 fits all the same: it was verified
     again = FakeScheduler(outcome_of)
     summary = go(
         request_of(wheres=["context_length=32|64"]),
         again,
-        Choice(infer_oom=True, **{asked: frozenset({status})}),
+        RunOptions(infer_oom=True, **{asked: frozenset({status})}),
     )
     assert lengths_of(again) == [64]
     assert summary.statuses == {Status.OK: 1}
 
 
 def test_a_measured_out_of_memory_is_not_replaced_by_an_inferred_one(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(64)))
     again = FakeScheduler(out_of_memory_from(64))
-    assert go(request_of(), again, Choice(infer_oom=True, retry=frozenset({"oom"}))).statuses == {
-        Status.OOM: 2
-    }
+    assert go(
+        request_of(), again, RunOptions(infer_oom=True, retry=frozenset({"oom"}))
+    ).statuses == {Status.OOM: 2}
     assert lengths_of(again) == [64, 128]
 
 
 def test_cells_that_were_given_up_are_told_and_so_is_the_exit_code(
-    request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+    request_of: Callable[..., SweepRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     failing = FakeScheduler(
         lambda one: outcome_of(one, Status.FAILED if lengths_of_one(one) == 16 else Status.OK)
@@ -305,7 +307,7 @@ def test_cells_that_were_given_up_are_told_and_so_is_the_exit_code(
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.OOM])
 def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(
-    end: Status, request_of: Callable[..., Request]
+    end: Status, request_of: Callable[..., SweepRequest]
 ) -> None:
     narrow, scheduler = (
         {"wheres": ["context_length=16"]},
@@ -313,14 +315,14 @@ def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(
     )
     go(request_of(**narrow), FakeScheduler(outcome_of))
     for _ in range(5):
-        go(request_of(**narrow), scheduler, Choice(repeat=2))
+        go(request_of(**narrow), scheduler, RunOptions(repeat=2))
     assert len(scheduler.begun) == request_of().config.limits.attempts
 
 
-def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., Request]) -> None:
+def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., SweepRequest]) -> None:
     request = request_of(sets=["context_length=16,32,64,128"])
     go(request_of(wheres=["context_length=16|32"]), FakeScheduler(out_of_memory_from(32)))
-    plan = plan_request(request, Choice(infer_oom=True))
+    plan = plan_request(request, RunOptions(infer_oom=True))
     witness = next(
         cell.id for cell in request.expansion.cells if cell.params.values()["context_length"] == 32
     )
@@ -338,16 +340,16 @@ def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., Request]) 
         ["infer", f"{length}  (asks for no less than {witness}, which ran out of memory)"]
         for length in (64, 128)
     ]
-    assert len(plan_request(request, Choice()).to_measure) == 2
+    assert len(plan_request(request, RunOptions()).to_measure) == 2
 
 
 def test_inferred_out_of_memories_are_verified_and_refuted(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     liar = FakeScheduler(
         lambda attempt: out_of_memory_from(32 if attempt.number == 1 else 10**9)(attempt)
     )
-    summary = go(request_of(), liar, Choice(infer_oom=True, verify=1))
+    summary = go(request_of(), liar, RunOptions(infer_oom=True, verify=1))
     assert lengths_of(liar) == [16, 32, 64]
     assert [cell.params.values()["context_length"] for cell in summary.refuted] == [64]
     assert (summary.left, summary.verified, summary.inferred) == (0, 1, 1)
@@ -358,24 +360,24 @@ def test_inferred_out_of_memories_are_verified_and_refuted(
 
 
 def test_what_an_earlier_run_inferred_is_verified_too_and_no_more_than_was_asked(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
     go(request_of(), scheduler, INFERRING)
     assert lengths_of(scheduler) == [16, 32]
-    summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
+    summary = go(request_of(), scheduler, RunOptions(infer_oom=True, verify=1))
     assert (lengths_of(scheduler)[2:], summary.verified, summary.statuses) == (
         [64],
         1,
         {Status.OOM: 1},
     )
     assert summary.inferred == 0  # this time
-    assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 0
-    assert go(request_of(), scheduler, Choice(infer_oom=True, verify=5)).verified == 1
+    assert go(request_of(), scheduler, RunOptions(infer_oom=True, verify=1)).verified == 0
+    assert go(request_of(), scheduler, RunOptions(infer_oom=True, verify=5)).verified == 1
     assert lengths_of(scheduler) == [16, 32, 64, 128]
 
 
-def test_a_verification_that_is_lost_is_none(request_of: Callable[..., Request]) -> None:
+def test_a_verification_that_is_lost_is_none(request_of: Callable[..., SweepRequest]) -> None:
     def measure(attempt: Attempt) -> Outcome:
         return (
             outcome_of(attempt, Status.LOST)
@@ -383,12 +385,12 @@ def test_a_verification_that_is_lost_is_none(request_of: Callable[..., Request])
             else out_of_memory_from(32)(attempt)
         )
 
-    summary = go(request_of(), FakeScheduler(measure), Choice(infer_oom=True, verify=1))
+    summary = go(request_of(), FakeScheduler(measure), RunOptions(infer_oom=True, verify=1))
     assert (summary.verified, summary.refuted, summary.inferred) == (0, (), 2)
 
 
 def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
         return (
@@ -399,7 +401,7 @@ def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(
 
     for failed in [*[1] * request_of().config.limits.attempts, 0]:
         scheduler = FakeScheduler(measure)
-        summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1))
+        summary = go(request_of(), scheduler, RunOptions(infer_oom=True, verify=1))
         assert summary.statuses[Status.FAILED] == failed
         assert (
             read_history(request_of().run)[request_of().expansion.cells[2].id].status
@@ -409,7 +411,7 @@ def test_a_verification_that_fails_says_nothing_of_memory_and_is_tried_again(
 
 
 def test_a_refuted_inference_is_said_however_the_run_ends(
-    request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+    request_of: Callable[..., SweepRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = request_of()
     with pytest.raises(SystemExit, match="130"):
@@ -422,7 +424,7 @@ def test_a_refuted_inference_is_said_however_the_run_ends(
 
 @pytest.mark.parametrize("measured", [0, 2])
 def test_a_time_limit_within_which_nothing_is_measured_is_said(
-    measured: int, request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+    measured: int, request_of: Callable[..., SweepRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Called again and again until its exit code is another, it might go on for ever."""
     summary = Summary(stopped="time limit", statuses=Counter({Status.OK: measured}), left=3)
@@ -432,30 +434,34 @@ def test_a_time_limit_within_which_nothing_is_measured_is_said(
 
 
 def test_what_there_is_no_time_to_verify_is_left_for_the_next_run(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
     with monkeypatch.context() as late:
         late.setattr(
-            Estimator,
+            DurationEstimator,
             "at_most",
             lambda estimator, cell: 3600.0 * (cell.params.values()["context_length"] > 32),
         )
-        summary = go(request_of(), scheduler, Choice(infer_oom=True, verify=1), time_limit_s=600)
+        summary = go(
+            request_of(), scheduler, RunOptions(infer_oom=True, verify=1), time_limit_s=600
+        )
     assert (lengths_of(scheduler), summary.late, summary.late_s, summary.left) == (
         [16, 32],
         1,
         3600,
         1,
     )
-    assert go(request_of(), scheduler, Choice(infer_oom=True, verify=1)).verified == 1
+    assert go(request_of(), scheduler, RunOptions(infer_oom=True, verify=1)).verified == 1
 
 
 def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
-    request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
+    request_of: Callable[..., SweepRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     request = request_of()
-    summary = go(request, FakeScheduler(out_of_memory_from(32)), Choice(infer_oom=True, verify=1))
+    summary = go(
+        request, FakeScheduler(out_of_memory_from(32)), RunOptions(infer_oom=True, verify=1)
+    )
     conclude(summary, request)
     said = capsys.readouterr().out.splitlines()
     assert (
@@ -466,16 +472,16 @@ def test_the_last_line_says_what_was_measured_and_what_is_inferred_still(
     assert "inferred" not in capsys.readouterr().out
 
 
-def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., Request]) -> None:
+def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., SweepRequest]) -> None:
     two = FakeScheduler(outcome_of, {"gpu": "A100", "torch": "2.13.0"})
     marks = [{"gpu": gpu} for gpu in ("A100", "H100")]
     two.hosts = lambda: [HostInfo(fingerprints={"cuda": marks})]  # type: ignore[method-assign]
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
     with pytest.raises(EnvironmentError, match="A100, H100"):
-        go(request, two, Choice(infer_oom=True), mixed=True)
+        go(request, two, RunOptions(infer_oom=True), mixed=True)
 
 
-def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., Request]) -> None:
+def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., SweepRequest]) -> None:
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
     scheduler = FakeScheduler(outcome_of)
     go(request_of(), scheduler)
@@ -484,7 +490,9 @@ def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., Reque
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], number: int) -> None:
+def test_a_signal_keeps_what_is_finished(
+    request_of: Callable[..., SweepRequest], number: int
+) -> None:
     def measure(attempt: Attempt) -> Outcome:
         if attempt.cell.params.values()["context_length"] == 64:
             os.kill(os.getpid(), number)
@@ -506,7 +514,7 @@ def test_a_signal_keeps_what_is_finished(request_of: Callable[..., Request], num
 
 
 def test_what_comes_after_a_signal_interrupts_nothing_of_what_is_still_written(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
         if attempt.number == 1 and attempt.cell.params.values()["context_length"] == 64:
@@ -564,7 +572,7 @@ def test_a_signal_at_the_first_use_of_pandas_leaves_it_usable() -> None:
 
 
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The samples are on disk, the attempt is not: the next run finds the journal and keeps it."""
     from orchestrator.store import run as store
@@ -590,7 +598,7 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
 
 
 def test_what_is_recovered_is_of_the_run_that_measured_it_wherever_the_folder_lies_by_now(
-    request_of: Callable[..., Request], monkeypatch: pytest.MonkeyPatch
+    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(attempt: Attempt) -> Outcome:
         journalled(attempt)
@@ -610,7 +618,7 @@ def test_what_is_recovered_is_of_the_run_that_measured_it_wherever_the_folder_li
     assert told == [(facts[0]["env"], facts[0]["instruments"], program_source())] * 4
 
 
-def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request]) -> None:
+def test_a_results_folder_that_is_taken_away(request_of: Callable[..., SweepRequest]) -> None:
     """The run ends in one line; the next one begins anew, but for what the last cell had already left there again."""
 
     def measure(attempt: Attempt) -> Outcome:
@@ -630,7 +638,7 @@ def test_a_results_folder_that_is_taken_away(request_of: Callable[..., Request])
 
 
 def test_a_torn_part_is_named_and_what_it_held_is_done_again(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of()
     go(request, FakeScheduler(outcome_of))
@@ -648,7 +656,7 @@ def test_a_torn_part_is_named_and_what_it_held_is_done_again(
 
 
 def test_torn_samples_are_named_before_anything_is_measured_beside_them(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of()
     go(request, FakeScheduler(outcome_of))
@@ -658,7 +666,7 @@ def test_torn_samples_are_named_before_anything_is_measured_beside_them(
     with pytest.raises(
         RunError, match=rf"{torn.name}: cannot be read: .*move it away with .*/attempts/{torn.name}"
     ):
-        go(request, scheduler, Choice(fresh=True))
+        go(request, scheduler, RunOptions(fresh=True))
     assert not scheduler.begun
     for part in (torn, request.run.folder / "attempts" / torn.name):
         part.unlink()
@@ -677,7 +685,7 @@ def journalled(attempt: Attempt) -> Outcome:
     return outcome
 
 
-def test_an_attempt_cut_off_gets_the_next_number(request_of: Callable[..., Request]) -> None:
+def test_an_attempt_cut_off_gets_the_next_number(request_of: Callable[..., SweepRequest]) -> None:
     request = request_of()
     cut = request.run.attempt_folder(request.expansion.cells[0].id, 1)
     cut.mkdir(parents=True)
@@ -686,7 +694,9 @@ def test_an_attempt_cut_off_gets_the_next_number(request_of: Callable[..., Reque
     assert [attempt.number for attempt in scheduler.begun] == [2, 1, 1, 1]
 
 
-def test_the_time_limit_passes_over_what_would_not_end(request_of: Callable[..., Request]) -> None:
+def test_the_time_limit_passes_over_what_would_not_end(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     """Of eight seconds, five are for saving: after one cell that says it took 2.9, no other would end in time."""
 
     def measure(attempt: Attempt) -> Outcome:
@@ -698,7 +708,7 @@ def test_the_time_limit_passes_over_what_would_not_end(request_of: Callable[...,
     assert (len(scheduler.begun), summary.late, summary.left, summary.stopped) == (1, 3, 3, "")
 
 
-def test_the_time_limit_ends_what_runs(request_of: Callable[..., Request]) -> None:
+def test_the_time_limit_ends_what_runs(request_of: Callable[..., SweepRequest]) -> None:
     def measure(attempt: Attempt) -> Outcome:
         time.sleep(20)
         return outcome_of(attempt)
@@ -709,7 +719,9 @@ def test_the_time_limit_ends_what_runs(request_of: Callable[..., Request]) -> No
     assert time.monotonic() - began < 6
 
 
-def test_other_hardware_is_refused_unless_asked_for(request_of: Callable[..., Request]) -> None:
+def test_other_hardware_is_refused_unless_asked_for(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
     other = FakeScheduler(outcome_of, {**CPU, "torch": "2.11.0"})
     with pytest.raises(RunMismatch, match=r"torch 2\.13\.0 \(here 2\.11\.0\).*--out.*--mixed"):
@@ -721,7 +733,7 @@ def test_other_hardware_is_refused_unless_asked_for(request_of: Callable[..., Re
 
 
 def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     text = CONFIG.replace("context_length: [16, 32, 64, 128]", "device: [cpu, cuda]").replace(
         "device: cpu, ", ""
@@ -732,7 +744,7 @@ def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(
     assert go(request_of(text), scheduler).statuses == {Status.OK: 1}
 
 
-def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
+def test_a_device_that_is_not_here(request_of: Callable[..., SweepRequest]) -> None:
     with pytest.raises(
         EnvironmentError,
         match=r"asks for device cuda, and here there is only cpu.*--set device=cpu",
@@ -741,7 +753,7 @@ def test_a_device_that_is_not_here(request_of: Callable[..., Request]) -> None:
 
 
 def test_what_is_refused_before_anything_ran_leaves_no_new_folder(
-    request_of: Callable[..., Request], tmp_path: Path
+    request_of: Callable[..., SweepRequest], tmp_path: Path
 ) -> None:
     """What was there before stays, whoever made it."""
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
@@ -763,7 +775,7 @@ def test_what_is_refused_before_anything_ran_leaves_no_new_folder(
 @pytest.mark.parametrize(
     "axis", ["half_width=0.02", "compile_mode=max-autotune", "gpu_kind=H100,A100"]
 )
-def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., Request]) -> None:
+def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., SweepRequest]) -> None:
     """It is of adaptive timing, of what is compiled, of a GPU."""
     with pytest.raises(
         ConfigError, match=f"--set {axis.partition('=')[0]}: no cell of these has it"
@@ -778,14 +790,14 @@ EXCLUDING = f"{CONFIG}    exclude: [{{context_length: 64}}]\n    override: [{{wh
 
 
 def test_what_matches_a_cell_of_the_config_may_match_none_of_what_is_asked_for(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     assert len(request_of(EXCLUDING, sets=["context_length=16,256"]).expansion.cells) == 2
     assert len(request_of(EXCLUDING, wheres=["context_length=16"]).expansion.cells) == 1
 
 
 def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(EXCLUDING), FakeScheduler(outcome_of))
     idle = EXCLUDING.replace("exclude: [{context_length: 64}]", "exclude: [{context_length: 640}]")
@@ -799,7 +811,7 @@ def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(
 
 
 def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     """An earlier program let it."""
     go(request_of(), FakeScheduler(outcome_of))
@@ -810,7 +822,7 @@ def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(
     assert len(resolve_again(request_of().run).expansion.cells) == 4
 
 
-def test_the_manifest_says_who_ran_what(request_of: Callable[..., Request]) -> None:
+def test_the_manifest_says_who_ran_what(request_of: Callable[..., SweepRequest]) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     manifest = Run(request_of().run.folder).read_manifest()
     assert manifest["name"] == "test"
@@ -859,7 +871,7 @@ def of_kinds(*kinds: str) -> str:
 
 
 def test_one_sweep_over_two_kinds_of_gpu(
-    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
 ) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     assert go(request_of(of_kinds("H100", "A100")), scheduler).statuses == {Status.OK: 4}
@@ -871,7 +883,7 @@ def test_one_sweep_over_two_kinds_of_gpu(
 
 
 def test_a_kind_that_is_not_here_is_left_for_another_run(
-    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
 ) -> None:
     said: list[str] = []
     request = request_of(of_kinds("H100", "B200"))
@@ -890,19 +902,19 @@ def test_a_kind_that_is_not_here_is_left_for_another_run(
 
 
 def test_a_command_that_left_cells_to_another_run_has_not_come_to_its_end(
-    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
 ) -> None:
     request, both = request_of(of_kinds("H100", "B200")), ("NVIDIA H100", "NVIDIA B200")
     go(request, gpus_here(*both))
-    assert go(request, gpus_here("NVIDIA H100"), Choice(fresh=True)).statuses == {Status.OK: 2}
+    assert go(request, gpus_here("NVIDIA H100"), RunOptions(fresh=True)).statuses == {Status.OK: 2}
     for left in (2, 4):  # those of the B200, and when it is given once more all
         scheduler = gpus_here(*both)
-        go(request, scheduler, Choice(fresh=True))
+        go(request, scheduler, RunOptions(fresh=True))
         assert len(scheduler.begun) == left
 
 
 def test_two_configs_in_one_folder_keep_the_defaults_of_both(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     matmul = (
@@ -915,7 +927,7 @@ def test_two_configs_in_one_folder_keep_the_defaults_of_both(
 
 
 def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(
-    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
 ) -> None:
     said: list[str] = []
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
@@ -926,7 +938,7 @@ def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(
     assert unpredicted == [(4, "NVIDIA A100")]
 
 
-def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Request]) -> None:
+def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., SweepRequest]) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     first, second = scheduler.hosts()
     scheduler.hosts = lambda: [replace(first, gpus=first.gpus + second.gpus)]  # type: ignore[method-assign]
@@ -938,18 +950,18 @@ def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Requ
 
 
 def test_where_every_cell_names_its_kind_out_of_memories_are_inferred_on_each(
-    request_of: Callable[..., Request], unpredicted: list[tuple[int, str]]
+    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
 ) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     scheduler.measure = lambda one: outcome_of(
         one, Status.OOM if one.cell.params.gpu_kind == "A100" else Status.OK
     )
-    summary = go(request_of(of_kinds("H100", "A100")), scheduler, Choice(infer_oom=True))
+    summary = go(request_of(of_kinds("H100", "A100")), scheduler, RunOptions(infer_oom=True))
     assert summary.statuses == {Status.OK: 2, Status.OOM: 1, Status.OOM_INFERRED: 1}
 
 
 def test_the_status_tells_of_cells_that_the_last_command_left_out(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     ends = {16: Status.OK, 32: Status.FAILED, 64: Status.OK, 128: Status.OOM}
     go(
@@ -974,7 +986,7 @@ def test_the_status_tells_of_cells_that_the_last_command_left_out(
 
 
 def test_cells_are_counted_however_often_they_are_measured(
-    request_of: Callable[..., Request],
+    request_of: Callable[..., SweepRequest],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -986,14 +998,14 @@ def test_cells_are_counted_however_often_they_are_measured(
             time.sleep(5)
         return outcome_of(attempt)
 
-    summary = go(request_of(), FakeScheduler(once), Choice(repeat=3))
+    summary = go(request_of(), FakeScheduler(once), RunOptions(repeat=3))
     assert (summary.cells, summary.left) == (4, 4)
     told = list(describe_status(resolve_again(request_of().run)))
     assert (
         told[1]
         == f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, 8 times in all"
     )
-    summary = go(request_of(), FakeScheduler(outcome_of), Choice(repeat=3))
+    summary = go(request_of(), FakeScheduler(outcome_of), RunOptions(repeat=3))
     assert summary.left == 0
     conclude(summary, request_of())
     assert (

@@ -11,8 +11,8 @@ import pytest
 from orchestrator.analysis.cell_timing import load_counted, sides_of
 from orchestrator.analysis.results import load_results
 from orchestrator.planning.history import read_history
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.report.formats.markdown import provenance
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import open_runs
@@ -32,7 +32,7 @@ grids:
     axes: {context_length: [16, 32, 64]}
     fixed: {device: cpu, size: tiny}
 """
-AGAIN = Choice(retry=frozenset({"wide"}))
+AGAIN = RunOptions(retry=frozenset({"wide"}))
 
 
 def outcome_at(attempt: Attempt, begin_s: float, spread_ms: float = 0.01) -> Outcome:
@@ -59,33 +59,33 @@ def measured(attempt: Attempt) -> Outcome:
 
 
 @pytest.fixture
-def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[], Request]:
+def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[], SweepRequest]:
     return lambda: resolve(write_config(CONFIG), [], [], tmp_path / "out")
 
 
-def go(request: Request, scheduler: FakeScheduler, choice: Choice = AGAIN) -> Summary:
+def go(request: SweepRequest, scheduler: FakeScheduler, choice: RunOptions = AGAIN) -> Summary:
     return run_sweep(
         request, choice, Means(lambda example: scheduler, lambda total, left: Silent())
     )
 
 
 def test_cpu_bound_cells_that_ran_at_the_same_time_are_counted(
-    request_of: Callable[[], Request],
+    request_of: Callable[[], SweepRequest],
 ) -> None:
-    summary = go(request_of(), FakeScheduler(measured), Choice())
+    summary = go(request_of(), FakeScheduler(measured), RunOptions())
     assert (summary.flaws["concurrent"], summary.flaws["disturbed"]) == (2, 0)
     results = load_results(request_of().run)
     neighbours = results.cells.set_index("context_length")["neighbours"].to_dict()
     assert neighbours == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
     assert "2 of 3 cells are CPU-bound and ran while others used their host" in provenance(results)
 
-    summary = go(request_of(), FakeScheduler(measured), Choice(fresh=True))
+    summary = go(request_of(), FakeScheduler(measured), RunOptions(fresh=True))
     assert summary.flaws["concurrent"] == 0
     assert "ran while others" not in provenance(load_results(request_of().run))
 
 
 def test_cells_without_a_time_are_not_counted_as_concurrent(
-    request_of: Callable[[], Request],
+    request_of: Callable[[], SweepRequest],
 ) -> None:
     def one_runs_out(attempt: Attempt) -> Outcome:
         outcome = measured(attempt)
@@ -93,11 +93,11 @@ def test_cells_without_a_time_are_not_counted_as_concurrent(
             return outcome
         return replace(outcome, status=Status.OOM, samples=())
 
-    assert go(request_of(), FakeScheduler(one_runs_out), Choice()).flaws["concurrent"] == 1
+    assert go(request_of(), FakeScheduler(one_runs_out), RunOptions()).flaws["concurrent"] == 1
 
 
-def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], Request]) -> None:
-    assert go(request_of(), FakeScheduler(measured), Choice()).flaws["wide"] == 2
+def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepRequest]) -> None:
+    assert go(request_of(), FakeScheduler(measured), RunOptions()).flaws["wide"] == 2
     cells = load_results(request_of().run).cells.set_index("context_length")
     assert cells["wide"].to_dict() == {16: True, 32: True, 64: False}
 
@@ -116,9 +116,9 @@ def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], Reques
 
 
 def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
-    request_of: Callable[[], Request],
+    request_of: Callable[[], SweepRequest],
 ) -> None:
-    go(request_of(), FakeScheduler(measured), Choice())
+    go(request_of(), FakeScheduler(measured), RunOptions())
     scheduler = FakeScheduler(measured)
     go(request_of(), scheduler, replace(AGAIN, repeat=2))
     assert [(length_of(one), one.number, one.replaces) for one in scheduler.begun] == [
@@ -131,12 +131,12 @@ def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
 
 
 def test_a_failed_replacement_leaves_the_earlier_success(
-    request_of: Callable[[], Request],
+    request_of: Callable[[], SweepRequest],
 ) -> None:
     def crashing(attempt: Attempt) -> Outcome:
         return Outcome(attempt, Status.CRASHED, "", "", {}, {"host": "one"}, (), 1.7e9 + 1000, 1.0)
 
-    go(request_of(), FakeScheduler(measured), Choice())
+    go(request_of(), FakeScheduler(measured), RunOptions())
     go(request_of(), FakeScheduler(crashing))
     cells = load_results(request_of().run).cells.set_index("context_length")
     assert cells.loc[16, ["status", "attempt", "repetitions"]].to_list() == ["ok", 1, 1]
@@ -146,7 +146,7 @@ def test_a_failed_replacement_leaves_the_earlier_success(
 
 
 def test_any_successful_replacement_replaces_the_earlier_success(
-    request_of: Callable[[], Request],
+    request_of: Callable[[], SweepRequest],
 ) -> None:
     """Several replacements may run at the same time, and the first of them may fail."""
 
@@ -156,22 +156,22 @@ def test_any_successful_replacement_replaces_the_earlier_success(
             replace(outcome, status=Status.CRASHED, samples=()) if attempt.number == 2 else outcome
         )
 
-    go(request_of(), FakeScheduler(measured), Choice())
+    go(request_of(), FakeScheduler(measured), RunOptions())
     request = request_of()
     scheduler = FakeScheduler(first_fails)
     scheduler.run = lambda attempts, on_start: map(first_fails, list(attempts))  # type: ignore[method-assign,assignment]
-    go(request, scheduler, Choice(retry=frozenset({"ok"}), repeat=2))
+    go(request, scheduler, RunOptions(retry=frozenset({"ok"}), repeat=2))
     cells = load_results(request.run).cells
     assert cells[["attempts", "repetitions", "attempt"]].to_numpy().tolist() == [[3, 1, 3]] * 3
     assert {past.successes for past in read_history(request.run).values()} == {1}
 
 
 def test_hosts_of_different_runs_are_not_the_same_host(
-    request_of: Callable[[], Request], tmp_path: Path
+    request_of: Callable[[], SweepRequest], tmp_path: Path
 ) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     for folder in folders:
         scheduler = FakeScheduler(lambda attempt: outcome_at(attempt, length_of(attempt)))
-        go(replace(request_of(), run=Run(folder)), scheduler, Choice())
+        go(replace(request_of(), run=Run(folder)), scheduler, RunOptions())
     single = load_results(Run(folders[0])).cells["neighbours"].to_list()
     assert load_results(open_runs(folders)).cells["neighbours"].to_list() == single * 2

@@ -24,7 +24,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunUnwritable
 from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import Choice
+from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import resolve
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.export.export import _aside, publish
@@ -403,7 +403,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     request = resolve(config, ["size=tiny"], [], tmp_path / "own")
     with request.run.opened_for_writing() as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, Choice(), None)))
+        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         writer.append(ended(request.expansion.cells[0]), None)
     publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
     run = tmp_path / "published" / "own"

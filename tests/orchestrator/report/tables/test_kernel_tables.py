@@ -26,7 +26,7 @@ def kernel(
 ) -> KernelRow:
     ordered = sorted(1000 * us for us in durations_us)
     count, total = len(ordered), sum(ordered)
-    spread = (
+    evenly_spaced = (
         (sum((ns - total / count) ** 2 for ns in ordered) / (count - 1)) ** 0.5
         if count > 1
         else None
@@ -34,7 +34,7 @@ def kernel(
     middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     return KernelRow(
         phase, module, kind, "scope", "aten::x", name, STEPS, count, int(total), total / count, middle, int(ordered[0]),
-        int(ordered[-1]), spread,
+        int(ordered[-1]), evenly_spaced,
     )  # fmt: skip
 
 

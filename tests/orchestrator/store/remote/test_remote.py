@@ -23,8 +23,8 @@ from click.testing import CliRunner, Result
 import orchestrator as sweep
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
-from orchestrator.planning.options import Choice
-from orchestrator.planning.request import Request, resolve
+from orchestrator.planning.options import RunOptions
+from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store import run as store
 from orchestrator.store.remote import claim, uploads
 from orchestrator.store.remote.address import split_cell
@@ -80,7 +80,7 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
     return go_to
 
 
-def request_of(tmp_path: Path, *lengths: int) -> Request:
+def request_of(tmp_path: Path, *lengths: int) -> SweepRequest:
     path = tmp_path / "test.yaml"
     path.write_text(CONFIG % list(lengths or (16, 32, 64, 128)))
     return resolve(path, [], [], ADDRESS)
@@ -99,7 +99,7 @@ def go(
     scheduler = FakeScheduler(measure)
     summary = run_sweep(
         request_of(tmp_path, *lengths),
-        Choice(),
+        RunOptions(),
         Means(lambda example: scheduler, lambda total, left: Silent()),
     )
     return summary, lengths_of(scheduler)
