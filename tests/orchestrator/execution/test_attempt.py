@@ -50,6 +50,7 @@ def misbehave(make_attempt: MakeAttempt) -> Callable[..., Outcome]:
     return run
 
 
+@pytest.mark.process
 def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt())
     assert (outcome.status, outcome.stage, outcome.phase) == (Status.OK, "", "")
@@ -79,6 +80,7 @@ def test_a_good_cell_is_measured(make_attempt: MakeAttempt) -> None:
     assert seconds["process"] > 0
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
 def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(
     misbehave: Callable[..., Outcome], where: str
@@ -90,6 +92,7 @@ def test_an_oom_of_a_measured_step_keeps_what_was_warm_up(
     assert len([s for s in outcome.samples if (s.phase, s.mode) == ("step", "warmup")]) == 1
 
 
+@pytest.mark.process
 def test_a_clock_that_jumps_changes_no_duration(
     misbehave: Callable[..., Outcome], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_clock_that_jumps_changes_no_duration(
     )
 
 
+@pytest.mark.process
 def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Outcome]) -> None:
     outcome = misbehave("fail", warmup_steps=2, measured_steps=4, model_args={"step": 4})
     assert (outcome.status, outcome.stage) == (Status.FAILED, "timing synced")
@@ -116,6 +120,7 @@ def test_what_was_measured_before_the_death_is_kept(misbehave: Callable[..., Out
     assert steps == [("warmup", 0), ("warmup", 1), ("synced", 0), ("synced", 1)]
 
 
+@pytest.mark.process
 def test_a_hang_ends_at_its_time_limit(misbehave: Callable[..., Outcome]) -> None:
     outcome = misbehave("spin_in_c", settings={"timeout_s": 4.0})
     assert outcome.status is Status.TIMEOUT
@@ -137,6 +142,7 @@ def slow_start(tmp_path: Path, make_attempt: MakeAttempt) -> Callable[[str], Att
     )
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
     slow_start: Callable[[str], Attempt], method: str
@@ -147,6 +153,7 @@ def test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time(
     )
 
 
+@pytest.mark.process
 def test_one_that_does_not_come_to_its_task_ends_too(
     slow_start: Callable[[str], Attempt], monkeypatch: Any
 ) -> None:
@@ -157,6 +164,7 @@ def test_one_that_does_not_come_to_its_task_ends_too(
     assert outcome.wall_s < 5
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["with_grandchild", "with_daemon"])
 def test_grandchildren_end_with_it(
     how: str, misbehave: Callable[..., Outcome], tmp_path: Path, monkeypatch: Any
@@ -166,6 +174,7 @@ def test_grandchildren_end_with_it(
     _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody adopts")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.parametrize(
@@ -186,6 +195,7 @@ def test_what_it_leaves_in_a_session_of_its_own_ends_with_it(
     _wait_until_dead(int((tmp_path / "grandchild.pid").read_text()))
 
 
+@pytest.mark.process
 def test_memory_of_a_capped_process_that_fills_up_is_an_oom(
     misbehave: Callable[..., Outcome],
 ) -> None:
@@ -195,6 +205,7 @@ def test_memory_of_a_capped_process_that_fills_up_is_an_oom(
     assert outcome.evidence["allocated_bytes"] > 3 * 1024**3 // 4
 
 
+@pytest.mark.process
 def test_memory_of_a_capped_process_is_an_oom(misbehave: Callable[..., Outcome]) -> None:
     outcome = misbehave("alloc", memory_limit_gib=1.0)
     assert outcome.status is Status.OOM
@@ -263,6 +274,7 @@ def small_memory() -> Iterator[Path]:
         time.sleep(0.05)
 
 
+@pytest.mark.process
 def test_the_kernels_killer_takes_the_cell_and_its_row_says_so(
     make_attempt: MakeAttempt, small_memory: Path, tmp_path: Path
 ) -> None:
@@ -296,6 +308,7 @@ def test_the_kernels_killer_takes_the_cell_and_its_row_says_so(
     assert well["status"] == "ok"
 
 
+@pytest.mark.process
 def test_a_cell_is_what_the_kernel_would_take(misbehave: Callable[..., Outcome]) -> None:
     outcome = misbehave("tell_its_score")
     assert outcome.status is Status.OK
@@ -303,12 +316,14 @@ def test_a_cell_is_what_the_kernel_would_take(misbehave: Callable[..., Outcome])
     assert Path("/proc/self/oom_score_adj").read_text() != "1000\n"
 
 
+@pytest.mark.process
 def test_what_cannot_be_measured_here_is_skipped(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(precision="tf32"))
     assert outcome.status is Status.SKIPPED
     assert outcome.evidence == {"reason": "tf32 exists on CUDA only, not on cpu"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("where", ["build", "forward"])
 @pytest.mark.parametrize(
     "how", ["multiply_in_tf32", "multiply_in_tf32_by_the_new_interface", "convolve_in_tf32"]
@@ -334,6 +349,7 @@ def test_an_fp32_that_became_tf32_is_no_result(
     assert outcome.evidence["message"].endswith(": take that out of misbehaving:Model")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("pass_", "trains"), [("forward", False), ("forward_grad", True), ("train_step", True)]
 )
@@ -345,18 +361,21 @@ def test_a_model_of_ones_own_knows_whether_it_trains(
     assert set((outcome.attempt.path / LOG_FILE).read_text().split()) == {str(trains)}
 
 
+@pytest.mark.process
 def test_a_factory_that_is_not_there(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(size=None, model="no_such_module:Model"))
     assert (outcome.status, outcome.stage) == (Status.FAILED, "build")
     assert "no_such_module" in outcome.evidence["message"]
 
 
+@pytest.mark.process
 def test_without_instruments_nothing_can_be_ok(make_attempt: MakeAttempt) -> None:
     outcome = execute(make_attempt(settings={"instruments": ()}))
     assert outcome.status is Status.FAILED
     assert "measured nothing" in outcome.evidence["message"]
 
 
+@pytest.mark.process
 def test_a_torn_journal_is_read_as_far_as_it_is_whole(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt()
     execute(attempt)
@@ -368,6 +387,7 @@ def test_a_torn_journal_is_read_as_far_as_it_is_whole(make_attempt: MakeAttempt)
         assert recovered is None or cut == len(whole) - 1
 
 
+@pytest.mark.process
 def test_kernels_come_through_the_journal_whole_or_torn(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt(settings={"instruments": ("timing", "kernels")})
     outcome = execute(attempt)
@@ -385,6 +405,7 @@ def test_kernels_come_through_the_journal_whole_or_torn(make_attempt: MakeAttemp
     assert recover(attempt) is None
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("how", "number", "start_method"),
     [
@@ -427,6 +448,7 @@ def test_nothing_outlives_what_started_it(
     _wait_until_dead(*descendants)
 
 
+@pytest.mark.process
 def test_a_folder_with_modules_named_like_ours(
     make_attempt: MakeAttempt, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -436,6 +458,7 @@ def test_a_folder_with_modules_named_like_ours(
     assert execute(make_attempt(settings={"import_paths": (str(tmp_path),)})).status is Status.OK
 
 
+@pytest.mark.process
 def test_by_hand_prints_the_same_measurement(make_attempt: MakeAttempt) -> None:
     attempt = make_attempt()
     execute(attempt)

@@ -44,6 +44,7 @@ def _parent() -> psutil.Process:
     return psutil.Process(CHILD_STARTER._parent.pid)
 
 
+@pytest.mark.process
 def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: MakeAttempt) -> None:
     first = execute(make_attempt(1))
     parent = _parent()
@@ -54,6 +55,7 @@ def test_cells_come_from_one_parent_each_in_a_process_of_its_own(make_attempt: M
     assert len({first.facts["pid"], second.facts["pid"], parent.pid}) == 3
 
 
+@pytest.mark.process
 def test_the_compiler_is_there_before_a_cell_that_compiles_begins_and_not_sooner(
     make_attempt: MakeAttempt,
 ) -> None:
@@ -83,6 +85,7 @@ def test_which_cells_compile(task: str, values: dict[str, Any], compiled: bool) 
     assert make_cell(task, {**size, **values}).params.compiled is compiled
 
 
+@pytest.mark.process
 def test_the_parent_has_one_thread_and_no_device(make_attempt: MakeAttempt) -> None:
     """A thread or a device context would be missing, or broken, in every child."""
     execute(make_attempt())
@@ -91,6 +94,7 @@ def test_the_parent_has_one_thread_and_no_device(make_attempt: MakeAttempt) -> N
     )  # numpy's linear algebra keeps one, and restarts it after a fork
 
 
+@pytest.mark.process
 def test_another_environment_has_another_parent(make_attempt: MakeAttempt) -> None:
     """And it is set before torch is there: the config's own wins over what the place gives."""
     execute(make_attempt(1))
@@ -103,6 +107,7 @@ def test_another_environment_has_another_parent(make_attempt: MakeAttempt) -> No
     assert not before.is_running()
 
 
+@pytest.mark.process
 def test_what_is_read_late_may_differ_between_children_of_one_parent(
     make_attempt: MakeAttempt, tmp_path: Path
 ) -> None:
@@ -125,6 +130,7 @@ def test_a_process_is_forked_unless_a_fresh_one_is_asked_for(
     assert is_forked(make_attempt(device=device, settings={"start_method": asked})) is forked
 
 
+@pytest.mark.process
 def test_where_forking_does_not_work_the_process_is_a_fresh_one(
     make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,6 +146,7 @@ def test_where_forking_does_not_work_the_process_is_a_fresh_one(
     )
 
 
+@pytest.mark.process
 def test_a_parent_that_died_between_two_cells_is_replaced(make_attempt: MakeAttempt) -> None:
     execute(make_attempt(1))
     _parent().kill()
@@ -147,6 +154,7 @@ def test_a_parent_that_died_between_two_cells_is_replaced(make_attempt: MakeAtte
     assert execute(make_attempt(2)).facts["start_method"] == "fork"
 
 
+@pytest.mark.process
 def test_a_parent_that_dies_under_its_child_costs_that_attempt_alone(
     make_attempt: MakeAttempt,
 ) -> None:
@@ -169,6 +177,7 @@ def has_a_line(mark: Path) -> bool:
     return mark.exists() and mark.read_text().endswith("\n")
 
 
+@pytest.mark.process
 def test_a_fresh_process_does_not_outlive_who_adopts_what_it_leaves(
     make_attempt: MakeAttempt, tmp_path: Path
 ) -> None:
@@ -229,6 +238,7 @@ def test_one_that_says_nothing_stands_for_the_child(monkeypatch: pytest.MonkeyPa
     assert fresh.exit_code() == -signal.SIGKILL
 
 
+@pytest.mark.process
 def test_a_parent_that_no_longer_answers_is_replaced(
     make_attempt: MakeAttempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +252,7 @@ def test_a_parent_that_no_longer_answers_is_replaced(
     assert execute(make_attempt(3)).status is Status.OK
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
     make_attempt: MakeAttempt, number: int
@@ -290,6 +301,7 @@ predict_memory([make_cell("train_step", own)], None, (sys.argv[2],))
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "script",
     ["from orchestrator.execution.host_probe import probe_here; probe_here()", PREDICT],
@@ -310,6 +322,7 @@ def test_what_asks_and_predicts_dies_with_who_asked(script: str, tmp_path: Path)
     assert not psutil.wait_procs(started, 5)[1]
 
 
+@pytest.mark.process
 def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
     make_attempt: MakeAttempt, fresh_start: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

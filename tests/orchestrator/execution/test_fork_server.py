@@ -51,6 +51,7 @@ def telling(make_attempt: MakeAttempt, number: int, **settings: object) -> Attem
     return make_attempt(number, settings={"import_paths": (TESTS,), **settings}, **own)
 
 
+@pytest.mark.process
 def test_cells_are_its_grandchildren(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
@@ -63,6 +64,7 @@ def test_cells_are_its_grandchildren(
     assert [_grandparent_of(attempt) for attempt in attempts] == [grandparent.pid] * 2
 
 
+@pytest.mark.process
 def test_cells_of_another_environment_are_not(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
@@ -71,6 +73,7 @@ def test_cells_of_another_environment_are_not(
     assert _grandparent_of(attempt) != grandparent.pid
 
 
+@pytest.mark.process
 def test_where_it_is_gone_a_place_helps_itself(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
@@ -87,6 +90,7 @@ def test_where_it_is_gone_a_place_helps_itself(
     assert _grandparent_of(last) == os.getpid()
 
 
+@pytest.mark.process
 def test_a_parent_of_its_that_dies_is_replaced_by_another(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
@@ -101,6 +105,7 @@ def test_a_parent_of_its_that_dies_is_replaced_by_another(
     assert _grandparent_of(attempt) == grandparent.pid
 
 
+@pytest.mark.process
 def test_it_outlives_one_that_comes_and_goes_without_a_word(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
@@ -112,6 +117,7 @@ def test_it_outlives_one_that_comes_and_goes_without_a_word(
     assert _grandparent_of(attempt) == grandparent.pid
 
 
+@pytest.mark.process
 def test_it_does_not_outlive_its_driver(make_attempt: MakeAttempt, tmp_path: Path) -> None:
     """Nor does one of its parents that whose place it was of, killed alike; while they import, as everywhere."""
     code = (

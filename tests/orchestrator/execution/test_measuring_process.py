@@ -86,6 +86,7 @@ def strangers(tmp_path: Path) -> Path:
     return tmp_path / "others"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words",
     [
@@ -106,6 +107,7 @@ def test_packages_of_the_same_name_are_not_taken_for_ours(
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.process
 def test_a_config_leads_no_process_to_another_program(
     make_attempt: Callable[..., Attempt], strangers: Path
 ) -> None:

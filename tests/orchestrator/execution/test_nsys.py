@@ -66,6 +66,7 @@ def report_of(outcome: Outcome) -> Path:
     return found
 
 
+@pytest.mark.process
 def test_its_report_stays_and_becomes_rows(make_attempt: MakeAttempt, nsys: Path) -> None:
     outcome = execute(make_attempt(settings=NSYS))
     assert outcome.status is Status.OK, outcome.evidence
@@ -100,6 +101,7 @@ def misbehaving(make_attempt: MakeAttempt, how: str, **settings: object) -> Atte
     )
 
 
+@pytest.mark.process
 def test_a_report_that_cannot_be_read_hides_nothing(make_attempt: MakeAttempt, nsys: Path) -> None:
     outcome = execute(misbehaving(make_attempt, "leave"))
     assert (outcome.status, outcome.evidence["exit_code"]) == (Status.CRASHED, 7)
@@ -108,6 +110,7 @@ def test_a_report_that_cannot_be_read_hides_nothing(make_attempt: MakeAttempt, n
     assert "it is damaged" in missing.note
 
 
+@pytest.mark.process
 def test_the_time_limit_ends_both(make_attempt: MakeAttempt, nsys: Path) -> None:
     outcome = execute(misbehaving(make_attempt, "sleep", timeout_s=8.0))
     assert outcome.status is Status.TIMEOUT
@@ -117,6 +120,7 @@ def test_the_time_limit_ends_both(make_attempt: MakeAttempt, nsys: Path) -> None
         time.sleep(0.1)
 
 
+@pytest.mark.process
 def test_where_it_is_missing_the_cell_is_measured_without_it(
     sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
