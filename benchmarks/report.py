@@ -32,8 +32,11 @@ import pyarrow as pa
 from orchestrator.planning.invocation import new_invocation
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve
-from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
-from orchestrator.store.run import MERGE_BATCH, Run
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.parquet_parts import write_part
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import MERGE_BATCH
+from orchestrator.store.tables import ATTEMPTS, SAMPLES
 from orchestrator.sweep.pipeline import manifest_of
 from tasks.spec.cell import Cell
 
@@ -129,7 +132,7 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
     )
     request = resolve(config, [], [], folder)
     found = request.expansion.cells
-    with Run(folder).opened_for_writing() as writer:
+    with open_for_writing(Run(folder)) as writer:
         writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         merged = len(found) - len(found) % MERGE_BATCH
         for start in range(0, merged, MERGE_BATCH):

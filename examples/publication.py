@@ -37,7 +37,7 @@ from orchestrator.common.errors import (
     ConfigError,
     SweepError,
 )
-from orchestrator.execution.measuring_process import git_commit
+from orchestrator.common.provenance import git_commit
 from orchestrator.planning.request import resolve
 from orchestrator.store.remote.address import is_address
 from orchestrator.store.run import Run

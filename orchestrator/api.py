@@ -17,8 +17,8 @@ from orchestrator.report.formats.markdown import lay_out, written_out
 from orchestrator.report.references.devices import find_device
 from orchestrator.report.references.tables import against as tables_against
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import open_runs
 
 
 class LoadedRun:

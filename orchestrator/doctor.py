@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median, quantiles
 
 from orchestrator.common.errors import EnvironmentError, SweepError
+from orchestrator.common.provenance import describe_program, git_commit, program_source
 from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
-from orchestrator.execution.measuring_process import git_commit, named, program_source
 from orchestrator.hardware.host import HostInfo
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.address import Where, is_address
@@ -63,7 +63,7 @@ def examine(out: Where) -> Iterator[Diagnosis]:
 
 
 def _program() -> Diagnosis:
-    return Diagnosis("program", True, named(program_source(), git_commit()))
+    return Diagnosis("program", True, describe_program(program_source(), git_commit()))
 
 
 def _torch(host: HostInfo) -> Diagnosis:

@@ -23,12 +23,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.report.tables.formatters import measured
-from orchestrator.store import run as store
-from orchestrator.store.remote.remote_run import open_run
+from orchestrator.store import run_writer
+from orchestrator.store.open import open_run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tests.orchestrator.store.remote.test_remote import ADDRESS, go
+from tests.orchestrator.store.remote.test_remote import ADDRESS, go, measured
 from tests.support.s3 import Bucket, serve
 
 _CELLS_A_KILL = 30  # more than a driver comes to
@@ -43,7 +42,7 @@ Rows = dict[tuple[str, int], float]  # of attempts: how long each took, which no
 def drive(folder: Path, environment: dict[str, str], log: Path, cells: int) -> None:
     """A driver, which writes down the cells that it measures."""
     os.environ.update(environment)
-    store.MERGE_BATCH = _MERGED_AT_ONCE
+    run_writer.MERGE_BATCH = _MERGED_AT_ONCE
 
     def measure(attempt: Attempt) -> Outcome:
         time.sleep(random.uniform(0, _LONGEST_CELL_S))

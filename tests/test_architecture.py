@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.store.open import open_for_writing
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(
     path for folder in ("model", "tasks", "orchestrator") for path in (ROOT / folder).rglob("*.py")
@@ -226,7 +228,7 @@ def a_run(tmp_path: Path) -> Path:
     config.write_text("name: c\ngrids: [{task: train_step, fixed: {device: cpu, size: tiny}}]")
     request = resolve(config, [], [], tmp_path / "run")
     cell = request.expansion.cells[0]
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         samples = (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),)
         attempt = Attempt(cell, 1, str(tmp_path), Settings())

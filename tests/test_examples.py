@@ -19,8 +19,9 @@ from click.testing import Result
 from ruamel.yaml import YAML
 
 from orchestrator.analysis.results import load_results
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import Publication
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -36,7 +37,7 @@ def here(
 ) -> Path:
     """A folder with small runs in its `results`, as if the sweeps demo and full had run."""
     for name in ("demo", "full"):
-        with Run(tmp_path / "results" / name).opened_for_writing() as writer:
+        with open_for_writing(Run(tmp_path / "results" / name)) as writer:
             writer.write_manifest({"name": name})
             for context in (64, 256):
                 for precision, ms in (("fp32", 20.0), ("bf16", 10.0)):

@@ -24,8 +24,9 @@ from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import files_of
 from orchestrator.report.formats.markdown import lay_out, to_markdown
 from orchestrator.report.references.tables import published_tables
-from orchestrator.store.run import PUBLICATION_FILE, Run
-from orchestrator.store.run_collection import Publication
+from orchestrator.store.layout import PUBLICATION_FILE
+from orchestrator.store.publication import Publication
+from orchestrator.store.run import Run
 from tests.conftest import ROOT
 
 PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("findings", "machines")}

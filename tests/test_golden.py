@@ -36,7 +36,7 @@ from orchestrator.cli.main import main as sweep_command
 from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
-from orchestrator.store.parquet_parts import SCHEMAS
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.cell import Cell
 from tests.conftest import ROOT
 

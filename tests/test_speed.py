@@ -17,8 +17,11 @@ from benchmarks.report import Taken, make_run, report
 from orchestrator.planning.invocation import new_invocation
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve
-from orchestrator.store.parquet_parts import ATTEMPTS, SAMPLES, write_part
-from orchestrator.store.run import MERGE_BATCH, Run
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.parquet_parts import write_part
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import MERGE_BATCH
+from orchestrator.store.tables import ATTEMPTS, SAMPLES
 from orchestrator.sweep.pipeline import manifest_of
 from tasks.harness.workload import run_step
 from tasks.prediction import records
@@ -58,7 +61,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> SweepRequest:
         for phase in ("forward", "backward", "optimizer", "step")
         for step in range(3)
     ]  # fmt: skip
-    with Run(folder / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(folder / "run")) as writer:
         writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         write_part(
             folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES)

@@ -44,7 +44,7 @@ from orchestrator.analysis.timing_columns import (
     synced_durations,
     with_whole_step,
 )
-from orchestrator.store.parquet_parts import give_back_memory
+from orchestrator.common.files import give_back_memory
 from orchestrator.store.run_collection import MARK
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 

@@ -40,9 +40,9 @@ from orchestrator.analysis.machine_variation import (
 from orchestrator.analysis.machine_variation import pairs as pairs_of
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
-from orchestrator.execution.measuring_process import PROGRAM_SOURCE
+from orchestrator.common.provenance import PROGRAM_SOURCE
+from orchestrator.store.open import together
 from orchestrator.store.run import Run, find_cell
-from orchestrator.store.run_collection import together
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
 ASSUMED_NOISE = (

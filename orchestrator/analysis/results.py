@@ -12,7 +12,7 @@ import pandas as pd
 
 from orchestrator.analysis.cells import derive_cells
 from orchestrator.common.errors import ConfigError, RunError, nearest
-from orchestrator.store.parquet_parts import give_back_memory
+from orchestrator.common.files import give_back_memory
 from orchestrator.store.run import Run
 from tasks.traces.classes import UNKNOWN, classify
 

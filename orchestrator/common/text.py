@@ -1,4 +1,4 @@
-"""Durations, sizes and cell counts as short texts."""
+"""Short texts that several parts of the program print: durations, sizes, cell counts, reasons of failures."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Any
 
 from tasks.spec.cell import in_a_line
 
-_LONGEST_REASON = 160  # letters
+_LONGEST_REASON = 160  # characters
 _GIB, _MIB = 1024**3, 1024**2
 
 
 def cell_count(count: int) -> str:
-    return f"{count} cell{'' if count == 1 else 's'}"
+    """Return "1 cell" or "3 cells"."""
+    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def format_seconds(seconds: float) -> str:
+    """Return a duration such as "12 s", "3 min 05 s" or "2 h 10 min"."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -24,32 +26,40 @@ def format_seconds(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
-def where_it_ended(stage: str, phase: str) -> str:
+def end_location(stage: str, phase: str) -> str:
+    """Return where an attempt ended, such as "measure/backward"."""
     return "/".join(filter(None, [stage, phase]))
 
 
-def why_it_ended(evidence: Mapping[str, Any]) -> str:
-    """What memory was asked for in vain, where the evidence has its size; else the first line of what it says, if need be cut.
+def failure_reason(evidence: Mapping[str, Any]) -> str:
+    """Return in one line why an attempt failed, from the evidence in its row.
 
-    torch says the same in a paragraph, of which a line has the beginning alone.
+    An allocation that failed is described by its size. torch's own message for it is a paragraph
+    whose first line names neither the limit nor the free memory.
     """
     if isinstance(evidence.get("asked_bytes"), int):
-        return _refused(evidence)
-    said = in_a_line(str(evidence.get("reason") or evidence.get("message") or "").split("\n")[0])
-    return said if len(said) <= _LONGEST_REASON else f"{said[: _LONGEST_REASON - 1]}…"
+        return _failed_allocation(evidence)
+    message = str(evidence.get("reason") or evidence.get("message") or "")
+    reason = in_a_line(message.split("\n")[0])
+    if len(reason) <= _LONGEST_REASON:
+        return reason
+    return f"{reason[: _LONGEST_REASON - 1]}…"
 
 
-def _refused(evidence: Mapping[str, Any]) -> str:
-    asked, limit, free, total = (
-        evidence.get(f"{name}_bytes") for name in ("asked", "limit", "free", "total")
-    )
-    said = f"out of memory: asked for {_size(asked)}"
+def _failed_allocation(evidence: Mapping[str, Any]) -> str:
+    limit, free, total = (evidence.get(f"{name}_bytes") for name in ("limit", "free", "total"))
+    reason = f"out of memory: asked for {_size(evidence['asked_bytes'])}"
+    # A limit above the GPU's memory was not what stopped the allocation.
     if limit and limit <= (total or limit):
-        return f"{said}, limit {_size(limit)}"
-    return f"{said}, {_size(free)} of {_size(total)} free" if free is not None and total else said
+        return f"{reason}, limit {_size(limit)}"
+    if free is not None and total:
+        return f"{reason}, {_size(free)} of {_size(total)} free"
+    return reason
 
 
-def _size(nbytes: Any) -> str:
+def _size(nbytes: float) -> str:
     if nbytes < _MIB:
         return f"{nbytes:,} bytes"
-    return f"{nbytes / _GIB:.4g} GiB" if nbytes >= _GIB else f"{nbytes / _MIB:.4g} MiB"
+    if nbytes < _GIB:
+        return f"{nbytes / _MIB:.4g} MiB"
+    return f"{nbytes / _GIB:.4g} GiB"

@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
+from orchestrator.common.provenance import SOURCE_ROOT
 from tasks.process import subreaper as adoption
-from tasks.process.source_digest import digest_of, python_files
 
 PROGRAM = (
     sys.executable,
@@ -24,49 +23,12 @@ ADOPTING = (
     "-S",
     adoption.__file__,
 )  # as quick as Python begins, whatever a cell's environment makes of it
-PACKAGES = ("model", "tasks", "orchestrator")
-HERE = Path(__file__).resolve().parents[2]  # where they lie
-PROGRAM_SOURCE = "program_source"  # the fact of a row that says which program measured it
-_ONLY_READS = Path("orchestrator/report")  # what was measured
-
-
-def program_source() -> str:
-    """A digest of this program's Python files outside orchestrator/report, as they are now: with the same one the same code
-    measures, whichever commit it is of."""
-    files = [
-        file.relative_to(HERE) for package in PACKAGES for file in python_files(HERE / package)
-    ]
-    return digest_of(
-        (f"{file.as_posix()}\n", HERE / file)
-        for file in files
-        if not file.is_relative_to(_ONLY_READS)
-    )
-
-
-def git_commit() -> str | None:
-    """Where this program is a checkout; `+` where files differ from it."""
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        dirty = git("status", "--porcelain", "--untracked-files=no", "--", *PACKAGES)
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if dirty else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def named(source: str | None, commit: str | None) -> str:
-    """Which program that is, as far as it is known."""
-    return " of ".join(filter(None, (source, commit and f"commit {commit}")))
 
 
 def import_path(beyond: str | None = None) -> str:
     """PYTHONPATH for a process of ours: our packages first, wherever it is started. beyond: what follows, else this process's."""
     return os.pathsep.join(
-        filter(None, [str(HERE), os.environ.get("PYTHONPATH") if beyond is None else beyond])
+        filter(None, [str(SOURCE_ROOT), os.environ.get("PYTHONPATH") if beyond is None else beyond])
     )
 
 

@@ -15,18 +15,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common import provenance
+from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.config.selection import Selection
-from orchestrator.execution import measuring_process as program
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.prior_results import measurement_settings
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.run import CONFIG_FILE, REDACTED, Run
+from orchestrator.store.layout import CONFIG_FILE, REDACTED
+from orchestrator.store.run import Run
 from tasks.process.source_digest import source_digest
 
 INVOCATION = "invocation"  # the fact of a row that says which of them it is of, by its time
 FINISHED = "finished"
 
-_MEASURES_BY = (program.PROGRAM_SOURCE, "asked", "sources")
+_MEASURES_BY = (PROGRAM_SOURCE, "asked", "sources")
 _ASKS_FOR_MORE = ("--retry", "--only")  # or for less than what is missing
 _OF_THAT_DAY = ("--time-limit",)
 _SEARCHES = (["max-context"], ["max-batch"])
@@ -44,7 +46,7 @@ def new_invocation(
         "command": sys.argv[1:] if _is_ours(sys.argv[0]) else [],
         "asks_for": _asks_for(request, choice, {"skips": skips}),
         "commit": commit,
-        program.PROGRAM_SOURCE: program.program_source(),
+        PROGRAM_SOURCE: provenance.program_source(),
         "asked": measurement_settings(request.config.model_dump(mode="json")),
         "sources": {
             model: source_digest(model, [*sys.path, *request.import_paths])

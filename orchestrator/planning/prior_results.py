@@ -10,8 +10,8 @@ from itertools import groupby
 from typing import Any
 
 from orchestrator.common.errors import RunMismatch
+from orchestrator.common.provenance import PROGRAM_SOURCE, describe_program
 from orchestrator.config.schema import SweepConfig
-from orchestrator.execution.measuring_process import PROGRAM_SOURCE, named
 from orchestrator.planning.plan import Plan
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
@@ -107,9 +107,9 @@ def describe_prior_results(
     others = Counter(
         (one.program_source, one.commit) for one in kept if one.is_by_another(source, commit)
     )
-    here = named(source, commit)
+    here = describe_program(source, commit)
     for other, count in others.items():
-        yield f"{_cells(count)} kept as measured by another program, {named(*other)} (here {here}): {_AGAIN}"
+        yield f"{_cells(count)} kept as measured by another program, {describe_program(*other)} (here {here}): {_AGAIN}"
     now = invocation["sources"]
     others_of = [
         one.model

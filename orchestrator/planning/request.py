@@ -11,8 +11,8 @@ from orchestrator.config.schema import SweepConfig, load_config, validate_config
 from orchestrator.config.selection import Selection, parse_selection
 from orchestrator.config.yaml_source import Source
 from orchestrator.store.manifest import require_sweep
+from orchestrator.store.open import open_run
 from orchestrator.store.remote.address import Where
-from orchestrator.store.remote.remote_run import open_run
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Settings, StartMethod
 

@@ -17,7 +17,8 @@ from orchestrator.planning.history import CellHistory, history_of
 from orchestrator.planning.invocation import FINISHED, INVOCATION, is_same, measures_alike
 from orchestrator.planning.options import ResumedCell, RunOptions
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.run import Run, RunWriter
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
 
 
 def resume(request: SweepRequest, choice: RunOptions, invocation: Mapping[str, Any]) -> RunOptions:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from orchestrator.analysis.results import Results
+from orchestrator.common.files import Content
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, files_of, without_tags
 from orchestrator.report.formats.markdown import Page, answers_to_markdown, lay_out, provenance
@@ -22,7 +23,6 @@ from orchestrator.report.page.html import to_html
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import Table
 from orchestrator.store.artifacts import read_artifacts
-from orchestrator.store.parquet_parts import Content
 from orchestrator.store.run import Run
 
 if TYPE_CHECKING:

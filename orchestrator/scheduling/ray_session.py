@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import EnvironmentError
-from orchestrator.execution.measuring_process import HERE, PACKAGES, import_path
+from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
+from orchestrator.execution.measuring_process import import_path
 
 IS_IT_RUNNING = "Is `ray start --head` running there?"
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
@@ -99,6 +100,8 @@ def shipped() -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:
         for package in PACKAGES:
             shutil.copytree(
-                HERE / package, Path(folder) / package, ignore=shutil.ignore_patterns("__pycache__")
+                SOURCE_ROOT / package,
+                Path(folder) / package,
+                ignore=shutil.ignore_patterns("__pycache__"),
             )
         yield {"runtime_env": {"working_dir": folder}}

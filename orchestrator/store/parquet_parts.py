@@ -6,171 +6,31 @@ or another program's.
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import json
-import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from orchestrator.common.errors import RunError, RunUnwritable
+from orchestrator.common.errors import RunError
+from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
+from orchestrator.store.tables import JSON_COLUMNS, REQUIRED_COLUMNS
 
-Content = str | bytes | Iterable[str]  # of a file; what comes in pieces is written as it comes
 _MERGED = "merged-"
 # A copy that a file manager or a synchroniser made beside a part has more in its name: " (copy)", ".sync-conflict".
 _NAMES = re.compile(r"[\w-]+")
 _REPLACES = b"replaces"
 _READ_TRIES = 5
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-_LARGE_BYTES = 128 * 1024  # glibc's own default of both, before it adapts them
-_JSON = frozenset({"params", "evidence", "facts"})  # the columns of JSON objects
-_NEVER_NULL = frozenset(
-    {"cell", "attempt", "predicted_at", "task", "status", *_JSON}
-)  # what every row has had since schema 1
 
-ATTEMPTS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("task", pa.string()),
-        ("task_version", pa.int32()),
-        ("params", pa.string()),  # JSON
-        ("status", pa.string()),
-        ("stage", pa.string()),
-        ("phase", pa.string()),
-        ("evidence", pa.string()),  # JSON
-        ("facts", pa.string()),  # JSON
-        ("started_at", pa.timestamp("us", tz="UTC")),
-        ("wall_s", pa.float64()),
-        ("timeout_s", pa.float64()),
-        ("replaces", pa.int32()),
-        ("commit", pa.string()),
-    ]
-)
-SAMPLES = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("instrument", pa.string()),
-        ("mode", pa.string()),
-        ("phase", pa.string()),
-        ("metric", pa.string()),
-        ("unit", pa.string()),
-        ("step", pa.int32()),
-        ("value", pa.float64()),
-        ("note", pa.string()),
-    ]
-)
-KERNELS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("phase", pa.string()),
-        ("module", pa.string()),
-        ("kernel_class", pa.string()),
-        ("attributed_by", pa.string()),
-        ("operator", pa.string()),
-        ("name", pa.string()),
-        ("steps", pa.int32()),
-        ("count", pa.int64()),
-        ("total_ns", pa.int64()),
-        ("mean_ns", pa.float64()),
-        ("median_ns", pa.float64()),
-        ("min_ns", pa.int64()),
-        ("max_ns", pa.int64()),
-        ("sd_ns", pa.float64()),
-    ]
-)
-ALLOCATIONS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("moment", pa.string()),
-        ("phase", pa.string()),
-        ("role", pa.string()),
-        ("part", pa.string()),
-        ("attributed_by", pa.string()),
-        ("allocated_in", pa.string()),
-        ("call_chain", pa.string()),
-        ("size_bytes", pa.int64()),
-        ("count", pa.int64()),
-        ("total_bytes", pa.int64()),
-    ]
-)
-LIVE = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("attempt", pa.int32()),
-        ("event", pa.int64()),
-        ("at_ms", pa.float64()),
-        ("phase", pa.string()),
-        ("role", pa.string()),
-        ("live_bytes", pa.int64()),
-    ]
-)
-PREDICTIONS = pa.schema(
-    [
-        ("cell", pa.string()),
-        ("predicted_at", pa.timestamp("us", tz="UTC")),
-        ("mode", pa.string()),
-        ("phase", pa.string()),
-        ("metric", pa.string()),
-        ("unit", pa.string()),
-        ("step", pa.int32()),
-        ("value", pa.float64()),
-        ("note", pa.string()),
-    ]
-)
-SCHEMAS = {
-    "attempts": ATTEMPTS,
-    "samples": SAMPLES,
-    "kernels": KERNELS,
-    "allocations": ALLOCATIONS,
-    "live": LIVE,
-    "predictions": PREDICTIONS,
-}
-pa.set_memory_pool(
-    pa.system_memory_pool()
-)  # gives back what is no longer used: a report reads much and then makes much
-with suppress(
-    OSError, AttributeError
-):  # as does glibc, if it may not keep the more, the larger the pieces are that it has seen
-    for _threshold in (_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD):
-        ctypes.CDLL(None).mallopt(_threshold, _LARGE_BYTES)
-
-
-def tables() -> tuple[str, ...]:
-    """The names of what a run is made of."""
-    return tuple(SCHEMAS)
-
-
-def give_back_memory() -> None:
-    """To the system, what was used and is not any more, where the C library can; else what one stage needs adds to the next."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def empty_table(schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    return pa.Table.from_batches([], schema).select(
-        columns or schema.names
-    )  # pyarrow's own would import pandas
-
-
-def with_categories(schema: pa.Schema) -> pa.Schema:
-    categories = pa.dictionary(pa.int32(), pa.string())
-    return pa.schema(
-        [
-            field.with_type(categories) if pa.types.is_string(field.type) else field
-            for field in schema
-        ]
-    )
+# The system's allocator returns freed memory; pyarrow's own keeps it. A report first reads large
+# tables and then builds large texts, so that one would add to the other.
+pa.set_memory_pool(pa.system_memory_pool())
+return_freed_memory()
 
 
 def read_parts(
@@ -245,7 +105,7 @@ def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
     """Raises RunError for what no Parquet reader takes, and for what has no column that each part of this table has."""
     with _reading(path):
         names = pq.read_schema(_as_a_file(path)).names
-        if missing := _NEVER_NULL.intersection(schema.names).difference(names):
+        if missing := REQUIRED_COLUMNS.intersection(schema.names).difference(names):
             raise pa.ArrowInvalid(
                 f"it is no part of a run: it has no column {', '.join(sorted(missing))}"
             )
@@ -264,10 +124,10 @@ def _as_a_file(path: Path) -> Path:
 
 
 def _require_rows(read: pa.Table) -> None:
-    names = _NEVER_NULL.intersection(read.column_names)
+    names = REQUIRED_COLUMNS.intersection(read.column_names)
     if empty := sorted(name for name in names if read[name].null_count):
         raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
-    for name in sorted(_JSON.intersection(names)):
+    for name in sorted(JSON_COLUMNS.intersection(names)):
         if not all(isinstance(json.loads(text), dict) for text in read[name].to_pylist()):
             raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
 
@@ -309,41 +169,15 @@ def merge(parts: list[Path], schema: pa.Schema) -> None:
         parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"),
         whole.replace_schema_metadata({_REPLACES: names}),
     )
-    _on_disk(parts[0].parent)
+    flush_folder(parts[0].parent)
     for path in parts:
         path.unlink()
-
-
-def _on_disk(folder: Path) -> None:
-    """What the folder has by now, also after a power cut, where the file system can promise that of folders."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def write_part(path: Path, table: pa.Table) -> None:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     replace_file(path, sink.getvalue().to_pybytes())
-
-
-def replace_file(path: Path, content: Content) -> None:
-    """Written aside, on disk, then renamed: whole or not there, whatever is killed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            for piece in [content] if isinstance(content, str | bytes) else content:
-                file.write(piece.encode() if isinstance(piece, str) else piece)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:  # also of what makes the pieces
-        with suppress(OSError):
-            aside.unlink()
-        raise
 
 
 @contextmanager
@@ -371,23 +205,3 @@ def _to_measure_anew(part: Path) -> str:
         if row.exists()
         else "and measure again what it held with --retry ok"
     )
-
-
-@contextmanager
-def writing(folder: Path, elsewhere: str = "Name a writable folder with --out") -> Iterator[None]:
-    """Turns the file system's refusals into one line with its remedy. elsewhere: that of a folder that cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        remedies = {
-            errno.ENOSPC: "Free some space and run again: what is finished is kept, and not measured twice",
-            errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
-            errno.EROFS: elsewhere,
-            errno.EACCES: elsewhere,
-            errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
-            errno.ENAMETOOLONG: "Give a shorter name, in the config or with --out",
-        }
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise RunUnwritable(
-            f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")
-        ) from error

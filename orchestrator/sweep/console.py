@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
-from orchestrator.common.text import format_seconds, where_it_ended, why_it_ended
+from orchestrator.common.text import end_location, failure_reason, format_seconds
 from orchestrator.execution.events import AttemptStarted
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
@@ -166,7 +166,7 @@ def _result_line(outcome: Outcome, label: Label) -> str:
     }
     steps = by_mode["pipelined"] or by_mode["synced"]
     measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
-    where = f" in {where_it_ended(outcome.stage, outcome.phase)}" if outcome.stage else ""
-    why = why_it_ended(outcome.evidence)
+    where = f" in {end_location(outcome.stage, outcome.phase)}" if outcome.stage else ""
+    why = failure_reason(outcome.evidence)
     said = f": {why}" if why and outcome.status is not Status.OK else ""
     return f"{outcome.status:<8} {label(outcome.attempt.cell)}{measured}  {outcome.wall_s:.1f} s{where}{said}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from orchestrator.common.hashing import file_digest
 from orchestrator.execution.nsys import read_report
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -36,7 +37,7 @@ def import_nsys(file: Path, run: Run) -> str:
     timeline = read_report(file)
     works = attribute(timeline)
     cell = Cell(TASK, 1, ImportedParams(file=file.name, content=file_digest(file)[:12]))
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         earlier = writer.read("attempts", ["cell", "attempt"]).query("cell == @cell.id")
         number = 1 + int(earlier["attempt"].max() if len(earlier) else 0)
         if not run.exists:

@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import GpusLost, NodesLost
+from orchestrator.common.provenance import git_commit
 from orchestrator.config.schema import SweepConfig
 from orchestrator.execution import nsys
-from orchestrator.execution.measuring_process import git_commit
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.fingerprints import check_fingerprints, known_fingerprints
 from orchestrator.planning.invocation import new_invocation
@@ -33,7 +33,8 @@ from orchestrator.planning.prior_results import (
 )
 from orchestrator.planning.request import SweepRequest, make_settings
 from orchestrator.planning.resumption import describe_resumption, mark_finished, resume
-from orchestrator.store.run import RunWriter
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.interruption import SAVING_S, restored_handlers, stoppable
 from orchestrator.sweep.preparation import foresee
 from orchestrator.sweep.recovery import measured_by, recover_attempts
@@ -53,7 +54,7 @@ def run_sweep(request: SweepRequest, choice: RunOptions, means: Means) -> Summar
     limit = means.time_limit_s
     deadline = None if limit is None else time.monotonic() + limit - SAVING_S
     summary, commit = Summary(), git_commit()
-    with restored_handlers(), request.run.opened_for_writing() as writer:
+    with restored_handlers(), open_for_writing(request.run) as writer:
         writer.require_parts()
         summary.recovered = recover_attempts(writer, commit)
         invocation = new_invocation(request, choice, commit, means.skip_predicted_oom)

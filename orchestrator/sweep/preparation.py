@@ -10,7 +10,7 @@ from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.run import RunWriter
+from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import Prediction, unsupported_reason

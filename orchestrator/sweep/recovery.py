@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.execution.attempt import recover
-from orchestrator.execution.measuring_process import PROGRAM_SOURCE
 from orchestrator.planning.invocation import INVOCATION
 from orchestrator.planning.prior_results import measurement_settings
-from orchestrator.store.run import RunWriter
+from orchestrator.store.run_writer import RunWriter
 from tasks.spec.outcome import Outcome
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
@@ -24,7 +25,7 @@ MEASURED = ROOT / "tests" / "data" / "h200_cells"
 def run_of_every_kind(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Cells as an H200 measured them, of each task and with each instrument, at most six samples a series; and of a CPU."""
     folder = Path(shutil.copytree(MEASURED, tmp_path_factory.mktemp("every") / "run"))
-    with Run(folder).opened_for_writing() as writer:
+    with open_for_writing(Run(folder)) as writer:
         for warmup in (0, 5):
             writer.append(_of_the_cpu("train_step", {**FAST, "warmup_steps": warmup}), None)
         writer.append(_of_the_cpu("matmul", {"device": "cpu", "matrix_size": 64}), None)

@@ -14,6 +14,7 @@ import orchestrator as sweep
 from orchestrator.analysis.results import load_results
 from orchestrator.api import LoadedRun
 from orchestrator.common.errors import ConfigError, RunError
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -22,7 +23,7 @@ from tasks.spec.tables import KernelRow
 
 @pytest.fixture
 def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> LoadedRun:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "test"})
         watched = make_outcome(context_length=32, precision="bf16", step_ms=(4.0, 5.0, 6.0))
         kernel = KernelRow(
@@ -89,7 +90,7 @@ def test_a_number_of_thousands_is_a_number(run: LoadedRun) -> None:
 def test_a_column_of_thousands_is_a_column_of_numbers(
     tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "test"})
         writer.append(make_outcome(), None)
     assert sweep.load(tmp_path / "run").table("timings")["tokens/s"].tolist() == [1455]

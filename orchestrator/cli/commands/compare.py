@@ -56,8 +56,7 @@ def compare(
     """
     from orchestrator.analysis.comparison import compare as held_against
     from orchestrator.report.formats.markdown import describe_comparison
-    from orchestrator.store.remote.remote_run import open_run
-    from orchestrator.store.run_collection import named_runs
+    from orchestrator.store.open import named_runs, open_run
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):

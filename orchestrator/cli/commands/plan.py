@@ -36,7 +36,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     """
     from orchestrator.cli.text.memory import describe_memory
     from orchestrator.cli.text.plan import describe_cost, describe_plan
-    from orchestrator.execution.measuring_process import git_commit
+    from orchestrator.common.provenance import git_commit
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.invocation import new_invocation
     from orchestrator.planning.plan import plan_request

@@ -73,7 +73,7 @@ def report(
     from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
     from orchestrator.report.references.tables import nothing_in_common, published_tables
     from orchestrator.report.tables.registry import TABLES
-    from orchestrator.store.run_collection import open_runs, published_against
+    from orchestrator.store.open import open_runs, published_against
 
     run, conditions = open_runs(run_folders), parse_selection((), wheres).where
     results = load_results(run)

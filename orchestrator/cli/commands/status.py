@@ -22,7 +22,7 @@ def status(run_folder: Where) -> None:
     """
     from orchestrator.cli.text.status import describe_status
     from orchestrator.planning.request import resolve_again
-    from orchestrator.store.remote.remote_run import open_run
+    from orchestrator.store.open import open_run
 
     for line in describe_status(resolve_again(open_run(run_folder))):
         click.echo(line)
@@ -39,8 +39,9 @@ def show(run_folder: Where, cell: str) -> None:
     Example: sweep show results/demo 3f2a
     """
     from orchestrator.cli.text.cell import describe_cell
-    from orchestrator.store.remote.remote_run import open_run
-    from orchestrator.store.run_collection import MARK, is_publication
+    from orchestrator.store.open import open_run
+    from orchestrator.store.publication import is_publication
+    from orchestrator.store.run_collection import MARK
 
     name, of_several, own = cell.partition(MARK)
     if of_several and is_publication(run_folder):

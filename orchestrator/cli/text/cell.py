@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common.text import where_it_ended
+from orchestrator.common.text import end_location
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
@@ -47,7 +47,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
 
 
 def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
-    where = where_it_ended(row["stage"], row["phase"])
+    where = end_location(row["stage"], row["phase"])
     end = f"{row['status']} in {where}" if where else row["status"]
     yield f"attempt {row['attempt']}: {end}, {row['wall_s']:.1f} s, {row['started_at']}"
     timing = {

@@ -10,8 +10,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
-from orchestrator.common.text import cell_count, where_it_ended, why_it_ended
-from orchestrator.execution.measuring_process import git_commit
+from orchestrator.common.provenance import git_commit
+from orchestrator.common.text import cell_count, end_location, failure_reason
 from orchestrator.planning.history import PENDING
 from orchestrator.planning.invocation import as_again, command_in_copy, last_command
 from orchestrator.planning.plan import Plan, plan_request
@@ -63,7 +63,7 @@ def _failures(request: SweepRequest) -> Iterator[str]:
     ended = [(cell, *last[cell.id]) for cell in request.expansion.cells if cell.id in last]
     bad = [end for end in ended if end[1] not in ("ok", "skipped")]
     for cell, status, stage, phase, evidence in bad[:SHOWN_CELLS]:
-        said = why_it_ended(json.loads(evidence))
-        yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where_it_ended(stage, phase) or 'start'}: {said}"
+        said = failure_reason(json.loads(evidence))
+        yield f"  {status} {cell.id} {request.expansion.label(cell)} in {end_location(stage, phase) or 'start'}: {said}"
     if len(bad) > SHOWN_CELLS:
         yield f"  … and {len(bad) - SHOWN_CELLS} more that did not end well"

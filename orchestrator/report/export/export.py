@@ -27,14 +27,19 @@ from ruamel.yaml import YAML
 
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError, RunUnwritable
+from orchestrator.common.files import writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.report.build import make_report
 from orchestrator.report.export.redaction import Redaction
 from orchestrator.report.references.tables import published_tables
-from orchestrator.store.parquet_parts import tables, writing
+from orchestrator.store.layout import CONFIG_FILE, PUBLICATION_FILE
+from orchestrator.store.open import named_runs
+from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote.address import Where
-from orchestrator.store.run import CONFIG_FILE, PUBLICATION_FILE, SCHEMA_VERSION, Run, RunWriter
-from orchestrator.store.run_collection import Publication, Together, is_publication, named_runs
+from orchestrator.store.run import Run
+from orchestrator.store.run_collection import Together
+from orchestrator.store.run_writer import RunWriter
+from orchestrator.store.tables import SCHEMA_VERSION, tables
 
 MB = 1_000_000
 FORMATS, PICTURES = (

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.common.hashing import text_digest
-from orchestrator.store.run import REDACTED
+from orchestrator.store.layout import REDACTED
 
 _PATH = re.compile(r"(?<![\w.…~/-])~?(?:/[\w.+@%=~-]+){2,}")
 _FROM_WHERE = (  # what a path is read from, if it has it

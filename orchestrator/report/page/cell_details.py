@@ -14,8 +14,8 @@ import pandas as pd
 
 from orchestrator.analysis.cells import rows_of
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.formatters import where_it_ended
-from orchestrator.store.parquet_parts import give_back_memory
+from orchestrator.common.files import give_back_memory
+from orchestrator.report.tables.formatters import end_location
 from orchestrator.store.run import Run
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "number": int(row["attempt"]),
         "status": row["status"],
-        "where": where_it_ended(row),
+        "where": end_location(row),
         "started": str(row["started_at"])[:19],
         "wall_s": round(row["wall_s"], 1),
         "evidence": {

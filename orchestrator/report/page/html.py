@@ -19,7 +19,7 @@ from orchestrator.report.formats.markdown import Page, provenance
 from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.packing import PackedCells, packed_chart, packed_rows
-from orchestrator.report.tables.formatters import gib, step_ms, text, where_it_ended, why_it_ended
+from orchestrator.report.tables.formatters import end_location, failure_reason, gib, step_ms, text
 from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
@@ -36,8 +36,8 @@ _CELLS = Table(
             ("status", text("status")),
             ("step ms", step_ms),
             ("peak GiB", gib("peak_allocated_bytes")),
-            ("where", where_it_ended),
-            ("why", why_it_ended),
+            ("where", end_location),
+            ("why", failure_reason),
         )
     ),
 )

@@ -308,7 +308,7 @@ def _predicted_need(row: Row) -> str:
     return f"; predicted {row['predicted_peak_reserved_bytes'] / GIB:.1f} GiB{verdict}"
 
 
-def where_it_ended(row: Row) -> str:
+def end_location(row: Row) -> str:
     return (
         " / ".join(
             str(row[name]) for name in ("stage", "phase") if has_value(row, name) and row[name]
@@ -317,7 +317,7 @@ def where_it_ended(row: Row) -> str:
     )
 
 
-def why_it_ended(row: Row) -> str:
+def failure_reason(row: Row) -> str:
     said = next((str(row[name]) for name in ("reason", "message") if has_value(row, name)), "")
     first = said.splitlines()[0] if said else NOTHING
     return first if len(first) <= _LONGEST_REASON else f"{first[: _LONGEST_REASON - 1]}…"

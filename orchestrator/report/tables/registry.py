@@ -18,6 +18,8 @@ from orchestrator.report.tables.cell_filters import (
 from orchestrator.report.tables.formatters import (
     NOISE_MARK,
     break_even,
+    end_location,
+    failure_reason,
     gib,
     gib_predicted,
     interval_in_additions,
@@ -35,8 +37,6 @@ from orchestrator.report.tables.formatters import (
     squares,
     step_ms,
     text,
-    where_it_ended,
-    why_it_ended,
 )
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
 from orchestrator.report.tables.layouts import (
@@ -461,8 +461,8 @@ TABLES: tuple[Table, ...] = (
             (
                 ("cell", text("cell")),
                 ("status", text("status")),
-                ("where", where_it_ended),
-                ("why", why_it_ended),
+                ("where", end_location),
+                ("why", failure_reason),
             )
         ),
         lambda cells: cells[cells["status"] != "ok"],

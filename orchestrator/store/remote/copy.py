@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import RunUnreachable
-from orchestrator.store.parquet_parts import is_merged, replaced_parts, tables, writing
+from orchestrator.common.files import writing
+from orchestrator.store.parquet_parts import is_merged, replaced_parts
 from orchestrator.store.remote.folder import Entry, Place, reaching
 from orchestrator.store.remote.ledger import Ledger
+from orchestrator.store.tables import tables
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE
 
 MANIFEST, CELLS = "run.json", "cells.parquet"

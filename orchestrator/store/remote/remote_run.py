@@ -9,15 +9,15 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.common.errors import RunError, RunUnwritable, SweepError
+from orchestrator.common.errors import RunUnwritable, SweepError
+from orchestrator.common.files import Content
 from orchestrator.common.user_cache import cache_folder
-from orchestrator.store.parquet_parts import Content
-from orchestrator.store.remote.address import Where, is_address
 from orchestrator.store.remote.claim import Claim, claimed
 from orchestrator.store.remote.copy import ATTEMPTS, CELLS, MANIFEST, Copy
 from orchestrator.store.remote.folder import Place, reaching
 from orchestrator.store.remote.uploads import Uploads, insist
-from orchestrator.store.run import Run, RunWriter
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 
@@ -25,42 +25,29 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def open_run(where: Where) -> Run:
-    """The run of a folder, or of an address, with what is there. Raises RunError for a file, RunUnreachable, ConfigError for no
-    address.
-    """
-    if not is_address(where):
-        if Path(where).is_file():
-            raise RunError(f"{where}: is a file", "Name a folder")
-        return Run(Path(where))
-    run = RemoteRun(Place(str(where)))
-    run.refresh()
-    return run
-
-
 class RemoteRun(Run):
     """folder: of the working copy."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(cache_folder("copies") / place.path)
-        self._place = place
+        self.place = place
 
     def __str__(self) -> str:
-        return self._place.address
+        return self.place.address
 
     def refresh(self) -> None:
-        copy = Copy(self._place, self.folder)
+        copy = Copy(self.place, self.folder)
         copy.refresh()
         _say_what_was_set_aside(copy)
 
     def bring_artifacts(self, cell: str = "") -> None:
-        Copy(self._place, self.folder).bring_artifacts(cell)
+        Copy(self.place, self.folder).bring_artifacts(cell)
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         super().write_report(files)
-        copy = Copy(self._place, self.folder)
+        copy = Copy(self.place, self.folder)
         try:
-            with reaching(self._place):
+            with reaching(self.place):
                 for path in sorted((self.folder / "report").rglob("*")):
                     if path.is_file() and not path.name.startswith("."):
                         copy.carry(path.relative_to(self.folder).as_posix())
@@ -69,27 +56,6 @@ class RemoteRun(Run):
                 f"the report is in {self.folder / 'report'}, and not there: {error.message}",
                 error.remedy,
             ) from error
-
-    @contextmanager
-    def opened_for_writing(self) -> Iterator[RunWriter]:
-        """Raises, beside what a folder does, RunLocked for a driver of another host and RunUnreachable; at the end RunUnwritable
-        for what could not be carried."""
-        with super().opened_for_writing() as local, claimed(self._place) as claim:
-            copy = Copy(self._place, self.folder)
-            copy.refresh(working=True)
-            if not copy.begun:
-                insist(copy, MANIFEST)
-            with reaching(self._place):
-                left = copy.leftovers()
-            _say_what_was_set_aside(copy)
-            uploads = Uploads(copy, claim.require_now)
-            uploads.put(*left)
-            try:
-                yield CarryingWriter(self.folder, local.lock, copy, uploads, claim)
-            except BaseException as wrong:
-                _finish_quietly(uploads, wrong)
-                raise
-            uploads.finish()
 
 
 class CarryingWriter(RunWriter):
@@ -142,6 +108,28 @@ class CarryingWriter(RunWriter):
             rows,
             gone=sorted(before - self._parts),
         )
+
+
+@contextmanager
+def open_remote_for_writing(run: RemoteRun) -> Iterator[RunWriter]:
+    """Raises, beside what a folder does, RunLocked for a driver of another host and RunUnreachable; at the end RunUnwritable
+    for what could not be carried."""
+    with open_folder_for_writing(run) as local, claimed(run.place) as claim:
+        copy = Copy(run.place, run.folder)
+        copy.refresh(working=True)
+        if not copy.begun:
+            insist(copy, MANIFEST)
+        with reaching(run.place):
+            left = copy.leftovers()
+        _say_what_was_set_aside(copy)
+        uploads = Uploads(copy, claim.require_now)
+        uploads.put(*left)
+        try:
+            yield CarryingWriter(run.folder, local.lock, copy, uploads, claim)
+        except BaseException as wrong:
+            _finish_quietly(uploads, wrong)
+            raise
+        uploads.finish()
 
 
 def _finish_quietly(uploads: Uploads, wrong: BaseException) -> None:

@@ -29,6 +29,7 @@ from orchestrator.analysis.cpu_bound import Decides
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError
 from orchestrator.report.formats.markdown import describe_comparison
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.order_statistics import median_rank
 from tasks.spec.outcome import Outcome
@@ -293,7 +294,7 @@ def test_the_ratio_lies_within_its_interval() -> None:
 
 
 def write(folder: Path, *outcomes: Outcome, commit: str | None = None) -> Run:
-    with Run(folder).opened_for_writing() as writer:
+    with open_for_writing(Run(folder)) as writer:
         writer.write_manifest({"name": folder.name})
         for outcome in outcomes:
             writer.append(outcome, commit)
@@ -367,7 +368,7 @@ def test_nor_where_one_of_the_rows_does_not_say_which(
     old, new = make_outcome(), make_outcome(batch_size=2)
     new, both = (replace(one, facts={**one.facts, "program_source": "one"}) for one in (new, old))
     before = write(tmp_path / "a", old, commit="a")
-    with before.opened_for_writing() as writer:
+    with open_for_writing(before) as writer:
         writer.append(new, "b")
     assert set(compare(before, write(tmp_path / "b", both, new, commit="b")).differences) == {
         "commit"

@@ -30,8 +30,8 @@ from orchestrator.analysis.machine_variation import (
 )
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.export.redaction import called
+from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import open_runs
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 from tests.conftest import with_samples
@@ -256,7 +256,7 @@ def waiting(
 @pytest.fixture
 def write(tmp_path: Path, make_outcome: MakeOutcome) -> Write:
     def written(name: str, times: list[float], **of: Any) -> Path:
-        with Run(tmp_path / name).opened_for_writing() as writer:
+        with open_for_writing(Run(tmp_path / name)) as writer:
             writer.write_manifest({"name": name})
             for number, ms in enumerate(times):
                 writer.append(waiting(make_outcome(batch_size=number + 1), ms, **of), None)
@@ -309,7 +309,7 @@ def test_the_table_is_that_of_the_cells_as_they_are_written(
     runs: list[Path], tmp_path: Path
 ) -> None:
     results = load_results(open_runs(runs))
-    with Run(tmp_path / "all").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "all")) as writer:
         writer.write_cells(results.cells)
     written = replace(results, cells=pd.read_parquet(tmp_path / "all" / "cells.parquet"))
     assert Machines().lay_out(written) == Machines().lay_out(results)
@@ -349,7 +349,7 @@ def test_what_waits_for_its_host_is_as_near_as_in_additions(
     """Hosts that differ by two, and work that differs by a tenth: of what takes half as much again no such host tells."""
 
     def write(name: str, ms: float, additions: float) -> Path:
-        with Run(tmp_path / name).opened_for_writing() as writer:
+        with open_for_writing(Run(tmp_path / name)) as writer:
             writer.write_manifest({"name": name})
             for number in range(CELLS):
                 outcome = waiting(make_outcome(batch_size=number + 1), ms)

@@ -12,6 +12,7 @@ import pytest
 from orchestrator.planning.invocation import last_choice, last_command, new_invocation
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve, resolve_again
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, outcome_of
 
@@ -63,7 +64,7 @@ def test_what_an_older_program_was_asked_for_is_told_by_its_words(
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest(
             {
                 **run.read_manifest(),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.common import provenance
 from orchestrator.common.errors import RunMismatch
-from orchestrator.execution import measuring_process as program
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.prior_results import PriorResult
 from orchestrator.planning.request import SweepRequest, resolve
@@ -42,7 +42,7 @@ def measured(
     ) -> tuple[SAID, list[int]]:
         monkeypatch.setattr(running, "git_commit", lambda: commit)
         monkeypatch.setattr(
-            program, "program_source", lambda: source or f"source of {commit.strip('+')}"
+            provenance, "program_source", lambda: source or f"source of {commit.strip('+')}"
         )
         request: SweepRequest = resolve(write_config(text), [], [], tmp_path / "out")
         said: SAID = []

@@ -153,9 +153,9 @@ def test_a_command_that_would_measure_otherwise_is_another_one(
     request_of: Callable[..., SweepRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orchestrator.execution.measuring_process.program_source", lambda: "a")
+    monkeypatch.setattr("orchestrator.common.provenance.program_source", lambda: "a")
     assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
-    monkeypatch.setattr("orchestrator.execution.measuring_process.program_source", lambda: source)
+    monkeypatch.setattr("orchestrator.common.provenance.program_source", lambda: source)
     monkeypatch.setattr(
         "orchestrator.sweep.pipeline.git_commit",
         lambda: "another, which is the same where its source is",

@@ -17,8 +17,8 @@ from orchestrator.report.columns import COLUMNS, PARAMETER, PARAMETERS, describe
 from orchestrator.report.described import Column, TableDoc
 from orchestrator.report.raw_columns import RAW_TABLES
 from orchestrator.report.tables.registry import TABLES
-from orchestrator.store.parquet_parts import SCHEMAS
 from orchestrator.store.run import Run
+from orchestrator.store.tables import SCHEMAS
 from orchestrator.sweep.nsys_import import ImportedParams
 from tasks.instruments import instrument_names, stages_of
 from tasks.snapshots import attribution as of_snapshots

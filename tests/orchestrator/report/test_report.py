@@ -24,8 +24,9 @@ from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import lay_out, provenance, to_markdown
 from orchestrator.report.key_findings import answers
-from orchestrator.report.tables.formatters import why_it_ended
+from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
@@ -96,7 +97,7 @@ def outcome(
 def results_of(tmp_path: Path) -> Callable[..., Results]:
     def make(*outcomes: Outcome) -> Results:
         run = Run(tmp_path / "run")
-        with run.opened_for_writing() as writer:
+        with open_for_writing(run) as writer:
             writer.write_manifest({"name": "test"})
             for one in outcomes:
                 writer.append(one, "abc")
@@ -318,7 +319,7 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
     ],
 )
 def test_a_reason_that_is_cut_says_so(said: str | None, shown: str) -> None:
-    assert why_it_ended({"message": said}) == shown
+    assert failure_reason({"message": said}) == shown
 
 
 def test_what_failed_after_some_samples_is_no_result(results_of: Callable[..., Results]) -> None:
@@ -664,7 +665,7 @@ def test_a_ceiling_is_of_the_same_run_where_several_are_read_together(tmp_path: 
         "other": outcome_of("train_step", flops, steps(40.0), size="tiny"),
     }
     for name, measured in outcomes.items():
-        with Run(tmp_path / name).opened_for_writing() as writer:
+        with open_for_writing(Run(tmp_path / name)) as writer:
             writer.write_manifest({"name": name})
             writer.append(measured, "abc")
     cells = orchestrator.load(tmp_path / "one", tmp_path / "other").cells.set_index("task")
@@ -776,7 +777,7 @@ def test_rows_from_before_an_axis_have_its_default(
             return frame
 
     assert len(parts) == 3
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest(
             {
                 "name": "test",
@@ -785,7 +786,7 @@ def test_rows_from_before_an_axis_have_its_default(
         )
     rows = table(load_results(OldRun(run.folder)), "precision")
     assert list(rows["bf16 speed-up"]) == ["2.00×"]
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "test"})
     assert lay_out(load_results(OldRun(run.folder)))
 

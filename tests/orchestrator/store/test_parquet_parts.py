@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.common.errors import RunError
-from orchestrator.store import run as store
+from orchestrator.store import run as run_module
+from orchestrator.store import run_writer
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 
@@ -44,8 +46,8 @@ def test_a_folder_may_be_called_as_one_likes(
 ) -> None:
     """Where it is named by a relative path, which could be an address, or in a home."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(store, "MERGE_BATCH", 2)
-    with Run(Path(name)).opened_for_writing() as writer:
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
+    with open_for_writing(Run(Path(name))) as writer:
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)
         writer.require_parts()
@@ -55,7 +57,7 @@ def test_a_folder_may_be_called_as_one_likes(
 
 
 def test_a_run_of_an_older_program_has_no_kernels(run: Run, make_outcome: MakeOutcome) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     shutil.rmtree(run.folder / "kernels")
     assert run.read("kernels").empty
@@ -64,7 +66,7 @@ def test_a_run_of_an_older_program_has_no_kernels(run: Run, make_outcome: MakeOu
 def test_parts_of_older_programs_have_nulls_for_newer_columns(
     run: Run, make_outcome: MakeOutcome
 ) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     old = pa.table({**ROW, "cell": ["zzz"], "since_dropped": [1]})
     pq.write_table(old, run.folder / "attempts" / "zzz-1.parquet")
@@ -78,8 +80,8 @@ def test_parts_of_older_programs_have_nulls_for_newer_columns(
 def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_PARTS_AT_ONCE", 2)
-    with run.opened_for_writing() as writer:
+    monkeypatch.setattr(run_module, "_PARTS_AT_ONCE", 2)
+    with open_for_writing(run) as writer:
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)
     found = run.read("samples", categories=True)
@@ -104,7 +106,7 @@ def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
 def test_a_part_of_another_program_is_named(
     run: Run, make_outcome: MakeOutcome, foreign: dict[str, list[object]], said: str, table: str
 ) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     part = run.folder / table / "foreign.parquet"
     pq.write_table(pa.table(foreign), part)
@@ -129,7 +131,7 @@ def test_a_part_of_another_program_is_named(
 def test_a_copy_beside_a_part_is_named(
     run: Run, make_outcome: MakeOutcome, table: str, copy: str
 ) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     (part,) = (run.folder / table).glob("*.parquet")
     shutil.copy(part, part.with_name(f"{copy.format(part.stem)}.parquet"))
@@ -144,7 +146,7 @@ def test_a_copy_beside_a_part_is_named(
         ):
             read()
     with (
-        run.opened_for_writing() as writer,
+        open_for_writing(run) as writer,
         pytest.raises(RunError, match="has not the name of a part"),
     ):
         writer.require_parts()
@@ -195,8 +197,8 @@ def test_a_bad_part_among_those_that_are_merged_stops_nobody(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, table: str, spoilt: str
 ) -> None:
     """It is found by who reads, and nothing else is lost."""
-    monkeypatch.setattr(store, "MERGE_BATCH", 4)
-    with run.opened_for_writing() as writer:
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
         (bad,) = (run.folder / table).glob("*.parquet")
         if spoilt == "half a copy":
@@ -217,7 +219,7 @@ def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(
     run: Run, make_outcome: MakeOutcome
 ) -> None:
     """With the row alone left, its cell would pass for measured."""
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     (samples,) = (run.folder / "samples").glob("*.parquet")
     samples.write_bytes(samples.read_bytes()[:-100])
@@ -228,7 +230,7 @@ def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(
 
 
 def test_half_a_file_is_never_seen(run: Run, make_outcome: MakeOutcome) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     (run.folder / "attempts" / ".torn.parquet.123").write_bytes(b"PAR1 half a file")
     assert len(run.read("attempts")) == 1

@@ -24,8 +24,10 @@ import pytest
 
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
 from orchestrator.planning.history import read_history
-from orchestrator.store import run as store
-from orchestrator.store.run import Run, RunWriter, find_cell
+from orchestrator.store import run_writer
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run, find_cell
+from orchestrator.store.run_writer import RunWriter
 from tasks.spec.attempt import ATTEMPT_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -43,7 +45,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
     good, bad = make_outcome(), make_outcome(Status.OOM, seed=1)
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(good, "abc")
         writer.append(bad, None)
     attempts = run.read("attempts").set_index("cell")
@@ -74,7 +76,7 @@ def test_allocations_are_kept_of_whatever_ended(run: Run, make_outcome: MakeOutc
         ),
     )
     live = (LiveRow(3, 0.25, "forward", "activations", 14),)
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.append(replace(make_outcome(Status.OOM), allocations=allocations, live=live), None)
     for table, kind, rows in (("allocations", AllocationRow, allocations), ("live", LiveRow, live)):
         read = run.read(table).drop(columns=["cell", "attempt"]).to_dict("records")
@@ -86,7 +88,7 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, torn: str
 ) -> None:
     """The attempt is written last: whatever a kill cuts off, no attempt counts whose kernels or samples are missing."""
-    write_part, outcome = store.write_part, make_outcome()
+    write_part, outcome = run_writer.write_part, make_outcome()
 
     def die_at(path: Path, table: pa.Table) -> None:
         if path.parent.name == torn:
@@ -94,12 +96,12 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
             raise KeyboardInterrupt
         write_part(path, table)
 
-    monkeypatch.setattr(store, "write_part", die_at)
-    with pytest.raises(KeyboardInterrupt), run.opened_for_writing() as writer:
+    monkeypatch.setattr(run_writer, "write_part", die_at)
+    with pytest.raises(KeyboardInterrupt), open_for_writing(run) as writer:
         writer.append(outcome, None)
     assert run.read("attempts").empty
     monkeypatch.undo()
-    with run.opened_for_writing() as writer:  # the next driver keeps it from the journal
+    with open_for_writing(run) as writer:  # the next driver keeps it from the journal
         writer.append(outcome, None)
     assert len(run.read("attempts")) == 1
     assert (len(run.read("samples")), len(run.read("kernels"))) == (
@@ -111,8 +113,8 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
 def test_merging_changes_no_row(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MERGE_BATCH", 4)
-    with run.opened_for_writing() as writer:
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
+    with open_for_writing(run) as writer:
         for seed in range(10):
             writer.append(make_outcome(seed=seed), None)
         before = {table: _sorted(run.read(table)) for table in ("attempts", "samples", "kernels")}
@@ -125,21 +127,21 @@ def test_merging_changes_no_row(
 def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         for seed in range(3):
             writer.append(make_outcome(seed=seed), None)
         before = {table: _sorted(run.read(table)) for table in ("samples", "kernels")}
-        monkeypatch.setattr(store, "MERGE_BATCH", 3)
+        monkeypatch.setattr(run_writer, "MERGE_BATCH", 3)
         monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: None)
         writer.merge_parts()
     for table, frame in before.items():
         assert len(list((run.folder / table).glob("*.parquet"))) == 4
         pd.testing.assert_frame_equal(_sorted(run.read(table)), frame)
     monkeypatch.undo()
-    monkeypatch.setattr(store, "MERGE_BATCH", 3)
-    with (
-        run.opened_for_writing() as writer
-    ):  # the next driver clears away, and merges nothing a second time
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 3)
+    with open_for_writing(
+        run
+    ) as writer:  # the next driver clears away, and merges nothing a second time
         writer.merge_parts()
     for table, frame in before.items():
         assert len(list((run.folder / table).glob("*.parquet"))) == 1
@@ -158,7 +160,7 @@ def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before, during or after one of the listings that a reader makes. slow: what was merged is there for a while yet."""
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         for seed in range(5):
             writer.append(make_outcome(seed=seed), None)
     whole, real, listings = _sorted(run.read("attempts")), Path.glob, iter(range(9))
@@ -166,7 +168,7 @@ def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
     def merge() -> None:
         with monkeypatch.context() as now:
             now.setattr(Path, "glob", real)
-            now.setattr(store, "MERGE_BATCH", 4)
+            now.setattr(run_writer, "MERGE_BATCH", 4)
             if slow:
                 now.setattr(Path, "unlink", lambda path, missing_ok=False: None)
             RunWriter(run.folder).merge_parts()
@@ -190,13 +192,13 @@ def test_more_parts_than_a_process_may_open(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         for seed in range(60):
             writer.append(make_outcome(seed=seed), None)
         resource.setrlimit(resource.RLIMIT_NOFILE, (50, hard))
         try:
             assert len(writer.read("attempts")) == 60
-            monkeypatch.setattr(store, "MERGE_BATCH", 55)
+            monkeypatch.setattr(run_writer, "MERGE_BATCH", 55)
             writer.merge_parts()
             assert len(writer.read("samples")) == 60 * 12
         finally:
@@ -206,8 +208,8 @@ def test_more_parts_than_a_process_may_open(
 def test_a_long_run_merges_as_it_goes(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "MERGE_BATCH", 4)
-    with run.opened_for_writing() as writer:
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
+    with open_for_writing(run) as writer:
         for seed in range(9):
             writer.append(make_outcome(seed=seed), None)
         assert len(list((run.folder / "attempts").glob("*.parquet"))) == 2 + 1
@@ -221,12 +223,12 @@ def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(
     folder = run.attempt_folder("f" * 12, 1)  # as its cell was called before its version was raised
     folder.mkdir(parents=True)
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         assert not list(writer.unrecorded([]))
 
 
 def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({})
         writer.append(make_outcome(), None)
         pq.write_table(
@@ -238,7 +240,7 @@ def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -
 
 def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:
     done, orphan = make_outcome(), make_outcome(seed=5)
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         for outcome in (done, orphan):
             outcome.attempt.path.mkdir(parents=True)
             (outcome.attempt.path / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
@@ -254,7 +256,7 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
 def _hold(
     folder: Path, held: multiprocessing.synchronize.Event, done: multiprocessing.synchronize.Event
 ) -> None:
-    with Run(folder).opened_for_writing():
+    with open_for_writing(Run(folder)):
         held.set()
         done.wait(30)
 
@@ -267,12 +269,12 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
     assert held.wait(30)
     with (
         pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"),
-        run.opened_for_writing(),
+        open_for_writing(run),
     ):
         pass
     holder.kill()
     holder.join()
-    with run.opened_for_writing():  # a lock dies with its holder
+    with open_for_writing(run):  # a lock dies with its holder
         pass
 
 
@@ -287,8 +289,8 @@ def test_a_file_system_that_syncs_no_folders(
         real(descriptor)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(store, "MERGE_BATCH", 2)
-    with run.opened_for_writing() as writer:
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
+    with open_for_writing(run) as writer:
         for seed in range(4):
             writer.append(make_outcome(seed=seed), None)
     assert len(run.read("attempts")) == 4
@@ -297,10 +299,10 @@ def test_a_file_system_that_syncs_no_folders(
 def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(
     run: Run, make_outcome: MakeOutcome
 ) -> None:
-    with run.opened_for_writing() as before:
+    with open_for_writing(run) as before:
         before.write_manifest({"name": "before"})
         shutil.rmtree(run.folder)
-        with run.opened_for_writing() as now:
+        with open_for_writing(run) as now:
             now.write_manifest({"name": "now"})
             for write in (
                 lambda: before.write_manifest({"name": "before"}),
@@ -319,7 +321,7 @@ def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(
 def test_manifests(run: Run) -> None:
     with pytest.raises(RunError, match="holds no run"):
         run.require()
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "x"})
     assert run.require().read_manifest()["name"] == "x"
     (run.folder / "run.json").write_text('{"schema_version": 99}')
@@ -358,7 +360,7 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with (
         pytest.raises(RunUnwritable, match="cannot be written"),
-        Run(tmp_path / "run").opened_for_writing(),
+        open_for_writing(Run(tmp_path / "run")),
     ):
         pass
 

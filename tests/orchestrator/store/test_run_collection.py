@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 import orchestrator as sweep
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError
+from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import Together, open_runs
+from orchestrator.store.run_collection import Together
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import KernelRow
@@ -28,7 +29,7 @@ def runs(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> list[Path]:
     """The same two cells, of which one runs out of memory in the first run alone."""
     folders = [tmp_path / "old", tmp_path / "new"]
     for folder, ms, status in zip(folders, (10.0, 8.0), (Status.OOM, Status.OK), strict=True):
-        with Run(folder).opened_for_writing() as writer:
+        with open_for_writing(Run(folder)) as writer:
             writer.write_manifest(
                 {"name": folder.name, "invocations": [{"time": f"at {ms}", "command": ["run"]}]}
             )

@@ -12,6 +12,7 @@ from click.testing import Result
 
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import EnvironmentError, RunError
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.nsys_import import import_nsys
 from tasks.spec.outcome import Outcome
@@ -52,7 +53,7 @@ def test_it_joins_what_is_there_and_the_same_again_is_a_further_attempt(
     export: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
     run = Run(tmp_path / "run")
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "mine"})
         writer.append(make_outcome(), None)
     import_nsys(export, run)

@@ -28,8 +28,8 @@ from orchestrator.common.errors import (
     RunMismatch,
     RunUnwritable,
 )
+from orchestrator.common.provenance import program_source
 from orchestrator.execution.events import AttemptStarted
-from orchestrator.execution.measuring_process import program_source
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.duration_estimate import DurationEstimator
 from orchestrator.planning.history import read_history
@@ -37,7 +37,9 @@ from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import plan_request
 from orchestrator.planning.request import SweepRequest, resolve, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.store.run import Run, RunWriter
+from orchestrator.store.open import open_for_writing
+from orchestrator.store.run import Run
+from orchestrator.store.run_writer import RunWriter
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
@@ -575,18 +577,18 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The samples are on disk, the attempt is not: the next run finds the journal and keeps it."""
-    from orchestrator.store import run as store
+    from orchestrator.store import run_writer
 
-    real = store.write_part
+    real = run_writer.write_part
 
     def write(path: Path, table: Any) -> None:
         if path.parent.name == "attempts" and not path.exists():
-            monkeypatch.setattr(store, "write_part", real)
+            monkeypatch.setattr(run_writer, "write_part", real)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(5)
         real(path, table)
 
-    monkeypatch.setattr(store, "write_part", write)
+    monkeypatch.setattr(run_writer, "write_part", write)
     summary = go(request_of(), FakeScheduler(journalled))
     assert (summary.stopped, summary.left) == ("SIGINT", 4)
     scheduler = FakeScheduler(journalled)
@@ -803,7 +805,7 @@ def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(
     idle = EXCLUDING.replace("exclude: [{context_length: 64}]", "exclude: [{context_length: 640}]")
     with pytest.raises(ConfigError, match=r"exclude\[0\]: matches no cell of the grid"):
         request_of(idle, sets=["context_length=640,16"])
-    with request_of(EXCLUDING).run.opened_for_writing() as writer:
+    with open_for_writing(request_of(EXCLUDING).run) as writer:
         manifest = writer.read_manifest()
         manifest["config"]["grids"][0]["exclude"] = [{"context_length": 640}]
         writer.write_manifest(manifest)
@@ -815,7 +817,7 @@ def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(
 ) -> None:
     """An earlier program let it."""
     go(request_of(), FakeScheduler(outcome_of))
-    with request_of().run.opened_for_writing() as writer:
+    with open_for_writing(request_of().run) as writer:
         writer.write_manifest(
             {**writer.read_manifest(), "selection": {"set": {"half_width": [0.02]}, "where": {}}}
         )

@@ -14,8 +14,8 @@ from orchestrator.planning.history import read_history
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.report.formats.markdown import provenance
+from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import open_runs
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means

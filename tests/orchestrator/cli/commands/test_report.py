@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 from orchestrator.cli.main import main
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.markdown import MOST_ROWS
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -26,7 +27,7 @@ def run(
 ) -> Run:
     """One with more cells than a terminal is shown, whose charts nobody waits for."""
     monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
-    with Run(tmp_path / "a run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "a run")) as writer:
         writer.write_manifest({"name": "many"})
         for place in range(MOST_ROWS + MORE):
             writer.append(make_outcome(context_length=16 + place), None)
@@ -62,7 +63,7 @@ def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:
 
 
 def test_in_the_files_are_all_sentences(run: Run, make_outcome: Callable[..., Outcome]) -> None:
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         for size in range(30):
             writer.append(make_outcome(Status.OOM, batch_size=100 + size, context_length=64), None)
     printed, written = report(run.folder).stdout, run.folder / "report" / "answers.md"
@@ -94,7 +95,7 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
 )
 def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
     """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest(
             {"name": "many"} if asked is None else {"name": "many", "asked": asked}
         )

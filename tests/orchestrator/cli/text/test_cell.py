@@ -12,9 +12,10 @@ from click.testing import Result
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.text.cell import describe_cell
 from orchestrator.common.errors import RunError
-from orchestrator.common.text import why_it_ended
+from orchestrator.common.text import failure_reason
 from orchestrator.report.export.export import publish
 from orchestrator.report.tables.formatters import format_ms
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.outcome import Outcome
@@ -32,7 +33,7 @@ def run(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> Run:
         "timing_stopped_by": "half-width",
         "timing_half_width": 0.0087,
     }
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "run"})
         timed = make_outcome(context_length=16)
         writer.append(replace(timed, facts={**timed.facts, **adaptive}), None)
@@ -76,7 +77,7 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
     outcome = replace(
         make_outcome(Status.FAILED, **own), evidence={"message": f"{red}\nsecond\tline\x07"}
     )
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "run"})
         writer.append(outcome, None)
         (run.attempt_folder(outcome.attempt.cell.id, 1)).mkdir(parents=True)
@@ -88,7 +89,7 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
     (message,) = (line for line in lines if line.startswith("  message: "))
     assert message == "  message: \\x1b[31m red\\rand back\n    second  line\\x07"
     assert any("in its log" in line for line in lines)
-    assert why_it_ended(outcome.evidence) == "\\x1b[31m red\\rand back"
+    assert failure_reason(outcome.evidence) == "\\x1b[31m red\\rand back"
     assert replace(outcome.attempt.cell, task="bell\x07").describe([]) == "bell\\x07"
 
 
@@ -109,8 +110,8 @@ def test_what_a_cell_or_a_config_says_commands_nothing_of_a_terminal(
 def test_why_memory_ran_out_is_told_by_its_numbers_and_else_by_what_was_said(
     more: dict[str, int | None], said: str
 ) -> None:
-    assert why_it_ended({"message": "x" * 200, **more}) == said
-    assert why_it_ended({"message": "x" * 160}) == "x" * 160
+    assert failure_reason({"message": "x" * 200, **more}) == said
+    assert failure_reason({"message": "x" * 160}) == "x" * 160
 
 
 def test_a_cell_that_is_not_there(run: Run) -> None:

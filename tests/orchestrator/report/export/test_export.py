@@ -28,9 +28,11 @@ from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import resolve
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.export.export import _aside, publish
-from orchestrator.store.parquet_parts import tables
-from orchestrator.store.run import PUBLICATION_FILE, Run
-from orchestrator.store.run_collection import Publication, open_runs
+from orchestrator.store.layout import PUBLICATION_FILE
+from orchestrator.store.open import open_for_writing, open_runs
+from orchestrator.store.publication import Publication
+from orchestrator.store.run import Run
+from orchestrator.store.tables import tables
 from orchestrator.sweep.pipeline import manifest_of
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -75,7 +77,7 @@ def published(once: Path, runs: list[Path], tmp_path: Path, no_charts: None) -> 
 
 def _measure(folders: list[Path], make_outcome: Callable[..., Outcome]) -> None:
     for folder in folders:
-        with Run(folder).opened_for_writing() as writer:
+        with open_for_writing(Run(folder)) as writer:
             writer.write_manifest(_manifest(folder.name))
             for context in (16, 32):
                 writer.append(_with_all(make_outcome(context_length=context)), "abc")
@@ -231,7 +233,7 @@ def test_what_is_of_the_machine_is_left_out_and_said(published: Path, runs: list
 def test_cells_that_were_not_measured_yet_are_said(
     runs: list[Path], tmp_path: Path, no_charts: None
 ) -> None:
-    with Run(runs[0]).opened_for_writing() as writer:
+    with open_for_writing(Run(runs[0])) as writer:
         writer.write_manifest({**writer.read_manifest(), "asked": 7})
     done = command("publish", *runs, "--out", tmp_path / "published")
     assert "left out: 3 cells that were asked for and not measured yet\n" in done.output
@@ -278,7 +280,7 @@ def test_runs_in_which_nothing_was_timed(
 ) -> None:
     """As those that look for what runs out of memory, or those of which all cells failed."""
     for name, status in (("limits", Status.OOM), ("broken", Status.FAILED)):
-        with Run(tmp_path / name).opened_for_writing() as writer:
+        with open_for_writing(Run(tmp_path / name)) as writer:
             writer.write_manifest(_manifest(name))
             writer.append(make_outcome(status), "abc")
             writer.write_cells(load_results(writer).cells)
@@ -369,7 +371,7 @@ def test_nothing_else_is_replaced_or_measured_into(
     assert refused.exit_code == 2
     assert f"has runs that are not named: {runs[1].name}. Name them too" in refused.stderr
     for folder in (published, published / "full"):
-        with pytest.raises(RunUnwritable, match="is published"), Run(folder).opened_for_writing():
+        with pytest.raises(RunUnwritable, match="is published"), open_for_writing(Run(folder)):
             pass
     refused = command("status", published)
     assert refused.exit_code == 2
@@ -402,7 +404,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     ]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     request = resolve(config, ["size=tiny"], [], tmp_path / "own")
-    with request.run.opened_for_writing() as writer:
+    with open_for_writing(request.run) as writer:
         writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
         writer.append(ended(request.expansion.cells[0]), None)
     publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
@@ -419,7 +421,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     planned = command("plan", *shlex.split(lines[4])[3:])
     assert planned.stdout.splitlines()[:2] == ["2 cells: 1 ok, 1 pending", "1 to run"]
     assert f"cp -r {run} results/own-copy" in command("status", run).stdout
-    with Run(Path("results/own")).opened_for_writing() as writer:
+    with open_for_writing(Run(Path("results/own"))) as writer:
         writer.append(ended(request.expansion.cells[1]), None)
     publish([Path("results/own")], tmp_path / "whole", 10**7, None)
     whole = command("status", tmp_path / "whole" / "own").stdout.splitlines()

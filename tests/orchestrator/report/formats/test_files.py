@@ -22,6 +22,7 @@ from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import MOST_ROWS, Page, lay_out, to_markdown, written_out
 from orchestrator.report.tables.formatters import HOST_MARK, SLOWER_HOST_MARK
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -39,7 +40,7 @@ def pages(results: Results) -> list[Page]:
 
 @pytest.fixture
 def results(tmp_path: Path, make_outcome: MakeOutcome) -> Results:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": UGLY})
         for context in (16, 32):
             for precision in ("fp32", "bf16"):
@@ -131,7 +132,7 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
     results_of_every_kind: Results, every_page: list[Page], tmp_path: Path
 ) -> None:
     """Where the frame that was written comes back, every table in every format is the same to the letter."""
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_cells(results_of_every_kind.cells)
     from_file = replace(
         results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet")

@@ -23,6 +23,7 @@ from orchestrator.report.key_findings import answers
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import to_html
 from orchestrator.store.artifacts import read_artifacts
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE
 from tasks.spec.outcome import Outcome
@@ -91,7 +92,7 @@ def page_of(run: Run, with_figures: bool = False) -> str:
 @pytest.fixture
 def run(tmp_path: Path, make_outcome: MakeOutcome) -> Run:
     """Two sizes, three lengths, two precisions; one cell out of memory; a script wherever a text comes from outside."""
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest(
             {
                 "name": SCRIPT,
@@ -189,7 +190,7 @@ def test_a_cell_says_all_that_is_known_of_it(run: Run) -> None:
 
 
 def test_rows_beyond_the_first_are_data(tmp_path: Path, make_outcome: MakeOutcome) -> None:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "many"})
         for seed in range(201):
             writer.append(make_outcome(seed=seed), None)
@@ -203,7 +204,7 @@ def test_it_holds_the_charts_as_they_are_drawn(run: Run) -> None:
 
 
 def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "empty"})
     text = page_of(Run(tmp_path / "run"))
     assert "Nothing measured yet" in text
@@ -241,7 +242,7 @@ def test_a_chart_shows_the_medians_of_the_table(run: Run) -> None:
 def test_a_chart_of_kernels_alone_shows_what_they_gain(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({})
         for length in (16, 32):
             for precision, ms in (("fp32", 30.0), ("bf16", 30.0 / length)):
@@ -258,7 +259,7 @@ def test_a_chart_of_kernels_alone_shows_what_they_gain(
 
 
 def test_a_chart_of_one_point_is_left_out(tmp_path: Path, make_outcome: MakeOutcome) -> None:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({})
         writer.append(make_outcome(context_length=16), None)
     assert {
@@ -324,7 +325,7 @@ def test_what_draws_is_loaded_only_for_the_page(words: list[str], tmp_path: Path
 def test_where_no_cell_is_finished_it_says_so(
     ended: Status | None, tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "begun"})
         if ended is not None:
             writer.append(make_outcome(ended), None)
@@ -458,7 +459,7 @@ def test_in_a_browser_it_shows_what_it_holds_packed(
     tmp_path: Path, browser: Any, make_outcome: MakeOutcome
 ) -> None:
     """All rows of all tables, once they are asked for, and what is known of a cell."""
-    with Run(tmp_path / "run").opened_for_writing() as writer:
+    with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "many"})
         for seed in range(230):
             times = (0.125 + seed, 0.5, 1234.5678)

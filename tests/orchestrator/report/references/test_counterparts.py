@@ -13,6 +13,7 @@ from orchestrator.report.references.explanations import explanations
 from orchestrator.report.references.records import Number, published
 from orchestrator.report.references.schema import writeups
 from orchestrator.report.references.tables import against, counterparts
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
@@ -103,7 +104,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         if number.amount is not None and number.metric != "parameters":
             first.setdefault((number.writeup, number.table), number)
     run = Run(tmp_path_factory.mktemp("counterparts") / "run")
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "ours"})
         outcomes = {one.attempt.cell.id: one for one in map(outcome_of, first.values())}
         for outcome in outcomes.values():

@@ -25,6 +25,7 @@ from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.html import to_html
 from orchestrator.report.references.devices import devices
 from orchestrator.report.references.tables import against
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
@@ -48,7 +49,7 @@ MakeRun = Callable[..., Run]
 def run_of(tmp_path: Path) -> MakeRun:
     def make(*outcomes: Outcome) -> Run:
         run = Run(tmp_path / "run")
-        with run.opened_for_writing() as writer:
+        with open_for_writing(run) as writer:
             writer.write_manifest({"name": "mine"})
             for one in outcomes:
                 writer.append(one, None)

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.charts.registry import begin_drawing
 from orchestrator.report.formats.markdown import lay_out
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -51,7 +52,7 @@ TOTAL_MIB = 512 + 128 + 3 + 1 + 256 + 90 + 6 + 4 + 24
 def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Results]:
     def load(*outcomes: Outcome, predictions: Mapping[str, list[Sample]] | None = None) -> Results:
         run = Run(tmp_path / "allocations")
-        with run.opened_for_writing() as writer:
+        with open_for_writing(run) as writer:
             writer.write_manifest({"name": "allocations"})
             writer.append_predictions(predictions or {})
             for outcome in outcomes:

@@ -13,6 +13,7 @@ from orchestrator.analysis.results import Results, choose_cells, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.tables.kernel_tables import KERNEL_TABLES
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import KernelRow, Sample
@@ -64,7 +65,7 @@ COMPILED = (
 def results_of(tmp_path: Path, make_outcome: MakeOutcome) -> Callable[..., Results]:
     def load(*cells: tuple[tuple[KernelRow, ...], Mapping[str, Any]]) -> Results:
         run = Run(tmp_path / "kernels")
-        with run.opened_for_writing() as writer:
+        with open_for_writing(run) as writer:
             writer.write_manifest({"name": "kernels"})
             for rows, params in cells:
                 outcome = make_outcome(**params)
@@ -244,7 +245,7 @@ def test_a_run_that_watched_no_kernels_reads_none(
     results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path
 ) -> None:
     run = Run(tmp_path / "plain")
-    with run.opened_for_writing() as writer:
+    with open_for_writing(run) as writer:
         writer.write_manifest({"name": "plain"})
         writer.append(make_outcome(), None)
 

@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.markdown import lay_out
+from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.outcome import Outcome
@@ -27,7 +28,7 @@ def results_of(tmp_path: Path) -> Callable[..., Results]:
     """Of cells, each with what was measured of it and what was predicted."""
 
     def make(task: str, *cells: tuple[dict[str, Any], Samples, Samples]) -> Results:
-        with Run(tmp_path / "run").opened_for_writing() as writer:
+        with open_for_writing(Run(tmp_path / "run")) as writer:
             writer.write_manifest({"name": "test"})
             for params, measured, predicted in cells:
                 cell = make_cell(task, params)

@@ -25,11 +25,11 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve
-from orchestrator.store import run as store
+from orchestrator.store import run_writer
+from orchestrator.store.open import open_run
 from orchestrator.store.remote import claim, uploads
 from orchestrator.store.remote.address import split_cell
 from orchestrator.store.remote.folder import Place, reaching
-from orchestrator.store.remote.remote_run import open_run
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
@@ -248,7 +248,7 @@ def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(store, "MERGE_BATCH", 2)  # of what is not there nothing is merged
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)  # of what is not there nothing is merged
     bucket.fails = lambda method, key: method == "PUT" and "/samples/" in key
     with pytest.raises(
         RunUnwritable,
@@ -433,7 +433,7 @@ def test_merged_parts_replace_what_they_were_made_of(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_host("reader")
-    monkeypatch.setattr(store, "MERGE_BATCH", 4)
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
     lengths = [8 * count for count in range(1, 11)]
     go(tmp_path, *lengths[:2])
     on_host("first")
@@ -452,7 +452,7 @@ def test_what_two_hosts_merged_counts_once(
     """One merges what the bucket has, and is cut off before that is there; the other merges the same."""
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
     go(tmp_path, 16, 32)
-    monkeypatch.setattr(store, "MERGE_BATCH", 2)
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
     bucket.fails = lambda method, key: method == "PUT" and "/merged-" in key
     with pytest.raises(RunUnwritable):
         go(tmp_path, 16, 32)
