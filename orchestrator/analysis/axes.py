@@ -7,15 +7,10 @@ from typing import Any, Protocol
 
 import pandas as pd
 
+from tasks.spec.parameters import OF_TIMING
+
 Row = Any  # a row of `cells`: its values by the names of their columns, as `layouts.each` or pandas gives it
 GIB, MIB = 1024**3, 1024**2
-OF_TIMING = (
-    "warmup_steps",
-    "measured_steps",
-    "half_width",
-    "most_steps",
-    "most_seconds",
-)  # null with the other `timing`
 NOTHING = "–"
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
 ORDERED: dict[str, list[Any]] = {

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from model.config import SIZES
-from orchestrator.analysis.axes import OF_TIMING
 from orchestrator.analysis.concurrency import SOME
+from tasks.spec.parameters import OF_TIMING
 
 _HARDLY_AHEAD = 0.1  # of a phase
 _AHEAD_MS = 15.0  # enough, however long the phase: full queues of small kernels let the host be no further ahead of a long one

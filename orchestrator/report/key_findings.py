@@ -12,10 +12,11 @@ from statistics import linear_regression, median
 
 import pandas as pd
 
-from orchestrator.analysis.axes import OF_TIMING, ORDERED, ordered_values
+from orchestrator.analysis.axes import ORDERED, ordered_values
 from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
 from orchestrator.analysis.machine_variation import RUN
 from orchestrator.analysis.results import Results
+from tasks.spec.parameters import OF_TIMING
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
 _MOST_SENTENCES = 24  # of an answer on a terminal

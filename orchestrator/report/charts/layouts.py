@@ -23,7 +23,7 @@ from orchestrator.analysis.axes import (
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.panels import Choice, Shown, choose_panels
 from orchestrator.report.tables.allocation_layouts import ROLES
-from orchestrator.report.tables.cell_filters import Selection
+from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.tables.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
 from orchestrator.report.tables.layouts import each
 
@@ -57,7 +57,7 @@ class PlotLayout(Protocol):
 class Lines:
     """A line a combination of the axes, both scales logarithmic: on them a power of `along` is a straight line."""
 
-    cells: Selection
+    cells: CellFilter
     along: str
     unit: str
     measures: tuple[Measure, ...]
@@ -106,7 +106,7 @@ class Lines:
 class SpeedUps:
     """How many times faster each value of an axis is than its first one: a bar a value, a panel what else differs."""
 
-    cells: Selection
+    cells: CellFilter
     axis: str
     column: str = "step_ms_median"
 
@@ -152,7 +152,7 @@ class SpeedUps:
 class Phases:
     """Which share of a step each phase takes: a stacked bar a cell, a panel what else differs."""
 
-    cells: Selection
+    cells: CellFilter
 
     def draw(self, results: Results) -> Chart | None:
         chosen = replace(results, cells=self.cells(results.cells))

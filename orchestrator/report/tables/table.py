@@ -1,4 +1,4 @@
-"""A table of the report: a name, how to read it, which cells it is about and how they are laid out."""
+"""A table of the report: its name, its caption, the cells that it shows, and their layout."""
 
 from __future__ import annotations
 
@@ -6,45 +6,49 @@ from dataclasses import dataclass, replace
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.cell_filters import Selection
+from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.tables.layouts import PHASE, Header, Layout, Rows
 
-NOTES = "doubts"  # the title of a column of sentences, one a line, that stand as numbered notes under a table
+NOTES = "doubts"  # title of a column of sentences, one a line, that become numbered notes
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the report.
+    """A table of the report. It is left out if no cell passes its filter.
 
-    read: how to read it, in one line. cells: which rows of the frame it is about; a table without rows is left out.
+    read: how to read the table, for its caption.
     """
 
     name: str
     title: str
     read: str
     layout: Layout
-    cells: Selection = lambda cells: cells
+    cells: CellFilter = lambda cells: cells
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
+        """Return the header and rows, without those that have no value besides names of cells."""
         chosen = self.cells(results.cells)
         if chosen.empty:
             return [], []
         header, rows = self.layout.lay_out(replace(results, cells=chosen))
         keys = {*results.axes, PHASE}
         header, rows = _without_empty_columns(header, _without_empty_rows(header, rows, keys))
-        says_something = set(header) - {*keys, NOTES}
-        return (header, rows) if says_something else ([], [])
+        has_values = bool(set(header) - {*keys, NOTES})
+        return (header, rows) if has_values else ([], [])
 
 
 def _without_empty_rows(header: Header, rows: Rows, keys: set[str]) -> Rows:
-    """Drops the rows that say nothing but which cell they are of, such as one whose memory alone was measured among times."""
-    places = [i for i, title in enumerate(header) if title not in keys]
-    return [row for row in rows if any(row[i] != NOTHING for i in places)]
+    """Drop the rows whose columns other than `keys` are empty.
+
+    A table of times has such rows for cells whose memory alone was measured.
+    """
+    value_columns = [index for index, title in enumerate(header) if title not in keys]
+    return [row for row in rows if any(row[index] != NOTHING for index in value_columns)]
 
 
 def _without_empty_columns(header: Header, rows: Rows) -> tuple[Header, Rows]:
-    """Drops the columns that this run has nothing for, such as the allocator's peaks on the CPU."""
-    kept = [i for i in range(len(header)) if any(row[i] != NOTHING for row in rows)]
-    if len(kept) == len(header):
+    """Drop the columns that are empty in every row, such as the allocator's peaks on a CPU."""
+    visible = [index for index in range(len(header)) if any(row[index] != NOTHING for row in rows)]
+    if len(visible) == len(header):
         return header, rows
-    return [header[i] for i in kept], [[row[i] for i in kept] for row in rows]
+    return [header[index] for index in visible], [[row[index] for index in visible] for row in rows]

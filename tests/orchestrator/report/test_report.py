@@ -900,12 +900,12 @@ def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(
     )
 
 
-def test_what_is_of_medians_beside_means_is_said(results_of: Callable[..., Results]) -> None:
+def test_caption_says_which_columns_use_medians(results_of: Callable[..., Results]) -> None:
     """A thousand tokens: the mean of 21.5 ms has a slow step in it, the median of 10 has not."""
     (page,) = lay_out(results_of(outcome(step_ms=(10.0, 10.0, 10.0, 56.0))), ["timings"])
     shown = dict(zip(page.header, page.rows[0], strict=True))
     assert (shown["total"].split()[0], shown["tokens/s"]) == ("21.50", "100,000")
-    assert "Backward / forward and tokens/s are of the medians" in page.table.read
+    assert "Backward / forward and tokens/s use medians" in page.table.read
 
 
 def test_growth(results_of: Callable[..., Results]) -> None:

@@ -1,0 +1,183 @@
+"""Tables of step times: by phase, against the GPU's peak, CPU-bound steps, and scaling with the context length."""
+
+from __future__ import annotations
+
+from orchestrator.report.tables.cell_filters import both, having, marked, of_task, varying
+from orchestrator.report.tables.formatters import (
+    gib,
+    interval_in_additions,
+    mean_sd,
+    measured,
+    median_interval,
+    ms,
+    number,
+    of_steps,
+    ratio,
+    relative_sd,
+    step_ms,
+    text,
+)
+from orchestrator.report.tables.layouts import (
+    CellRows,
+    CompareColumns,
+    PhaseRows,
+    ScalingExponents,
+)
+from orchestrator.report.tables.table import Table
+
+TIMINGS = Table(
+    "timings",
+    "End to end",
+    "Milliseconds, mean ± sample standard deviation. The timing waits at the end of each phase, but"
+    " not between the phases of a whole step, so the phases may add up to more than the total."
+    " Backward / forward and tokens/s use medians, which one slow step does not change."
+    " SM MHz: the GPU's clock after the timing. Capped s: how long the power limit slowed it down.",
+    CellRows(
+        (
+            ("forward", of_steps(mean_sd("forward_ms"))),
+            ("backward", of_steps(mean_sd("backward_ms"))),
+            ("optimizer step", of_steps(mean_sd("optimizer_ms"))),
+            ("total", of_steps(mean_sd("step_ms"))),
+            ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
+            ("tokens/s", number("tokens_per_s", ",.0f")),
+            ("SM MHz", number("sm_clock_after", ".0f")),
+            ("capped s", number("power_capped_ns", ".1f", 1e-9)),
+        )
+    ),
+    of_task("train_step"),
+)
+
+PHASES = Table(
+    "phases",
+    "Each phase, with its interval",
+    "Milliseconds. The interval contains the median with 95 % confidence (order statistics);"
+    " std/mean is the relative spread.",
+    PhaseRows(
+        (
+            ("forward", "forward"),
+            ("backward", "backward"),
+            ("optimizer", "optimizer"),
+            ("step_synced", "total, waited for"),
+            ("step", "total"),
+        ),
+        (
+            ("n", lambda phase: number(f"{phase}_ms_n", ".0f")),
+            ("mean ± sd", lambda phase: of_steps(mean_sd(f"{phase}_ms"))),
+            ("median [95 % interval]", lambda phase: of_steps(median_interval(f"{phase}_ms"))),
+            ("min", lambda phase: of_steps(ms(f"{phase}_ms_min"))),
+            ("std/mean", lambda phase: relative_sd(f"{phase}_ms")),
+        ),
+    ),
+    of_task("train_step"),
+)
+
+WARMUP = Table(
+    "warmup",
+    "Warm-up",
+    "The whole step after different numbers of warm-up steps. A step that is not warm has a larger"
+    " spread.",
+    CompareColumns(
+        ("warmup_steps",),
+        (
+            ("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))),
+            ("std/mean", relative_sd("step_synced_ms")),
+        ),
+    ),
+    varying("train_step", "warmup_steps"),
+)
+
+UTILISATION = Table(
+    "utilisation",
+    "Share of the possible speed",
+    "TFLOP/s counts the model's own FLOPs. MFU is their share of the GPU's dense peak in that"
+    " precision, if a source gives this peak. The ceiling is the speed of one large matrix product"
+    " in the same run.",
+    CellRows(
+        (
+            ("step ms", step_ms),
+            ("TFLOP/s", number("achieved_tflops", ".1f")),
+            ("peak TFLOP/s", number("peak_tflops", ".1f")),
+            ("MFU", number("mfu", ".1%")),
+            ("of ceiling", number("of_ceiling", ".1%")),
+            ("tf32 allowed", text("matmul_allow_tf32")),
+            ("autocast dtype", text("autocast_dtype")),
+            ("stored", text("parameter_dtype")),
+        )
+    ),
+    both(of_task("train_step"), having("achieved_tflops")),
+)
+
+CEILING = Table(
+    "ceiling",
+    "The ceiling of matrix products",
+    "One large product of random matrices, repeated. Its fastest precision is what this GPU reaches"
+    " under its power limit.",
+    CellRows(
+        (
+            ("ms", of_steps(median_interval("step_ms"))),
+            ("TFLOP/s", number("achieved_tflops", ".1f")),
+            ("peak TFLOP/s", number("peak_tflops", ".1f")),
+            ("of peak", number("mfu", ".1%")),
+        )
+    ),
+    of_task("matmul"),
+)
+
+MODES = Table(
+    "modes",
+    "Waiting after each phase, or once after the step",
+    "Median of the whole step in milliseconds in both modes. If the CPU is hardly ahead of the GPU"
+    " at the end of a phase, the GPU waited for the CPU to launch its kernels. A step is CPU-bound"
+    " if such phases take more than a tenth of it.",
+    CellRows(
+        (
+            ("synced", of_steps(median_interval("step_synced_ms"))),
+            ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
+            ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
+            ("CPU ahead, at most ms", ms("host_lead_ms")),
+            ("phases that wait", number("waiting_share", ".0%")),
+            ("CPU-bound", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
+            ("step / CPU's", number("host_slack", ".1f")),
+            ("drain ms", ms("drain_ms")),
+        )
+    ),
+    having("step_pipelined_ms_median"),
+)
+
+CPU_BOUND = Table(
+    "host",
+    "CPU-bound steps",
+    "More than a tenth of each of these steps is in phases in which the GPU waits for the CPU that"
+    " launches its kernels, so another CPU gives another time. Other cells: how many ran on the"
+    " same host. Waited for a core: the share of the timing in which other processes had the core."
+    " Operations a ms: how many small torch operations the CPU dispatched before and after the"
+    " timing.",
+    CellRows(
+        (
+            ("step", of_steps(median_interval("step_ms"))),
+            ("in additions", interval_in_additions("step")),
+            ("CPU ahead, at most ms", ms("host_lead_ms")),
+            ("phases that wait", number("waiting_share", ".0%")),
+            ("other cells", number("neighbours")),
+            ("waited for a core", number("waited_for_core", ".1%")),
+            ("operations a ms before", number("host_pace_before", ".0f")),
+            ("after", number("host_pace_after", ".0f")),
+        )
+    ),
+    marked("waits_for_host"),
+)
+
+SCALING = Table(
+    "scaling",
+    "Scaling with context length",
+    "Each exponent is computed from a row and the row above it: 1 is linear in the context length,"
+    " 2 is quadratic.",
+    ScalingExponents(
+        "context_length",
+        (
+            ("step ms", "step_ms_median", step_ms),
+            ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
+        ),
+    ),
+    varying("train_step", "context_length"),
+)
