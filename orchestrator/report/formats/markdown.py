@@ -233,8 +233,8 @@ def describe_comparison(report: ComparisonReport) -> Iterator[str]:
         yield f"{name}: {before} → {after}"
     if report.noise.freedom:
         least, middle, most = np.quantile([one.noise.sd for one in report.comparisons], [0, 0.5, 1])
-        evenly_spaced = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
-        yield f"from process to process: {evenly_spaced}, with {report.noise.freedom} degrees of freedom"
+        spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
+        yield f"from process to process: {spread}, with {report.noise.freedom} degrees of freedom"
     else:
         yield f"nothing was repeated: the noise is assumed to be {ASSUMED_NOISE:.0%}. `sweep run --repeat 3` measures it"
     if any(one.before.is_of_kernels for one in report.comparisons):

@@ -27,7 +27,7 @@ def kernel(
 ) -> KernelRow:
     ordered = sorted(1000 * us for us in durations_us)
     count, total = len(ordered), sum(ordered)
-    evenly_spaced = (
+    spread = (
         (sum((ns - total / count) ** 2 for ns in ordered) / (count - 1)) ** 0.5
         if count > 1
         else None
@@ -35,7 +35,7 @@ def kernel(
     middle = (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
     return KernelRow(
         phase, module, kind, "scope", "aten::x", name, STEPS, count, int(total), total / count, middle, int(ordered[0]),
-        int(ordered[-1]), evenly_spaced,
+        int(ordered[-1]), spread,
     )  # fmt: skip
 
 
