@@ -45,7 +45,7 @@ from orchestrator.analysis.timing_columns import (
     with_whole_step,
 )
 from orchestrator.common.files import give_back_memory
-from orchestrator.store.run_collection import MARK
+from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 
 # What the stages of an attempt are counted as; all others are of instruments.
@@ -177,7 +177,7 @@ def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
 
 def _neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
     # Of runs that are read together each has hosts of its own: two machines may have one name.
-    runs = [str(cell).rpartition(MARK)[0] for cell in attempts["cell"]]
+    runs = [str(cell).rpartition(RUN_SEPARATOR)[0] for cell in attempts["cell"]]
     hosts = [
         host and f"{run}:{host}"
         for run, host in zip(runs, hosts_of(attempts["facts"]), strict=True)

@@ -25,7 +25,7 @@ from orchestrator.report.export.redaction import called
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import HOST_MARK, SLOWER_HOST_MARK
 from orchestrator.report.tables.layouts import Header, Rows
-from orchestrator.store.run_collection import MARK
+from orchestrator.store.layout import RUN_SEPARATOR
 
 RUN = "run"  # the axis that several runs read together have
 LIKELY = 0.95
@@ -221,4 +221,4 @@ def of_several_runs(cells: pd.DataFrame) -> pd.DataFrame:
 
 def _own(cells: pd.DataFrame) -> pd.Series[str]:
     """The ids without the names of the runs before them."""
-    return cells["cell"].str.rsplit(MARK, n=1).str[-1]  # also where there is none
+    return cells["cell"].str.rsplit(RUN_SEPARATOR, n=1).str[-1]  # also where there is none

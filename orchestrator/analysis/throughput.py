@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.hardware.gpu_catalog import peak_tflops
-from orchestrator.store.run_collection import MARK
+from orchestrator.store.layout import RUN_SEPARATOR
 
 
 def with_rates(wide: pd.DataFrame) -> pd.DataFrame:
@@ -34,7 +34,7 @@ def with_utilisation(wide: pd.DataFrame) -> pd.DataFrame:
     wide["peak_tflops"] = pd.array(peaks, dtype="Float64")
     wide["mfu"] = wide["achieved_tflops"] / wide["peak_tflops"]
     family = wide["precision"].replace({"bf16_pure": "bf16"})
-    runs = wide["cell"].str.rpartition(MARK)[0]  # of cells that are read together
+    runs = wide["cell"].str.rpartition(RUN_SEPARATOR)[0]  # of cells that are read together
     place = pd.Series(
         list(zip(runs, gpus.fillna(""), wide["device"], family, strict=True)), index=wide.index
     )

@@ -23,8 +23,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +44,6 @@ from orchestrator.store.tables import (
     empty_table,
     with_categories,
 )
-from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,20 +180,6 @@ class Run:
         for cell, number in (*self._attempt_folders(), *self._measured_attempts()):
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
-
-    def unrecorded(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
-        """Attempts that left a folder but no row: their driver died before it could write one."""
-        known = set(recorded)
-        for cell, number in self._attempt_folders():
-            file = self.attempt_folder(cell, number) / ATTEMPT_FILE
-            if (cell, number) in known or not file.exists():
-                continue
-            with suppress(ValueError, KeyError, TypeError):  # torn, or of a task that is no more
-                attempt = Attempt.from_json(file.read_text())
-                if (
-                    attempt.cell.id == cell
-                ):  # else its task has changed since: those numbers are of another cell
-                    yield replace(attempt, folder=str(file.parent))  # the run may have been moved
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
         parts = read_parts(self.folder / table, SCHEMAS[table], columns)

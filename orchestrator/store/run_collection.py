@@ -12,13 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.store.layout import RUN_SEPARATOR
 from orchestrator.store.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _IN_A_TITLE = 3  # names of runs
-MARK = ":"  # between the name of a run and the id of its cell
 
 
 class Together(Run):
@@ -86,11 +86,11 @@ class Together(Run):
         }
 
     def attempt_folder(self, cell: str, number: int) -> Path:
-        name, _, own = cell.rpartition(MARK)
+        name, _, own = cell.rpartition(RUN_SEPARATOR)
         return self._runs[name].attempt_folder(own, number)
 
     def bring_artifacts(self, cell: str = "") -> None:
-        name, _, own = cell.rpartition(MARK)
+        name, _, own = cell.rpartition(RUN_SEPARATOR)
         for run in [self._runs[name]] if name else self._runs.values():
             run.bring_artifacts(own)
 
@@ -105,9 +105,9 @@ def _named(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     if "cell" in frame:
         cell = frame["cell"]
         named = (
-            cell.cat.rename_categories(lambda one: f"{name}{MARK}{one}")
+            cell.cat.rename_categories(lambda one: f"{name}{RUN_SEPARATOR}{one}")
             if hasattr(cell, "cat")
-            else name + MARK + cell
+            else name + RUN_SEPARATOR + cell
         )
         frame = frame.assign(cell=named)
     if "params" in frame:

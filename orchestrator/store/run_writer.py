@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from orchestrator.store.tables import (
     SCHEMA_VERSION,
     SCHEMAS,
 )
+from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
 
@@ -116,6 +117,20 @@ class RunWriter(Run):
         """Raises RunError for a part that is torn or of another program: before hours are measured beside it, not after."""
         for table, schema in SCHEMAS.items():
             require_parts(self.folder / table, schema)
+
+    def unrecorded(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
+        """Yield the attempts that left a folder but no row, because their driver was killed."""
+        known = set(recorded)
+        for cell, number in self._attempt_folders():
+            file = self.attempt_folder(cell, number) / ATTEMPT_FILE
+            if (cell, number) in known or not file.exists():
+                continue
+            with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
+                attempt = Attempt.from_json(file.read_text())
+                # Another id means that the task has changed, so that the numbers belong to
+                # another cell. The folder is set anew, because the run may have been moved.
+                if attempt.cell.id == cell:
+                    yield replace(attempt, folder=str(file.parent))
 
     def merge_parts(self) -> None:
         """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""

@@ -39,11 +39,11 @@ def show(run_folder: Where, cell: str) -> None:
     Example: sweep show results/demo 3f2a
     """
     from orchestrator.cli.text.cell import describe_cell
+    from orchestrator.store.layout import RUN_SEPARATOR
     from orchestrator.store.open import open_run
     from orchestrator.store.publication import is_publication
-    from orchestrator.store.run_collection import MARK
 
-    name, of_several, own = cell.partition(MARK)
+    name, of_several, own = cell.partition(RUN_SEPARATOR)
     if of_several and is_publication(run_folder):
         run_folder, cell = Path(run_folder) / name, own
     for line in describe_cell(open_run(run_folder), cell):
