@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
+from tasks.spec.axes import WORK, axis
 from tasks.spec.parameters import Params, PositiveInt
 from tasks.spec.registry import Task
 
@@ -19,17 +20,21 @@ Number = Literal["fp64", "fp32", "fp16", "bf16"]
 
 
 class AccumulationParams(Params):
-    accumulator: Number = Field("fp32", description="dtype of the sum")
-    addend: Number = Field("fp32", description="dtype of what is added, each time")
-    upcast: bool = Field(
-        False,
-        description="the addend is cast to the accumulator's dtype by hand before it is added",
+    """Parameters of a repeated addition."""
+
+    accumulator: Number = axis("fp32", "dtype of the sum: fp64, fp32, fp16 or bf16", affects=WORK)
+    addend: Number = axis("fp32", "dtype of each addend: fp64, fp32, fp16 or bf16", affects=WORK)
+    upcast: bool = axis(
+        False, "true: cast the addend to the sum's dtype before it is added", affects=WORK
     )
-    value: float = 0.01
-    count: PositiveInt = 1000
-    at_once: bool = Field(
+    value: float = axis(0.01, "the number that is added", affects=WORK)
+    count: PositiveInt = axis(
+        1000, "number of additions; the exact sum is `value` times this", affects=WORK
+    )
+    at_once: bool = axis(
         False,
-        description="by torch's sum over one tensor, whose kernel has an accumulator of its own",
+        "true: torch's sum over one tensor, whose kernel has a separate accumulator",
+        affects=WORK,
     )
 
     @model_validator(mode="after")

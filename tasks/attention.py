@@ -5,13 +5,20 @@ This module is read when planning, on machines that need no torch: what needs it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from model.accounting import attention_flops, attention_matmul_flops, softmax_flops
-from tasks.spec.parameters import AttentionAxisParams, PositiveInt
+from tasks.spec.axes import WORK, Affects, axis
+from tasks.spec.parameters import (
+    MEASURED_STEPS,
+    AttentionAxisParams,
+    PositiveInt,
+    batch_size_axis,
+    context_length_axis,
+    pass_axis,
+)
 from tasks.spec.registry import Task
 
 if TYPE_CHECKING:
@@ -35,28 +42,33 @@ _AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
 
 
 class AttentionParams(AttentionAxisParams):
-    more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "context_length": (),
-        "batch_size": (),
-        "d_head": (),
-        "pass": tuple(PHASES),
-    }
+    """Parameters of attention alone."""
 
-    d_head: PositiveInt = Field(
-        64, description="width of query, key and value; the course calls it d_model here"
+    d_head: PositiveInt = axis(
+        64,
+        "width of query, key and value; the course calls it d_model in this experiment",
+        unit="elements",
+        affects=WORK & ~Affects.LAUNCHES,
+        memory_order=(),
     )
-    context_length: PositiveInt = 1024
-    batch_size: PositiveInt = 8
-    causal: bool = False
+    context_length: PositiveInt = context_length_axis(1024)
+    batch_size: PositiveInt = batch_size_axis(8)
+    causal: bool = axis(
+        False, "true: a token attends only to itself and earlier tokens", affects=WORK
+    )
     compile: Literal["eager", "model"] = "eager"
-    pass_: Pass = Field("forward_backward", alias="pass")
-    projections: bool = Field(
-        False, description="with linear maps for query, key, value and output around it"
+    pass_: Pass = pass_axis("forward_backward", get_args(Pass))
+    projections: bool = axis(
+        False, "true: with linear maps for query, key, value and output", affects=WORK
     )
-    cold_l2: bool = Field(
-        False, description="empty the GPU's L2 cache before each phase, outside of what is timed"
+    cold_l2: bool = axis(
+        False,
+        "true: empty the GPU's L2 cache before each phase; that is not timed",
+        affects=WORK & ~Affects.GRAPH,
     )
-    measured_steps: PositiveInt | None = 100
+    measured_steps: PositiveInt | None = axis(
+        100, MEASURED_STEPS, unit="steps", affects=Affects.NONE, part_of="timing"
+    )
 
     @model_validator(mode="after")
     def _cold_where_there_is_a_cache(self) -> Self:

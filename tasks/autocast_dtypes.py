@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field
-
+from tasks.spec.axes import WORK, axis
 from tasks.spec.parameters import Params
 from tasks.spec.registry import Task
 
@@ -20,9 +19,13 @@ if TYPE_CHECKING:
 
 
 class AutocastDtypesParams(Params):
-    autocast: Literal["fp16", "bf16"] = "fp16"
-    norm: Literal["layer_norm", "rms_norm"] = Field(
-        "layer_norm", description="torch's own, between the linear maps"
+    """Parameters of the small model under autocast."""
+
+    autocast: Literal["fp16", "bf16"] = axis(
+        "fp16", "dtype of autocast: fp16 or bf16", affects=WORK
+    )
+    norm: Literal["layer_norm", "rms_norm"] = axis(
+        "layer_norm", "torch's norm in the small model: layer_norm or rms_norm", affects=WORK
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pydantic import Field
-
+from tasks.spec.axes import WORK, axis
 from tasks.spec.parameters import PositiveInt, TimedParams
 from tasks.spec.registry import Task
 
@@ -14,7 +13,11 @@ if TYPE_CHECKING:
 
 
 class MatmulParams(TimedParams):
-    matrix_size: PositiveInt = Field(8192, description="rows and columns of both factors")
+    """Parameters of a matrix product."""
+
+    matrix_size: PositiveInt = axis(
+        8192, "rows and columns of both factors", unit="elements", affects=WORK
+    )
 
 
 def build(params: MatmulParams) -> Workload:

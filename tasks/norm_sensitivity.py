@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from tasks.spec.axes import WORK, axis
 from tasks.spec.parameters import Params, PositiveInt
 from tasks.spec.registry import Task
 from tasks.spec.tables import Sample
@@ -24,14 +25,20 @@ _ROWS = 64
 
 
 class NormSensitivityParams(Params):
-    norm: Literal["layer_norm", "rms_norm"] = "layer_norm"
-    dtype: Literal["fp32", "fp16", "bf16"] = "fp16"
-    width: PositiveInt = Field(1024, description="elements of a row")
-    scale: Annotated[float, Field(gt=0)] = Field(
-        1.0, description="standard deviation of the elements"
+    """Parameters of a normalisation."""
+
+    norm: Literal["layer_norm", "rms_norm"] = axis(
+        "layer_norm", "norm whose error is measured: layer_norm or rms_norm", affects=WORK
     )
-    mean: float = Field(0.0, description="of the elements, in standard deviations")
-    eps: Annotated[float, Field(ge=0)] = 1e-5
+    dtype: Literal["fp32", "fp16", "bf16"] = axis(
+        "fp16", "dtype of the rows: fp32, fp16 or bf16", affects=WORK
+    )
+    width: PositiveInt = axis(1024, "elements of a row", unit="elements", affects=WORK)
+    scale: Annotated[float, Field(gt=0)] = axis(
+        1.0, "standard deviation of the elements", affects=WORK
+    )
+    mean: float = axis(0.0, "mean of the elements, in standard deviations", affects=WORK)
+    eps: Annotated[float, Field(ge=0)] = axis(1e-5, "number added under the root", affects=WORK)
 
 
 def build(params: NormSensitivityParams) -> StaticResult:

@@ -7,34 +7,13 @@ from typing import Any, Protocol
 
 import pandas as pd
 
-from tasks.spec.parameters import OF_TIMING
+from tasks.spec.parameters import TIMING_AXES
+from tasks.spec.registry import value_order
 
 Row = Any  # a row of `cells`: its values by the names of their columns, as `layouts.each` or pandas gives it
 GIB, MIB = 1024**3, 1024**2
 NOTHING = "–"
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
-ORDERED: dict[str, list[Any]] = {
-    "size": ["tiny", "mini", "small", "medium", "large", "xl", "2.7B", "10B"],
-    "precision": ["fp32", "tf32", "bf16", "fp16", "bf16_pure"],
-    "compile": ["eager", "blocks", "model"],
-    "compile_mode": ["default", "reduce-overhead", "max-autotune"],
-    "attention": [
-        "naive",
-        "torch_softmax",
-        "weights_only",
-        "recompute",
-        "math",
-        "efficient",
-        "flash",
-        "cudnn",
-        "flex",
-        "sdpa",
-    ],
-    "accumulator": ["fp64", "fp32", "fp16", "bf16"],
-    "addend": ["fp64", "fp32", "fp16", "bf16"],
-    "pass": ["forward", "forward_grad", "forward_backward", "train_step"],
-    "optimizer": ["course", "foreach", "fused"],
-}
 
 
 class CellTable(Protocol):
@@ -70,7 +49,7 @@ def varying_axes(results: CellTable) -> list[str]:
     return [
         axis
         for axis in results.axes
-        if _varies_within_a_task(cells[axis], axis in OF_TIMING, tasks)
+        if _varies_within_a_task(cells[axis], axis in TIMING_AXES, tasks)
     ]
 
 
@@ -87,7 +66,7 @@ def _varies_within_a_task(
 
 
 def ordered_values(axis: str, values: Any) -> list[Any]:
-    known_order = ORDERED.get(axis, [])
+    known_order = value_order(axis)
     present = [value for value in pd.unique(values) if not pd.isna(value)]
     rank = {value: place for place, value in enumerate(known_order)}
     return sorted(present, key=lambda value: (rank.get(value, len(rank)), str(type(value)), value))

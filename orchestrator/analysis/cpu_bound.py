@@ -11,7 +11,8 @@ import pandas as pd
 
 from model.config import SIZES
 from orchestrator.analysis.concurrency import SOME
-from tasks.spec.parameters import OF_TIMING
+from tasks.spec.axes import Affects
+from tasks.spec.registry import all_axes
 
 _HARDLY_AHEAD = 0.1  # of a phase
 _AHEAD_MS = 15.0  # enough, however long the phase: full queues of small kernels let the host be no further ahead of a long one
@@ -19,13 +20,6 @@ _WAITING = 0.1  # of a step
 _THROUGHOUT = 0.9  # of a step, which then takes what its host takes
 _LEAD = "_lead_ms"
 _SLACK = 3.0  # hosts of one kind of GPU were seen to differ by 2.7, in one step by 3.09
-# The axes that leave a step's launches as they are, or nearly: what the device does in each, and how it is measured.
-_SAME_LAUNCHES = frozenset(
-    (
-        "context_length", "batch_size", "vocab_size", "d_head", "precision", "seed", "memory_limit_gib", "compile_cache",
-        "timing", *OF_TIMING,
-    )
-)  # fmt: skip
 _OF_LAYERS = frozenset(("size", "year", "d_model", "d_ff", "num_layers", "num_heads"))
 _GRAPHS = (
     "reduce-overhead",
@@ -90,6 +84,11 @@ def _took(wide: pd.DataFrame, phase: str) -> pd.Series[float]:
     return took
 
 
+def _changes_launches(axis: str) -> bool:
+    declared = all_axes().get(axis)
+    return declared is None or bool(declared.affects & Affects.LAUNCHES)
+
+
 def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     """`host_step_ms`: what the host takes for a step, as those of the run tell that wait for it and have the same launches: no
     less than the shortest of the same model, and than the shortest a layer of any model. Those tell it that wait throughout, or
@@ -106,7 +105,7 @@ def _with_slack(wide: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     if not waits.any():
         return wide
     layers = _layers(timed)
-    told_by = [name for name in ("task", *axes) if name not in _SAME_LAUNCHES]
+    told_by = ["task", *(name for name in axes if _changes_launches(name))]
 
     def shortest(of: pd.Series[float], names: Iterable[str]) -> pd.Series[float]:
         return of.groupby([timed[name].astype(str) for name in names], dropna=False).transform(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.hardware.gpu_catalog import peak_tflops
 from tasks.spec.attempt import Settings
+from tasks.spec.axes import Affects, axes_with
 from tasks.spec.cell import Cell
 from tasks.spec.compile_groups import shared_graph
 from tasks.spec.order_statistics import FEWEST
@@ -267,23 +268,11 @@ def makespan_s(
     return max(places)
 
 
-_ALIKE = (
-    "device",
-    "gpu_kind",
-    "gpus",
-    "precision",
-    "attention",
-    "compile",
-    "compile_mode",
-    "compile_cache",
-    "model",
-)
-
-
 @cache
 def _kind(cell: Cell) -> tuple[object, ...]:
     values = cell.params.values()
-    return cell.task, *(values.get(name) for name in _ALIKE)
+    names = sorted(axes_with(type(cell.params), Affects.SPEED))
+    return cell.task, *(values[name] for name in names)
 
 
 @cache

@@ -1,6 +1,6 @@
 """An out-of-memory that need not be measured: what asks for no less than a cell that ran out, runs out as well.
 
-Only along the axes that a task declares as never taking less memory when they grow (`Params.more_memory_with`), and only
+Only along the axes that a task declares as never taking less memory when they grow (`memory_order`), and only
 where all else is equal: the same cell compiled, or with another attention, may fit.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from tasks.spec.axes import memory_orders
 from tasks.spec.cell import Cell
 
 Rank = tuple[float, ...]
@@ -37,7 +38,7 @@ class OomInference:
 
 def _place(cell: Cell) -> tuple[str, Rank]:
     """What must be equal to compare two cells, and how far along each growing axis this one is."""
-    values, grows = cell.params.values(), type(cell.params).more_memory_with
+    values, grows = cell.params.values(), memory_orders(type(cell.params))
     ranked = {axis: order for axis, order in grows.items() if values[axis] is not None}
     rest = {name: value for name, value in values.items() if name not in ranked}
     rank = tuple(

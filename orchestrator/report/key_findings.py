@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import linear_regression, median
+from typing import get_args
 
 import pandas as pd
 
-from orchestrator.analysis.axes import ORDERED, ordered_values
+from orchestrator.analysis.axes import ordered_values
 from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
 from orchestrator.analysis.machine_variation import RUN
 from orchestrator.analysis.results import Results
-from tasks.spec.parameters import OF_TIMING
+from tasks.spec.parameters import TIMING_AXES, Precision
 
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
 _MOST_SENTENCES = 24  # of an answer on a terminal
-_PRECISIONS = re.compile(rf"\b(?:{'|'.join(ORDERED['precision'])})\b")
+_PRECISIONS = re.compile(rf"\b(?:{'|'.join(get_args(Precision))})\b")
 _FEW = 2  # lengths, below which no exponent is fitted
 _TIME = "step_ms_median"
 _PEAK = "peak_allocated_bytes"
@@ -196,7 +197,7 @@ def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]
     others = [
         axis
         for axis in _axes(decided, results)
-        if axis not in ("context_length", "timing", *OF_TIMING)
+        if axis not in ("context_length", "timing", *TIMING_AXES)
     ]
     keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
     of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided

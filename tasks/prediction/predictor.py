@@ -21,7 +21,6 @@ from tasks.prediction.emulation import GpuFunctions, gpu_emulated
 from tasks.prediction.records import (
     CLOSED_FORM,
     MARGIN,
-    WITHOUT_EFFECT,
     Prediction,
     PredictionRequest,
     Verdict,
@@ -32,6 +31,7 @@ from tasks.prediction.records import (
 from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
+from tasks.spec.axes import Affects, axes_without
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
 from tasks.train_step import build_on
@@ -112,11 +112,9 @@ class Predictor:
 
 def _as_eager(params: Predictable) -> Predictable:
     """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
-    alike: dict[str, Any] = {
-        name: default
-        for name, default in default_values(type(params)).items()
-        if name in WITHOUT_EFFECT
-    }
+    ignored = axes_without(type(params), Affects.MEMORY)
+    defaults = default_values(type(params))
+    alike: dict[str, Any] = {name: defaults[name] for name in ignored}
     how = "efficient" if params.attention == "flex" else params.attention
     return params.model_copy(update={**alike, "attention": how})
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from tasks.spec.axes import Affects, axes_without
 from tasks.spec.cell import Cell
-from tasks.spec.parameters import OF_TIMING
 from tasks.spec.registry import make_cell
 from tasks.spec.tables import Sample
 
@@ -25,11 +25,6 @@ MOST_OVERGUESS = (
 
 # Of what is compiled, and predicted as eager, none is `oom`: `perhaps` it fits, or that is `unlikely`.
 Verdict = Literal["fits", "borderline", "perhaps", "unlikely", "oom"]
-
-# What is compiled is predicted as eager; a cap changes no size, but whether it fits.
-WITHOUT_EFFECT = (
-    "gpu_kind", "seed", "timing", *OF_TIMING, "memory_limit_gib", "compile", "compile_mode", "compile_cache",
-)  # fmt: skip
 
 
 def plainly_fits(reserved: float, requested: float, cap_bytes: int) -> bool | None:
@@ -180,9 +175,8 @@ def unsupported_reason(cell: Cell) -> str:
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """What of a cell decides how much memory it takes: cells that agree in it share a prediction."""
-    values = {
-        name: value for name, value in cell.params.values().items() if name not in WITHOUT_EFFECT
-    }
+    ignored = axes_without(type(cell.params), Affects.MEMORY)
+    values = {name: value for name, value in cell.params.values().items() if name not in ignored}
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     return {"task": cell.task, "version": cell.version, **values}

@@ -11,14 +11,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from tasks.spec.axes import Affects, axes_without
 from tasks.spec.cell import Cell
-from tasks.spec.parameters import OF_TIMING
 
-# What is read when a cell is measured and never traced. An axis that is not named here counts as part of the graph: cells
-# that share one then pass for different ones, which costs time and nothing else.
-_NEVER_TRACED = frozenset(
-    {"timing", *OF_TIMING, "seed", "memory_limit_gib", "optimizer", "cold_l2", "compile_cache"}
-)
 _NAMES_OF_DIMENSIONS = frozenset({"size", "year", "d_model", "d_ff", "num_layers", "num_heads"})
 _AROUND_THE_BLOCKS = frozenset({"num_layers", "vocab_size"})
 # The optimizer is not compiled, and a forward pass with gradients is compiled together with its backward pass.
@@ -39,7 +34,8 @@ def shared_graph(cell: Cell) -> str | None:
 
 def _spelled_out(cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that are traced, a size by its dimensions."""
-    traced = {name: value for name, value in values.items() if name not in _NEVER_TRACED}
+    untraced = axes_without(type(cell.params), Affects.GRAPH)
+    traced = {name: value for name, value in values.items() if name not in untraced}
     traced["pass"] = _GRADIENTS.get(values.get("pass", ""), values.get("pass"))
     dimensions = getattr(cell.params, "dimensions", None)
     if dimensions is None:

@@ -1,13 +1,13 @@
-"""The parameters that every task shares. A task's own parameters are the fields it adds: each field is an axis."""
+"""The axes that tasks share. A task's own axes are the fields that its parameters add."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, cached_property
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 
+from tasks.spec.axes import WORK, Affects, axes_of, axis
 from tasks.spec.order_statistics import FEWEST
 from tasks.spec.stopping import StopRule
 
@@ -16,27 +16,29 @@ AttentionName = Literal[
     "torch_softmax",
     "weights_only",
     "recompute",
-    "sdpa",
     "math",
     "efficient",
     "flash",
     "cudnn",
     "flex",
+    "sdpa",
 ]
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 Device = Literal["cuda", "cpu", "mps"]
-LARGEST_INT = (
-    2**63 - 1
-)  # in magnitude: columns of tables, and torch's own sizes and seeds, have 64 bits with the sign
-# GiB. Of less, torch's allocator on a GPU could not have one of its smallest blocks, 2 MiB. More, a pebibyte, no host has; from
-# 2³³ GiB on no operating system takes the limit, which is in bytes and has 63 bits.
+# In magnitude: columns of tables, and torch's sizes and seeds, are signed 64-bit integers.
+LARGEST_INT = 2**63 - 1
+# Torch's allocator needs one of its smallest blocks on a GPU, 2 MiB. A pebibyte is more than any host
+# has; from 2³³ GiB on the limit in bytes does not fit into 63 bits.
 FEWEST_GIB, MOST_GIB = 2 / 1024, 1e6
 PositiveInt = Annotated[int, Field(ge=1)]
 
 
 class Axes(BaseModel):
-    """What holds of the values of any axis. Frozen, strict, and unknown names are errors; numbers are finite, and integers are
-    those that a table's column can hold."""
+    """Rules for the values of all axes.
+
+    Values are frozen and strict, unknown names are errors, numbers are finite, and integers fit into
+    a column of a table.
+    """
 
     model_config = ConfigDict(
         frozen=True,
@@ -56,46 +58,51 @@ class Axes(BaseModel):
 
 
 class Params(Axes):
-    """One point of a task's space."""
+    """The values of a task's axes: what a cell measures."""
 
-    # Axes along which a cell never takes less memory: numbers (), or words in their order. All that is inferred rests on it.
-    more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-
-    device: Device = Field("cuda", description="where the cell is measured")
-    gpu_kind: Annotated[str, Field(min_length=1)] | None = Field(
+    device: Device = axis("cuda", "device that the cell is measured on: cuda, cpu or mps")
+    gpu_kind: Annotated[str, Field(min_length=1)] | None = axis(
         None,
-        description="the kind of GPU that the cell is measured on, such as H100, where there are several; null: any",
+        "kind of GPU that the cell is measured on, such as H100, if there are several; null: any",
+        affects=Affects.ALL & ~Affects.MEMORY,
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="of the weights and of the inputs")
-    memory_limit_gib: Annotated[float, Field(ge=FEWEST_GIB, le=MOST_GIB)] | None = Field(
+    seed: Annotated[int, Field(ge=0)] = axis(
+        0, "seed of the weights and of the inputs", affects=Affects.NONE
+    )
+    memory_limit_gib: Annotated[float, Field(ge=FEWEST_GIB, le=MOST_GIB)] | None = axis(
         None,
-        description="cap of the process's allocator, in GiB, so that a large GPU stands in for a smaller one; "
-        "on the CPU, of what the process may allocate after start-up",
+        "cap of the process's allocator, so that a large GPU stands in for a smaller one; on the "
+        "CPU, of what the process allocates after start-up; null: none",
+        unit="GiB",
+        affects=Affects.NONE,
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _only_a_gpu_has_a_kind(cls, values: Any) -> Any:
-        """So that a grid of kinds gives one cell on the CPU and not one a kind. What is no text stays, to be refused."""
-        return _on_a_gpu_alone(values, "gpu_kind", str)
+    def _drop_gpu_kind(cls, values: Any) -> Any:
+        """Drop the kind of GPU on other devices: a grid of kinds then gives one cell on the CPU.
+
+        A value that is not text remains and is refused later.
+        """
+        return _without_unless_on_gpu(values, "gpu_kind", str)
 
     @property
     def compiled(self) -> bool:
-        """Whether the cell needs torch's compiler."""
+        """True if the cell needs torch's compiler."""
         return False
 
     @property
     def caps_host(self) -> bool:
-        """Whether its cap is on memory of the host: what the process may allocate."""
+        """True if the cell's cap is on the host's memory: what the process may allocate."""
         return self.memory_limit_gib is not None and self.device == "cpu"
 
     @property
     def gpu_count(self) -> int:
-        """How many GPUs the cell has to itself."""
+        """Number of GPUs that the cell has to itself."""
         return int(getattr(self, "gpus", 1)) if self.device == "cuda" else 0
 
     def values(self) -> dict[str, Any]:
-        """Every parameter under its name in the config, as JSON can hold it."""
+        """Return every parameter under its name in the config, as JSON can hold it."""
         return dict(self._values)
 
     @cached_property
@@ -103,95 +110,118 @@ class Params(Axes):
         return self.model_dump(mode="json", by_alias=True)
 
     def non_default(self) -> dict[str, Any]:
-        """What differs from the defaults: what a cell's identity is made of."""
+        """Return the parameters that differ from their defaults: the cell's id is made of them."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 class MultiGpuParams(Params):
-    """Of tasks that use all the GPUs that they are given. Others have no such axis: a row that says two would be of one."""
+    """Parameters of tasks that use all GPUs they are given. Other tasks have no axis `gpus`."""
 
-    gpus: PositiveInt = Field(
-        1,
-        description="how many GPUs of one host the cell has to itself, all in CUDA_VISIBLE_DEVICES",
+    gpus: PositiveInt = axis(
+        1, "number of GPUs of one host that the cell has to itself, all in CUDA_VISIBLE_DEVICES"
     )
 
     @model_validator(mode="before")
     @classmethod
-    def _only_gpus_are_counted(cls, values: Any) -> Any:
-        """So that a grid of numbers gives one cell on the CPU. What is no number stays, to be refused."""
-        return _on_a_gpu_alone(values, "gpus", int)
+    def _drop_gpus(cls, values: Any) -> Any:
+        """Drop the number of GPUs on other devices: a grid of it then gives one cell on the CPU.
+
+        A value that is not a number remains and is refused later.
+        """
+        return _without_unless_on_gpu(values, "gpus", int)
 
 
-def _on_a_gpu_alone(values: Any, axis: str, of: type) -> Any:
-    """Without the axis where the cell is on no GPU. What is not of its type stays."""
-    if (
-        isinstance(values, dict)
-        and values.get("device", "cuda") != "cuda"
-        and isinstance(values.get(axis), of)
-    ):
-        return {name: value for name, value in values.items() if name != axis}
-    return values
+def _without_unless_on_gpu(values: Any, name: str, kind: type) -> Any:
+    if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
+        return values
+    if not isinstance(values.get(name), kind):
+        return values
+    return {other: value for other, value in values.items() if other != name}
 
 
 Timing = Literal["fixed", "adaptive"]
 _OF_FIXED = ("warmup_steps", "measured_steps")
 _OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 5.0}
-OF_TIMING = (*_OF_FIXED, *_OF_ADAPTIVE)  # the axes that are null with the other `timing`
+MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; null if adaptive"
 
 
 class TimedParams(Params):
-    """Of tasks that repeat a step in some precision."""
+    """Parameters of tasks that repeat a step in some precision."""
 
-    precision: Precision = Field(
-        "fp32", description="bf16 and fp16 by autocast; bf16_pure: everything stored in it"
+    precision: Precision = axis(
+        "fp32",
+        "fp32, tf32, bf16 and fp16 (by autocast, fp16 with a gradient scaler), or bf16_pure "
+        "(everything stored in it)",
+        affects=Affects.ALL & ~Affects.LAUNCHES,
     )
-    timing: Timing = Field(
-        "fixed", description="adaptive: as many steps as it takes until the median is known"
+    timing: Timing = axis(
+        "fixed",
+        "fixed: a fixed number of steps; adaptive: as many steps as it takes until the median is "
+        "known well enough",
+        affects=Affects.NONE,
     )
-    warmup_steps: Annotated[int, Field(ge=0)] | None = Field(
-        5, description="null with adaptive timing"
+    warmup_steps: Annotated[int, Field(ge=0)] | None = axis(
+        5,
+        "steps before the measured ones; null with adaptive timing",
+        unit="steps",
+        affects=Affects.NONE,
+        part_of="timing",
     )
-    measured_steps: PositiveInt | None = Field(10, description="null with adaptive timing")
-    half_width: Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    measured_steps: PositiveInt | None = axis(
+        10, MEASURED_STEPS, unit="steps", affects=Affects.NONE, part_of="timing"
+    )
+    half_width: Annotated[float, Field(gt=0, lt=1)] | None = axis(
         None,
-        description="of adaptive timing: it stops where the 95 % interval of the median is this fraction of it to each side",
+        "adaptive timing: stop at this half-width of the median's 95 % interval, a fraction of "
+        "the median",
+        affects=Affects.NONE,
+        part_of="timing",
     )
-    most_steps: Annotated[int, Field(ge=FEWEST)] | None = Field(
-        None, description="of adaptive timing: it takes no more"
-    )
-    most_seconds: Annotated[float, Field(gt=0)] | None = Field(
+    most_steps: Annotated[int, Field(ge=FEWEST)] | None = axis(
         None,
-        description="of adaptive timing: it stops when the steps took so long, after six of them, or when that would not do",
+        "adaptive timing: largest number of steps",
+        unit="steps",
+        affects=Affects.NONE,
+        part_of="timing",
+    )
+    most_seconds: Annotated[float, Field(gt=0)] | None = axis(
+        None,
+        "adaptive timing: stop when the steps have taken this long together and there are six, or "
+        "when the interval would remain too wide",
+        unit="s",
+        affects=Affects.NONE,
+        part_of="timing",
     )
 
     @property
     def stop_rule(self) -> StopRule | None:
-        """None where the number of steps is fixed."""
+        """When adaptive timing stops; None if the number of steps is fixed."""
         if self.half_width is None or self.most_steps is None or self.most_seconds is None:
             return None
         return StopRule(self.half_width, self.most_steps, self.most_seconds)
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one_timing(cls, values: Any) -> Any:
-        """What is of the other timing is null, so that a grid of both gives one adaptive cell. What is no number stays, to be
-        refused."""
+    def _drop_other_timing(cls, values: Any) -> Any:
+        """Drop the axes of the other `timing`, so that a grid of both gives one adaptive cell.
+
+        A value that is not a number remains and is refused later.
+        """
         if not isinstance(values, dict):
             return values
-        adaptive = values.get("timing", "fixed") == "adaptive"
-        others = _OF_FIXED if adaptive else _OF_ADAPTIVE
-        kept = {
-            name: value
-            for name, value in values.items()
-            if name not in others or isinstance(value, str | list | dict)
-        }
-        if not adaptive:
-            return kept
-        said = {name: value for name, value in kept.items() if value is not None}
-        return dict.fromkeys(_OF_FIXED) | _OF_ADAPTIVE | said
+        is_adaptive = values.get("timing", "fixed") == "adaptive"
+        others = _OF_FIXED if is_adaptive else _OF_ADAPTIVE
+        own = {}
+        for name, value in values.items():
+            if name not in others or isinstance(value, str | list | dict):
+                own[name] = value
+        if not is_adaptive:
+            return own
+        given = {name: value for name, value in own.items() if value is not None}
+        return dict.fromkeys(_OF_FIXED) | _OF_ADAPTIVE | given
 
     @model_validator(mode="after")
-    def _fixed_is_counted(self) -> Self:
+    def _require_counts(self) -> Self:
         if self.timing == "fixed" and None in (self.warmup_steps, self.measured_steps):
             raise ValueError(
                 "without warmup_steps and measured_steps there is timing: adaptive only"
@@ -199,23 +229,36 @@ class TimedParams(Params):
         return self
 
 
+# The axes that are null with the other `timing`.
+TIMING_AXES = tuple(name for name, declared in axes_of(TimedParams).items() if declared.part_of)
+
+
 CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
-CUDA_GRAPH_MODES = (
-    "reduce-overhead",
-    "max-autotune",
-)  # where torch records CUDA graphs, of which each is one launch
+# The modes in which torch records CUDA graphs; replaying one is a single launch.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
 CompileCache = Literal["shared", "cold"]
 _OF_COMPILED = {"compile_mode": get_args(CompileMode), "compile_cache": get_args(CompileCache)}
 
 
 class CompiledParams(TimedParams):
-    """Of tasks that torch.compile can be applied to. A task narrows `compile` to what it knows."""
+    """Parameters of tasks that can be compiled. A task narrows `compile` to what it supports."""
 
-    compile: str = "eager"
-    compile_mode: CompileMode = Field("default", description="of torch.compile")
-    compile_cache: CompileCache = Field(
+    compile: str = axis(
+        "eager",
+        "eager; blocks: one block by torch.compile, whose code serves all blocks; model: the whole "
+        "model",
+        affects=Affects.ALL & ~Affects.MEMORY,
+    )
+    compile_mode: CompileMode = axis(
+        "default",
+        "mode of torch.compile: default, reduce-overhead or max-autotune",
+        affects=Affects.ALL & ~Affects.MEMORY,
+    )
+    compile_cache: CompileCache = axis(
         "shared",
-        description="cold: the cell compiles into a folder of its own, as if for the first time",
+        "shared by the cells of the run; cold: the cell compiles into an empty folder, as if for "
+        "the first time",
+        affects=Affects.SPEED,
     )
 
     @property
@@ -224,58 +267,90 @@ class CompiledParams(TimedParams):
 
     @model_validator(mode="before")
     @classmethod
-    def _eager_is_not_compiled_in_any_mode(cls, values: Any) -> Any:
-        """So that a grid of modes gives one eager cell and not one a mode. A word that is no mode stays, to be refused.
+    def _drop_mode_of_eager(cls, values: Any) -> Any:
+        """Drop the compiler's axes from eager cells: a grid of modes then gives one eager cell.
 
-        Eager flex is compiled, in no mode but torch's own; of the cache it has its choice.
+        A word that is no mode remains and is refused later. Eager flex attention is compiled, always
+        in torch's default mode, but with a cache that can be chosen.
         """
         if not isinstance(values, dict) or values.get("compile", "eager") != "eager":
             return values
-        kept = ("compile_cache",) if values.get("attention") == "flex" else ()
-        return {
-            name: value
-            for name, value in values.items()
-            if name in kept or value not in _OF_COMPILED.get(name, ())
-        }
+        chosen = ("compile_cache",) if values.get("attention") == "flex" else ()
+        own = {}
+        for name, value in values.items():
+            if name in chosen or value not in _OF_COMPILED.get(name, ()):
+                own[name] = value
+        return own
 
 
 class AttentionAxisParams(CompiledParams):
-    """Of tasks that attend."""
+    """Parameters of tasks that compute attention."""
 
-    attention: AttentionName = Field(
-        "naive", description="how attention is computed: see model/attention.py"
+    attention: AttentionName = axis(
+        "naive",
+        "naive (each step makes a square), torch_softmax, weights_only, recompute; torch's own: "
+        "math, efficient, flash, cudnn, flex, or sdpa, which chooses (see model/attention.py)",
     )
 
     @property
     def compiled(self) -> bool:
-        """Flex is nothing else than compiled."""
+        """True if something is compiled; flex attention always is."""
         return super().compiled or self.attention == "flex"
 
 
+def context_length_axis(default: int) -> Any:
+    return axis(
+        default,
+        "length of each sequence",
+        unit="tokens",
+        affects=WORK & ~Affects.LAUNCHES,
+        memory_order=(),
+    )
+
+
+def batch_size_axis(default: int) -> Any:
+    return axis(
+        default,
+        "sequences in a step",
+        unit="sequences",
+        affects=WORK & ~Affects.LAUNCHES,
+        memory_order=(),
+    )
+
+
+def pass_axis(default: str, words: tuple[str, ...]) -> Any:
+    return axis(
+        default,
+        f"what a step computes: {', '.join(words)}; forward is inference without gradients",
+        alias="pass",
+        affects=WORK,
+        memory_order=words,
+    )
+
+
 def default_values(params: type[Params]) -> dict[str, Any]:
-    """What each axis is where nothing is said."""
-    return {
-        field.alias or name: field.get_default(call_default_factory=True)
-        for name, field in params.model_fields.items()
-    }
+    """Return the default of each axis, under its name in the config."""
+    defaults = {}
+    for name, field in params.model_fields.items():
+        defaults[field.alias or name] = field.get_default(call_default_factory=True)
+    return defaults
 
 
-def check_value(params: type[Params], axis: str, value: Any) -> None:
-    """Raises pydantic.ValidationError for what is no value of this axis, whatever the others are."""
-    _alone(params, axis).model_validate({axis: value})
+def check_value(params: type[Params], name: str, value: Any) -> None:
+    """Raise pydantic.ValidationError if an axis cannot have this value, whatever the others are."""
+    _single_axis(params, name).model_validate({name: value})
 
 
 @cache
-def _alone(params: type[Params], axis: str) -> type[Axes]:
-    """Without the other axes, and without the rules between them, by which some values are dropped unread."""
-    fields: dict[str, Any] = {
-        name: (field.annotation, field)
-        for name, field in params.model_fields.items()
-        if axis == (field.alias or name)
-    }
-    return create_model(f"{params.__name__}.{axis}", __base__=Axes, **fields)
+def _single_axis(params: type[Params], axis_name: str) -> type[Axes]:
+    """Return a model of one axis, without the validators that drop values of other axes unread."""
+    fields: dict[str, Any] = {}
+    for name, field in params.model_fields.items():
+        if axis_name == (field.alias or name):
+            fields[name] = (field.annotation, field)
+    return create_model(f"{params.__name__}.{axis_name}", __base__=Axes, **fields)
 
 
 def axis_names(params: type[Params]) -> list[str]:
-    """The names of a task's axes as a config writes them."""
+    """Return the names of a task's axes as a config writes them."""
     return [field.alias or name for name, field in params.model_fields.items()]

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
+from tasks.spec.axes import Axis, axes_of, words_of
 from tasks.spec.cell import Cell
-from tasks.spec.parameters import Params
+from tasks.spec.parameters import MultiGpuParams, Params
 
 
 class HasFacts(Protocol):
@@ -58,6 +59,26 @@ def all_tasks() -> Mapping[str, Task]:
     modules = [importlib.import_module(f"tasks.{name}") for name in names if name != "__main__"]
     found: list[Task] = [module.TASK for module in modules if hasattr(module, "TASK")]
     return {task.name: task for task in found}
+
+
+@cache
+def all_axes() -> Mapping[str, Axis]:
+    """Return the axes of all tasks by name. Of an axis of several tasks the first declaration counts."""
+    found: dict[str, Axis] = {}
+    for params in (*_all_params(), MultiGpuParams):
+        for name, declared in axes_of(params).items():
+            found.setdefault(name, declared)
+    return found
+
+
+@cache
+def value_order(name: str) -> tuple[str, ...]:
+    """Return the words of an axis in their order: those of the task that has the most of them."""
+    return max((words_of(params, name) for params in _all_params()), key=len)
+
+
+def _all_params() -> list[type[Params]]:
+    return [task.params for task in all_tasks().values()]
 
 
 def make_cell(task_name: str, values: Mapping[str, Any]) -> Cell:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self, get_args
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from model.config import SIZES, VOCAB_SIZE, Dimensions
-from tasks.spec.parameters import AttentionAxisParams, PositiveInt
+from tasks.spec.axes import WORK, Affects, axis
+from tasks.spec.parameters import (
+    AttentionAxisParams,
+    PositiveInt,
+    batch_size_axis,
+    context_length_axis,
+    pass_axis,
+)
 
 Compile = Literal["eager", "blocks", "model"]
 Pass = Literal["forward", "forward_grad", "forward_backward", "train_step"]
@@ -23,44 +29,59 @@ PHASES: dict[Pass, tuple[str, ...]] = {
 
 
 class TrainStepParams(AttentionAxisParams):
-    """The model is named by `size` and `year`, spelled out by its dimensions, or brought along as a factory."""
+    """Parameters of a training step.
 
-    more_memory_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "context_length": (),
-        "batch_size": (),
-        "vocab_size": (),
-        "num_layers": (),
-        "pass": tuple(PHASES),
-    }
+    The model is named by `size` and `year`, described by its dimensions, or made by your own factory.
+    """
 
-    size: Size | None = Field(None, description="a size of the course")
-    year: Literal[2025, 2026] = Field(2025, description="which course year's sizes: xl differs")
-    d_model: PositiveInt | None = None
-    d_ff: PositiveInt | None = None
-    num_layers: PositiveInt | None = None
-    num_heads: PositiveInt | None = None
-    model: str | None = Field(
-        None, description="your own model: package.module:Factory, from token ids to logits"
+    size: Size | None = axis(
+        None,
+        "model by its name in the course: tiny and mini (for trials), small, medium, large, xl, "
+        "2.7B, 10B",
+        affects=WORK,
     )
-    model_args: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the factory"
+    year: Literal[2025, 2026] = axis(2025, "year of the course's sizes: xl differs", affects=WORK)
+    d_model: PositiveInt | None = axis(
+        None,
+        "width of the model; null with `size` or `model`, like the next three",
+        unit="elements",
+        affects=WORK,
     )
-    context_length: PositiveInt = 512
-    batch_size: PositiveInt = 4
-    vocab_size: PositiveInt = VOCAB_SIZE
+    d_ff: PositiveInt | None = axis(
+        None, "inner width of the feed-forward module", unit="elements", affects=WORK
+    )
+    num_layers: PositiveInt | None = axis(None, "number of blocks", affects=WORK, memory_order=())
+    num_heads: PositiveInt | None = axis(None, "attention heads in each block", affects=WORK)
+    model: str | None = axis(
+        None, "your own model: package.module:Factory, from token ids to logits"
+    )
+    model_args: dict[str, Any] = axis({}, "keyword arguments of the factory", affects=WORK)
+    context_length: PositiveInt = context_length_axis(512)
+    batch_size: PositiveInt = batch_size_axis(4)
+    vocab_size: PositiveInt = axis(
+        VOCAB_SIZE,
+        "size of the vocabulary",
+        unit="tokens",
+        affects=WORK & ~Affects.LAUNCHES,
+        memory_order=(),
+    )
     compile: Compile = "eager"
-    pass_: Pass = Field("train_step", alias="pass")
-    optimizer: Literal["course", "foreach", "fused"] = "course"
+    pass_: Pass = pass_axis("train_step", get_args(Pass))
+    optimizer: Literal["course", "foreach", "fused"] = axis(
+        "course",
+        "course: the plain loop of AdamW; foreach and fused: torch's AdamW with that option",
+        affects=WORK & ~Affects.GRAPH,
+    )
 
     @model_validator(mode="after")
-    def _one_model(self) -> Self:
-        spelled = (self.d_model, self.d_ff, self.num_layers, self.num_heads)
-        ways = [self.size is not None, any(spelled), self.model is not None]
+    def _require_one_model(self) -> Self:
+        dimensions = (self.d_model, self.d_ff, self.num_layers, self.num_heads)
+        ways = [self.size is not None, any(dimensions), self.model is not None]
         if sum(ways) != 1:
             raise ValueError(
                 "name the model in exactly one way: size, or d_model with the rest, or model"
             )
-        if any(spelled) and not all(spelled):
+        if any(dimensions) and not all(dimensions):
             raise ValueError("d_model, d_ff, num_layers and num_heads go together")
         if self.size is not None and self.size not in SIZES[self.year]:
             raise ValueError(
@@ -72,12 +93,12 @@ class TrainStepParams(AttentionAxisParams):
             raise ValueError("model_args are of a model of your own: name it with model")
         if self.model is not None and self.attention != "naive":
             raise ValueError("attention is of the course's model: yours computes its own")
-        self.dimensions  # noqa: B018  raises where they do not fit together
+        self.dimensions  # noqa: B018  raises ValueError if the dimensions do not fit together
         return self
 
     @property
     def dimensions(self) -> Dimensions | None:
-        """None for a model that somebody brought along."""
+        """Dimensions of the course's model; None for your own model."""
         if self.size is not None:
             return SIZES[self.year][self.size]
         if self.d_model and self.d_ff and self.num_layers and self.num_heads:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from orchestrator.analysis.axes import ORDERED
 from orchestrator.report.references.devices import devices
+from tasks.spec.registry import value_order
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
@@ -47,8 +47,8 @@ _COUNTS = (
     "warmup_steps", "measured_steps", "count",
 )  # fmt: skip
 _SWITCHES = ("upcast", "at_once", "projections", "causal")
-_WORDS: Mapping[str, list[str]] = {
-    axis: ORDERED[axis]
+_WORDS: Mapping[str, Sequence[str]] = {
+    axis: value_order(axis)
     for axis in (
         "size",
         "precision",

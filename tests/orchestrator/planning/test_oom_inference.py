@@ -62,8 +62,9 @@ def test_a_size_is_not_compared_with_a_number_of_layers() -> None:
 
 
 def test_every_declared_axis_is_one() -> None:
+    from tasks.spec.axes import memory_orders
     from tasks.spec.registry import all_tasks
 
     for task in all_tasks().values():
         fields = {field.alias or name for name, field in task.params.model_fields.items()}
-        assert set(task.params.more_memory_with) <= fields
+        assert set(memory_orders(task.params)) <= fields

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import pandas as pd
-import pyarrow.parquet as pq
 import pytest
 
 import orchestrator as sweep

@@ -1,0 +1,136 @@
+"""Declaration of an axis: everything that the program knows about a parameter of a cell.
+
+A field of a task's parameters is an axis. `axis()` declares its default, its description, and what it
+affects. The order of values in tables, what a prediction or an estimate may ignore, and along which
+axes memory grows, follow from the declarations through the functions below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Flag, auto
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from pydantic import Field
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+
+class Affects(Flag):
+    """What a change of an axis may change."""
+
+    NONE = 0
+    MEMORY = auto()  # memory of a cell that is not compiled, as it is predicted
+    SPEED = auto()  # time for the same amount of work (`Task.work`), not only the amount
+    LAUNCHES = auto()  # which operations the CPU launches in a step
+    GRAPH = auto()  # what torch.compile traces
+    ALL = MEMORY | SPEED | LAUNCHES | GRAPH
+
+
+# The axis changes how much is computed, but not how fast.
+WORK = Affects.ALL & ~Affects.SPEED
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is declared about an axis in addition to its type and its default.
+
+    unit: of a number, such as `tokens`.
+    affects: if in doubt, more: a wrong Affects.MEMORY costs time, a missing one a wrong prediction.
+    memory_order: None if memory may shrink along the axis. Otherwise a cell needs no less memory with
+        a later value: `()` for larger numbers, or the words in their order.
+    part_of: the axis whose value decides whether this one is null, such as `timing`.
+    """
+
+    doc: str
+    unit: str = ""
+    affects: Affects = Affects.ALL
+    memory_order: tuple[str, ...] | None = None
+    part_of: str = ""
+
+    def __call__(self, schema: dict[str, Any]) -> None:
+        """Add the unit to the axis's JSON Schema; pydantic calls this."""
+        if self.unit:
+            schema["x-unit"] = self.unit
+
+
+def axis(default: Any, doc: str, *, alias: str | None = None, **declared: Any) -> Any:
+    """Declare an axis as the default of a parameter's field; `...` makes it required.
+
+    A later version may add axes, but the default must be what was measured before: ids of cells hash
+    only what differs from the defaults.
+
+    declared: further attributes of `Axis`.
+    """
+    record = Axis(doc, **declared)
+    extra: Callable[[dict[str, Any]], None] = record
+    return Field(default, alias=alias, description=doc, json_schema_extra=extra)
+
+
+@cache
+def axes_of(params: type[BaseModel]) -> Mapping[str, Axis]:
+    """Return the axes of a task by their names in a config.
+
+    A subclass that narrows an axis (`compile: Literal[...] = "eager"`) inherits the declaration.
+    Raise TypeError for a parameter without one.
+    """
+    found = {}
+    for attribute, field in params.model_fields.items():
+        found[field.alias or attribute] = _declaration(params, attribute)
+    return found
+
+
+def _declaration(params: type[BaseModel], attribute: str) -> Axis:
+    for base in params.__mro__:
+        fields: Mapping[str, FieldInfo] = getattr(base, "model_fields", {})
+        if attribute in fields and isinstance(fields[attribute].json_schema_extra, Axis):
+            return fields[attribute].json_schema_extra  # type: ignore[return-value]
+    raise TypeError(f"{params.__name__}.{attribute} is not declared with axis(...)")
+
+
+@cache
+def memory_orders(params: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
+    """Return the axes along which a cell never needs less memory, with the order of their words.
+
+    Inferred out-of-memory rests on these: a cell that asks for no less than one that ran out of memory
+    runs out of memory, too.
+    """
+    found = {}
+    for name, declared in axes_of(params).items():
+        if declared.memory_order is not None:
+            found[name] = declared.memory_order
+    return found
+
+
+@cache
+def axes_without(params: type[BaseModel], effect: Affects) -> frozenset[str]:
+    """Return the axes of a task that do not affect something."""
+    return frozenset(
+        name for name, declared in axes_of(params).items() if not declared.affects & effect
+    )
+
+
+def axes_with(params: type[BaseModel], effect: Affects) -> frozenset[str]:
+    """Return the axes of a task that affect something."""
+    return frozenset(axes_of(params)) - axes_without(params, effect)
+
+
+@cache
+def words_of(params: type[BaseModel], name: str) -> tuple[str, ...]:
+    """Return the words that an axis may have, in the order of its `Literal`; empty for others."""
+    for attribute, field in params.model_fields.items():
+        if name == (field.alias or attribute):
+            return tuple(_words(field.annotation))
+    return ()
+
+
+def _words(annotation: Any) -> Iterator[str]:
+    if get_origin(annotation) is Literal:
+        yield from (word for word in get_args(annotation) if isinstance(word, str))
+        return
+    for inner in get_args(annotation):
+        yield from _words(inner)
