@@ -37,7 +37,6 @@ from orchestrator.store.parquet_parts import write_part
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import MERGE_BATCH
 from orchestrator.store.tables import ATTEMPTS, SAMPLES
-from orchestrator.sweep.pipeline import manifest_of
 from tasks.spec.cell import Cell
 
 SECONDS, MB = 20.0, 500.0
@@ -133,7 +132,7 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
     request = resolve(config, [], [], folder)
     found = request.expansion.cells
     with open_for_writing(Run(folder)) as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
         merged = len(found) - len(found) % MERGE_BATCH
         for start in range(0, merged, MERGE_BATCH):
             _write(folder, f"merged-{start}", found[start : start + MERGE_BATCH])

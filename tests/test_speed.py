@@ -22,7 +22,6 @@ from orchestrator.store.parquet_parts import write_part
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import MERGE_BATCH
 from orchestrator.store.tables import ATTEMPTS, SAMPLES
-from orchestrator.sweep.pipeline import manifest_of
 from tasks.harness.workload import run_step
 from tasks.prediction import records
 from tasks.prediction.predictor import NoData, Predictor
@@ -62,7 +61,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> SweepRequest:
         for step in range(3)
     ]  # fmt: skip
     with open_for_writing(Run(folder / "run")) as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
         write_part(
             folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES)
         )

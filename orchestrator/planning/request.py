@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
 from orchestrator.config.selection import Selection, parse_selection
 from orchestrator.config.yaml_source import Source
-from orchestrator.store.manifest import require_sweep
+from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.open import open_run
 from orchestrator.store.remote.address import Where
 from orchestrator.store.run import Run
@@ -38,6 +39,24 @@ class SweepRequest:
         return tuple(
             dict.fromkeys(str(path) for path in (Path.cwd(), self.config_path.parent.absolute()))
         )
+
+    def manifest(
+        self, fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], invocation: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the run's manifest with this sweep and one more invocation."""
+        sweep = {
+            "config_path": str(self.config_path),
+            "config": self.config.model_dump(mode="json"),
+            "selection": asdict(self.selection),
+            "asked": len(self.expansion.cells),
+        }
+        before = self.run.read_manifest()
+        # A search for limits visits cells of its own; the folder's sweep stays as it was.
+        if self.searching and "config" in before:
+            sweep = {name: before[name] for name in sweep if name in before}
+        sweep |= {"name": self.config.name, "fingerprints": fingerprints}
+        tasks = [grid.task for grid in self.config.grids]
+        return build_manifest(before, sweep, tasks, invocation)
 
 
 def resolve(

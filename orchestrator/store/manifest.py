@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
 
 from orchestrator.common.errors import RunError, RunMismatch
+from tasks.spec.parameters import default_values
+from tasks.spec.registry import all_tasks
 
 MANIFEST_FILE = "run.json"
 WRITTEN_AGAIN = "`sweep run` with the same config writes it again"
@@ -94,6 +98,39 @@ def read_manifest(file: Path, called: str, newest: int) -> dict[str, Any]:
             f"{called}: is damaged, or of another program: {place}: {first['msg']}", _REMEDY
         ) from error
     return found
+
+
+def build_manifest(
+    before: Mapping[str, Any],
+    sweep: Mapping[str, Any],
+    tasks: Iterable[str],
+    invocation: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the manifest of a run that one more command writes to.
+
+    before: the manifest as it is, empty for a new run. sweep: the keys that describe the sweep;
+    they replace the earlier ones. tasks: the tasks of its grids.
+    """
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    # A report hides the axes at their default. A later version of a task may have other defaults.
+    defaults = {task: default_values(all_tasks()[task].params) for task in tasks}
+    return {
+        "name": sweep["name"],
+        "program": _program_version(),
+        "commit": invocation["commit"],
+        "created": before.get("created", now),
+        "updated": now,
+        **sweep,
+        "defaults": {**before.get("defaults", {}), **defaults},
+        "invocations": [*before.get("invocations", []), invocation],
+    }
+
+
+def _program_version() -> str:
+    try:
+        return version("transformer-sweep")
+    except PackageNotFoundError:
+        return "source"
 
 
 def require_sweep(manifest: Mapping[str, Any], run: object) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import GpusLost, NodesLost
 from orchestrator.common.provenance import git_commit
-from orchestrator.config.schema import SweepConfig
 from orchestrator.execution import nsys
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.fingerprints import check_fingerprints, known_fingerprints
@@ -41,8 +37,6 @@ from orchestrator.sweep.recovery import measured_by, recover_attempts
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
 from tasks.spec.outcome import Outcome
-from tasks.spec.parameters import default_values
-from tasks.spec.registry import all_tasks
 from tasks.spec.status import Status
 
 if TYPE_CHECKING:
@@ -92,7 +86,7 @@ def run_sweep(request: SweepRequest, choice: RunOptions, means: Means) -> Summar
             with stoppable(deadline, summary) as arm:
                 _measure(request, writer, queue, means, summary, keep, invocation, arm)
         elif not request.run.exists:
-            writer.write_manifest(manifest_of(request, known_fingerprints(request.run), invocation))
+            writer.write_manifest(request.manifest(known_fingerprints(request.run), invocation))
         summary.late, summary.late_s, summary.elsewhere = queue.late, queue.late_s, queue.elsewhere
         if summary.is_at_its_end:
             mark_finished(writer, invocation)
@@ -127,7 +121,7 @@ def _measure(
         exclude_wider_cells(queue, hosts, means.say)
         if queue.infers:
             require_one_kind_of_gpu(fingerprints, queue)
-        writer.write_manifest(manifest_of(request, fingerprints, invocation))
+        writer.write_manifest(request.manifest(fingerprints, invocation))
         if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
             means.say(
                 "nsys is not on the PATH here: where it is not, cells are measured without it"
@@ -149,45 +143,6 @@ def _measure(
             summary.broken = error
         finally:
             display.close()
-
-
-def manifest_of(
-    request: SweepRequest,
-    fingerprints: dict[str, list[dict[str, Any]]],
-    invocation: Mapping[str, Any],
-) -> dict[str, Any]:
-    before = request.run.read_manifest()
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    sweep = {
-        "config_path": str(request.config_path),
-        "config": request.config.model_dump(mode="json"),
-        "selection": asdict(request.selection),
-        "asked": len(request.expansion.cells),
-    }
-    if request.searching and "config" in before:
-        sweep = {name: before[name] for name in sweep if name in before}
-    return {
-        "name": request.config.name,
-        "program": _program_version(),
-        "commit": invocation["commit"],
-        "created": before.get("created", now),
-        "updated": now,
-        **sweep,
-        "fingerprints": fingerprints,
-        "defaults": {**before.get("defaults", {}), **_defaults(request.config)},
-        "invocations": [*before.get("invocations", []), invocation],
-    }
-
-
-def _defaults(config: SweepConfig) -> dict[str, dict[str, Any]]:
-    return {grid.task: default_values(all_tasks()[grid.task].params) for grid in config.grids}
-
-
-def _program_version() -> str:
-    try:
-        return version("transformer-sweep")
-    except PackageNotFoundError:
-        return "source"
 
 
 def _derive(writer: RunWriter) -> dict[str, set[str]]:

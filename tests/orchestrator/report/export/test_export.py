@@ -33,7 +33,6 @@ from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from orchestrator.store.tables import tables
-from orchestrator.sweep.pipeline import manifest_of
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
@@ -405,7 +404,7 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
     request = resolve(config, ["size=tiny"], [], tmp_path / "own")
     with open_for_writing(request.run) as writer:
-        writer.write_manifest(manifest_of(request, {}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
         writer.append(ended(request.expansion.cells[0]), None)
     publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
     run = tmp_path / "published" / "own"
