@@ -61,14 +61,14 @@ def main() -> None:
     cells = cells_of(options)
     fresh = drawn(cells, options.fresh)
     taken: dict[str, Taken] = {}
-    unmeasured = 0
+    unfinished_runs = 0
     for way in options.rounds * options.ways:
         of = fresh if way == "processes" else cells
         with new_folder(way, options.keep) as folder:
             began = time.monotonic()
             looped = WAYS[way](of, [str(options.config), *selection, "--out", str(folder)])
             seconds = time.monotonic() - began
-            unmeasured += unmeasured_in(folder)
+            unfinished_runs += unmeasured_in(folder)
         note(taken, way, Taken(seconds, len(of)))
         if looped:
             note(
@@ -83,8 +83,8 @@ def main() -> None:
             note(taken, LOOP_OF_FRESH, Taken(own_s, len(fresh)))
         print(f"{way}: {seconds:.1f} s", flush=True)
     print(table(taken))
-    if unmeasured:
-        sys.exit(f"{unmeasured} of the cells were not measured: their ways took less for it")
+    if unfinished_runs:
+        sys.exit(f"{unfinished_runs} of the cells were not measured: their ways took less for it")
 
 
 def some_ways(word: str) -> list[str]:
@@ -196,11 +196,11 @@ def loop(cells: list[Values]) -> list[Looped]:
 
 def by_sweep(*extra: str) -> Callable[[list[Values], Sequence[str]], list[Looped]]:
     def measure(cells: list[Values], command: Sequence[str]) -> list[Looped]:
-        from orchestrator.common.errors import CAME_TO_ITS_END
+        from orchestrator.common.errors import COMPLETED
 
         sweep = [sys.executable, "-m", "orchestrator", "run", *command, *extra]
         code = subprocess.run(sweep, stdout=subprocess.DEVNULL).returncode
-        if code not in CAME_TO_ITS_END:  # it has said why
+        if code not in COMPLETED:  # it has said why
             sys.exit(code)
         return []
 

@@ -30,7 +30,7 @@ from tabulate import tabulate
 
 import orchestrator
 from orchestrator.analysis.cells import TOOK
-from orchestrator.common.errors import CAME_TO_ITS_END, EXIT_USER
+from orchestrator.common.errors import COMPLETED, EXIT_USER
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.store.run import Run
 
@@ -104,7 +104,7 @@ def sweep(words: Sequence[str], environment: Mapping[str, str]) -> None:
     )
     if done.returncode == EXIT_USER:  # it has said why
         sys.exit(EXIT_USER)
-    if done.returncode not in CAME_TO_ITS_END:
+    if done.returncode not in COMPLETED:
         sys.exit(
             f"scaling.py: sweep {' '.join(words)} ended with exit code {done.returncode}:\n{done.stdout}"
         )

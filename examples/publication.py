@@ -30,7 +30,7 @@ from ruamel.yaml.error import YAMLError
 
 from orchestrator.cli.commands.run import run as sweep_run
 from orchestrator.common.errors import (
-    CAME_TO_ITS_END,
+    COMPLETED,
     EXIT_INTERRUPTED,
     EXIT_TIME_LIMIT,
     EXIT_USER,
@@ -87,7 +87,7 @@ def measure(words: Sequence[str], out: Path, ends: float) -> None:
         str(out),
         *([] if left_s == math.inf else ["--time-limit", f"{left_s:.0f}s"]),
     )
-    if code not in CAME_TO_ITS_END:
+    if code not in COMPLETED:
         sys.exit(code if code > 0 else EXIT_INTERRUPTED)
 
 

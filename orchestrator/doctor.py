@@ -10,15 +10,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median, quantiles
 
-from orchestrator.common.errors import EnvironmentError, SweepError
+from orchestrator.common.errors import PlatformError, SweepError
 from orchestrator.common.provenance import describe_program, git_commit, program_source
 from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
 from orchestrator.hardware.host import HostInfo
 from orchestrator.scheduling.ray_scheduler import RayScheduler
-from orchestrator.store.remote.address import Where, is_address
+from orchestrator.store.remote.address import RunLocation, is_address
 from orchestrator.store.remote.claim import claimed
-from orchestrator.store.remote.folder import Place
+from orchestrator.store.remote.folder import RemoteFolder
 
 _GIB = 1024**3
 _TESTED_TORCH = ("2.11", "2.12", "2.13")
@@ -42,11 +42,11 @@ class Diagnosis:
         return f"{mark} {self.name:<8} {self.said}{f'. {self.remedy}' if self.remedy else ''}"
 
 
-def examine(out: Where) -> Iterator[Diagnosis]:
+def examine(out: RunLocation) -> Iterator[Diagnosis]:
     """One finding after another, as each is known. out: where results would go."""
     try:
         host: HostInfo | None = probe_here()
-    except EnvironmentError as error:
+    except PlatformError as error:
         yield Diagnosis("torch", False, error.message, "Reinstall it: pip install torch")
         host = None
     yield _program()
@@ -158,7 +158,7 @@ def _compiler() -> Diagnosis:
 
 def _place(address: str) -> Diagnosis:
     try:
-        with claimed(Place(address)):
+        with claimed(RemoteFolder(address)):
             return Diagnosis("bucket", True, f"{address} can be read and written")
     except SweepError as error:
         return Diagnosis("bucket", False, error.message, error.remedy)

@@ -44,7 +44,7 @@ from orchestrator.analysis.timing_columns import (
     synced_durations,
     with_whole_step,
 )
-from orchestrator.common.files import give_back_memory
+from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 
@@ -110,7 +110,7 @@ def derive_cells(
     for columns in (*(group(measured) for group in GROUPS), predicted_columns(predictions)):
         if len(columns):
             wide = wide.merge(columns, left_on="cell", right_index=True, how="left")
-        give_back_memory()
+        trim_memory()
     wide = wide.copy()  # in one piece again, to which columns can be added
     whole = with_host(with_whole_step(wide), [str(axis) for axis in params])
     return with_square_bytes(

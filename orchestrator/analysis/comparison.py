@@ -41,7 +41,7 @@ from orchestrator.analysis.machine_variation import pairs as pairs_of
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
-from orchestrator.store.open import together
+from orchestrator.store.open import collect_runs
 from orchestrator.store.run import Run, find_cell
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
@@ -261,7 +261,7 @@ def compare(
 
 def _machines(runs: Sequence[Run], judged: pd.DataFrame) -> Factors:
     """By how much these runs differ on GPUs of the same kind, without those on the machines that are judged by it."""
-    cells = load_results(together(runs), every_version=True).cells
+    cells = load_results(collect_runs(runs), every_version=True).cells
     found = pairs_of(without_machines_of(cells, judged))
     return factors(found[found["gpu"].isin(judged["gpu"])] if "gpu" in judged else found)
 

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.cells import derive_cells
-from orchestrator.common.errors import ConfigError, RunError, nearest
-from orchestrator.common.files import give_back_memory
+from orchestrator.common.errors import ConfigError, RunError, suggestion
+from orchestrator.common.files import trim_memory
 from orchestrator.store.run import Run
 from tasks.traces.classes import UNKNOWN, classify
 
@@ -62,7 +62,7 @@ def load_results(run: Run, every_version: bool = False) -> Results:
     """
     results, samples = load_with_samples(run, every_version)
     del samples
-    give_back_memory()
+    trim_memory()
     return results
 
 
@@ -117,7 +117,9 @@ def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
     cells = results.cells
     for prefix in prefixes:
         if not cells["cell"].str.startswith(prefix).any():
-            raise RunError(f"there is no cell {prefix} in this run", nearest(prefix, cells["cell"]))
+            raise RunError(
+                f"there is no cell {prefix} in this run", suggestion(prefix, cells["cell"])
+            )
     return replace(results, cells=cells[cells["cell"].str.startswith(tuple(prefixes))])
 
 
@@ -133,7 +135,7 @@ def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> R
     for name, wanted in conditions.items():
         if name not in known:
             raise ConfigError(
-                f"--where {name}: these cells have no such parameter", nearest(name, known)
+                f"--where {name}: these cells have no such parameter", suggestion(name, known)
             )
         cells = cells[
             [None in wanted if pd.isna(value) else value in wanted for value in cells[name]]

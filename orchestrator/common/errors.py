@@ -2,9 +2,9 @@
 
 SweepError
 ├── ConfigError        the YAML, or a selection on the command line, says something that cannot be
-├── EnvironmentError   this machine or cluster cannot do what is asked
-│   ├── GpusLost       no GPU is left that works
-│   └── NodesLost      no node is left that a cell could come to
+├── PlatformError   this machine or cluster cannot do what is asked
+│   ├── NoGpuLeft       no GPU is left that works
+│   └── NoNodeLeft      no node is left that a cell could come to
 └── RunError           the results folder
     ├── RunLocked      another driver is at work in it
     ├── RunUnreachable it lies in a bucket, or elsewhere, that does not answer or lets nobody in
@@ -24,7 +24,7 @@ EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
 EXIT_USER = 2  # something that the user can mend: a SweepError
 EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
 EXIT_INTERRUPTED = 130
-CAME_TO_ITS_END = (0, EXIT_FAILURES)  # a sweep, where a cell may have failed
+COMPLETED = (0, EXIT_FAILURES)  # a sweep, where a cell may have failed
 
 _LONGEST = 500  # of what may repeat somebody's whole file
 
@@ -43,15 +43,15 @@ class ConfigError(SweepError):
     pass
 
 
-class EnvironmentError(SweepError):
+class PlatformError(SweepError):
     pass
 
 
-class GpusLost(EnvironmentError):
+class NoGpuLeft(PlatformError):
     pass
 
 
-class NodesLost(EnvironmentError):
+class NoNodeLeft(PlatformError):
     pass
 
 
@@ -75,7 +75,7 @@ class RunMismatch(RunError):
     pass
 
 
-def nearest(word: object, allowed: Iterable[object]) -> str:
+def suggestion(word: object, allowed: Iterable[object]) -> str:
     """The remedy for a misspelt word: the closest allowed one, or all of them."""
     words = [str(name) for name in allowed]
     close = get_close_matches(str(word), words, n=1)

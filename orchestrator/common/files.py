@@ -28,7 +28,7 @@ def return_freed_memory() -> None:
             ctypes.CDLL(None).mallopt(threshold, _THRESHOLD_BYTES)
 
 
-def give_back_memory() -> None:
+def trim_memory() -> None:
     """To the system, what was used and is not any more, where the C library can; else what one stage needs adds to the next."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

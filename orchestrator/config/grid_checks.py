@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.common.errors import ConfigError, nearest
+from orchestrator.common.errors import ConfigError, suggestion
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
@@ -40,20 +40,21 @@ def check_axes(config: SweepConfig, source: Source, selection: Selection) -> Non
                 if name not in known:
                     where = source.where((*place, name))
                     raise ConfigError(
-                        f"{where}: {grid.task} has no axis {name!r}", nearest(name, known)
+                        f"{where}: {grid.task} has no axis {name!r}", suggestion(name, known)
                     )
     anywhere = sorted({name for grid in config.grids for name in axis_names(task_params(grid))})
     for name in config.defaults:
         if name not in anywhere:
             raise ConfigError(
-                f"{source.where(('defaults', name))}: no task has {name!r}", nearest(name, anywhere)
+                f"{source.where(('defaults', name))}: no task has {name!r}",
+                suggestion(name, anywhere),
             )
     for option, names in (("--set", list(selection.set)), ("--where", list(selection.where))):
         for name in names:
             if name not in anywhere and (option, name) != ("--where", "task"):
                 raise ConfigError(
                     f"{option} {name}: no task of this sweep has such an axis",
-                    nearest(name, anywhere),
+                    suggestion(name, anywhere),
                 )
 
 

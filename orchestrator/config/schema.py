@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
-from orchestrator.common.errors import ConfigError, nearest
+from orchestrator.common.errors import ConfigError, suggestion
 from orchestrator.config.yaml_source import (
     MAX_BYTES,
     KeyPath,
@@ -246,9 +246,11 @@ def _check_known(
     word: str, allowed: Sequence[str] | Mapping[str, Any], kind: str, source: Source, place: KeyPath
 ) -> None:
     if word not in allowed:
-        raise ConfigError(f"{source.where(place)}: unknown {kind} {word!r}", nearest(word, allowed))
+        raise ConfigError(
+            f"{source.where(place)}: unknown {kind} {word!r}", suggestion(word, allowed)
+        )
 
 
 def _near_files(path: Path) -> str:
     siblings = sorted(str(p) for p in path.parent.glob("*.yaml")) if path.parent.is_dir() else []
-    return nearest(path, siblings) if siblings else ""
+    return suggestion(path, siblings) if siblings else ""

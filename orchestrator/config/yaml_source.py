@@ -19,7 +19,7 @@ from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError
 from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
-from orchestrator.common.errors import ConfigError, nearest
+from orchestrator.common.errors import ConfigError, suggestion
 
 MAX_NODES = 200_000  # of the document with its aliases written out: more is a bomb, not a sweep
 MAX_BYTES = 4_000_000
@@ -63,12 +63,12 @@ def config_error(
     where = source.where(place)
     match first["type"]:
         case "extra_forbidden":
-            return ConfigError(f"{where}: unknown name", nearest(place[-1], allowed(place)))
+            return ConfigError(f"{where}: unknown name", suggestion(place[-1], allowed(place)))
         case "literal_error":
             choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
             words = [quoted or number for quoted, number in choices]
             return ConfigError(
-                f"{where}: {first['input']!r} is not allowed", nearest(first["input"], words)
+                f"{where}: {first['input']!r} is not allowed", suggestion(first["input"], words)
             )
         case "missing":
             return ConfigError(f"{where}: is missing")

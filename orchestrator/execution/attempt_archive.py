@@ -101,6 +101,6 @@ def unpack(parcel: AttemptArchive) -> None:
                 with content, target.open("wb") as file:
                     shutil.copyfileobj(content, file)
     file_of_attempt = folder / ATTEMPT_FILE
-    if file_of_attempt.exists():  # says where it is: see `RunWriter.unrecorded`
+    if file_of_attempt.exists():  # says where it is: see `RunWriter.attempts_without_row`
         said = json.loads(file_of_attempt.read_text())
         file_of_attempt.write_text(json.dumps({**said, "folder": parcel.attempt.folder}, indent=1))

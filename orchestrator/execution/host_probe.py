@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import EnvironmentError
+from orchestrator.common.errors import PlatformError
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
 from orchestrator.hardware.host import HostInfo
 
@@ -57,12 +57,12 @@ def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
 
 
 def probe_here() -> HostInfo:
-    """Probe this host. Raises EnvironmentError where torch itself does not work."""
+    """Probe this host. Raises PlatformError where torch itself does not work."""
     return HostInfo.from_probe(_told(["--probe"]))
 
 
 def dispatch_rates(seconds: float) -> Sequence[float]:
-    """How many small operations a ms this host hands to torch, read again and again for so long. Raises EnvironmentError."""
+    """How many small operations a ms this host hands to torch, read again and again for so long. Raises PlatformError."""
     read: list[float] = _told(["--dispatch-rates", str(seconds)])
     return read
 
@@ -73,12 +73,12 @@ def _told(words: Sequence[str]) -> Any:
         done.check_returncode()
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as error:
-        raise EnvironmentError(
+        raise PlatformError(
             f"torch was not imported here within {TIMEOUT_S} s", "See `sweep doctor`, or run again"
         ) from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         said = getattr(error, "stderr", None) or str(error)
-        raise EnvironmentError(
+        raise PlatformError(
             f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`"
         ) from error
 

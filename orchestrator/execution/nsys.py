@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from orchestrator.common.errors import EnvironmentError, RunError
+from orchestrator.common.errors import PlatformError, RunError
 from tasks.spec.artifact_names import artifact_name
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -60,7 +60,7 @@ def with_kernels(outcome: Outcome) -> Outcome:
 
 
 def read_report(file: Path) -> Timeline:
-    """Of a report of nsys (`.nsys-rep`), or of its export. Raises RunError or EnvironmentError."""
+    """Of a report of nsys (`.nsys-rep`), or of its export. Raises RunError or PlatformError."""
     if not file.is_file():
         raise RunError(
             f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote"
@@ -83,7 +83,7 @@ def _report(attempt: Attempt) -> Path:
 def _export(report: Path, to: Path) -> Path:
     nsys = program()
     if nsys is None:
-        raise EnvironmentError(
+        raise PlatformError(
             f"{report}: needs nsys to be read, which is not on the PATH",
             f"Where nsys is: nsys export --type sqlite {report.name}, and import the .sqlite file",
         )

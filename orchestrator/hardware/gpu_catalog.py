@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from orchestrator.common.errors import ConfigError, nearest
+from orchestrator.common.errors import ConfigError, suggestion
 
 _MIB = 1024**2
 # fp16 and pure bf16 use the same tensor cores at the same rate as bf16.
@@ -72,7 +72,7 @@ def find_gpu(name: str) -> GpuModel:
         if known.lower() == short.lower():
             return model
     alike = [known for known in models if matches_kind(known, name)]
-    remedy = f"Say which: {', '.join(alike)}" if alike else nearest(short, models)
+    remedy = f"Say which: {', '.join(alike)}" if alike else suggestion(short, models)
     raise ConfigError(f"--gpu {name}: no such GPU is known", remedy)
 
 

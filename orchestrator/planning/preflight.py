@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.common.errors import EnvironmentError
+from orchestrator.common.errors import PlatformError
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
 from orchestrator.hardware.host import HostInfo
 from orchestrator.planning.attempt_queue import AttemptQueue
@@ -17,7 +17,7 @@ def exclude_wider_cells(
 ) -> None:
     """Leaves the cells for another run that ask for more GPUs together than any host here has of their kind.
 
-    Raises EnvironmentError where that is all of them.
+    Raises PlatformError where that is all of them.
     """
 
     def most(kind: str | None) -> int:
@@ -35,7 +35,7 @@ def exclude_wider_cells(
     asked = ", ".join(map(str, sorted({cell.params.gpu_count for cell in wider})))
     said = f"{len(wider)} cells ask for {asked} GPUs of one host together, and here no host has more than {most(None)}"
     if len(wider) == len(queue.cells):
-        raise EnvironmentError(
+        raise PlatformError(
             said, "Have such a host join (`ray start --address=…`), or --set gpus=1"
         )
     queue.defer(wider)
@@ -69,10 +69,10 @@ def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel
 def require_devices(
     request: SweepRequest, devices: Iterable[str], hosts: Sequence[HostInfo]
 ) -> None:
-    """Raises EnvironmentError where one of them is on no host."""
+    """Raises PlatformError where one of them is on no host."""
     have = sorted({device for host in hosts for device in host.devices})
     for device in sorted(set(devices).difference(have)):
-        raise EnvironmentError(
+        raise PlatformError(
             f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
             f"Add --set device={have[0]} to measure there, or see `sweep doctor`",
         )
@@ -87,12 +87,12 @@ def check_gpu_kinds(
     """Exclude the cells whose kind of GPU is on no host; another run may measure them.
 
     slots: cells that can run at the same time, by kind of GPU.
-    Raises EnvironmentError where that is all of them.
+    Raises PlatformError where that is all of them.
     """
     there = sorted({str(gpu.name) for host in hosts for gpu in host.gpus})
     for host in hosts if queue.kinds else ():
         if len({gpu.name for gpu in host.gpus}) > 1:
-            raise EnvironmentError(
+            raise PlatformError(
                 f"gpu_kind: {host.name} has GPUs of several kinds, and only hosts are told apart",
                 "Set CUDA_VISIBLE_DEVICES",
             )
@@ -102,7 +102,7 @@ def check_gpu_kinds(
         said = f"{len(left_out)} cells ask for gpu_kind {', '.join(missing)}, and here there is {', '.join(there) or 'no GPU'}"
         remedy = "Have such a node join (`ray start --address=…`), or --set gpu_kind=A100, or whatever Ray calls what is here"
         if len(left_out) == len(queue.cells):
-            raise EnvironmentError(said, remedy)
+            raise PlatformError(said, remedy)
         queue.defer(left_out)
         notify(f"left out: {said}. Given again with it, this command measures them")
     elif not queue.kinds and len(there) > 1 and "cuda" in queue.devices:
@@ -114,9 +114,9 @@ def check_gpu_kinds(
 def require_one_kind_of_gpu(
     fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: AttemptQueue
 ) -> None:
-    """What ran out of memory on one kind says nothing of another. Raises EnvironmentError."""
+    """What ran out of memory on one kind says nothing of another. Raises PlatformError."""
     kinds = sorted({str(mark.get("gpu")) for mark in fingerprints.get("cuda", [])})
     if len(kinds) > 1 and not queue.names_kinds:
-        raise EnvironmentError(
+        raise PlatformError(
             f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out"
         )

@@ -13,7 +13,7 @@ from orchestrator.config.selection import Selection, parse_selection
 from orchestrator.config.yaml_source import Source
 from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.open import open_run
-from orchestrator.store.remote.address import Where
+from orchestrator.store.remote.address import RunLocation
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Settings, StartMethod
 
@@ -63,7 +63,7 @@ def resolve(
     path: Path,
     sets: Sequence[str],
     wheres: Sequence[str],
-    out: Where | None,
+    out: RunLocation | None,
     sample: float | None = None,
     instruments: Sequence[str] = (),
 ) -> SweepRequest:

@@ -64,13 +64,13 @@ class RenderedReport:
             yield WORDS, without_tags(self.words)
         yield from figure_files(self.drawing.figures(), pictures).items()
         self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
-        self.run.bring_artifacts()
+        self.run.fetch_artifacts()
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
         yield (
             self.page,
             to_html(
                 self.results,
-                self.run.missing(),
+                self.run.unfinished_count(),
                 self.found,
                 self.pages,
                 self.drawing,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from orchestrator.common.errors import NodesLost
+from orchestrator.common.errors import NoNodeLeft
 from orchestrator.common.text import format_seconds
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import matches_kind
@@ -47,7 +47,7 @@ class NodeHealth:
         self._missing_since: float | None = None
 
     def gone(self, running: Mapping[Any, AttemptStarted]) -> list[Any]:
-        """The keys of what was begun on a node that is not alive any more. Raises NodesLost where there has been none for
+        """The keys of what was begun on a node that is not alive any more. Raises NoNodeLeft where there has been none for
         long for something that waits to begin.
         """
         now = time.monotonic()
@@ -77,7 +77,7 @@ class NodeHealth:
             self._missing_since = now
             self._say(f"{lacking}: waiting {format_seconds(_PATIENCE_S)} for one to join")
         elif now - self._missing_since > _PATIENCE_S:
-            raise NodesLost(
+            raise NoNodeLeft(
                 lacking,
                 "Have one join (`ray start --address=…`) and run again: what is finished is kept",
             )
@@ -87,12 +87,12 @@ def unplaceable_reason(
     attempt: Attempt, working: Sequence[Node], broken: Iterable[str]
 ) -> str | None:
     """Why no host that works is left for such an attempt; None where one is, or none is broken. broken: what is said of each host
-    that measures nothing. Raises NodesLost where none is left for any."""
+    that measures nothing. Raises NoNodeLeft where none is left for any."""
     said = "; ".join(broken)
     if not said or any(_has_room(node, attempt) for node in working):
         return None
     if not any(map(measures, working)):
-        raise NodesLost(
+        raise NoNodeLeft(
             f"no host is left that measures: {said}",
             f"{REPAIR_REMEDY}, and run again: what is finished is kept",
         )

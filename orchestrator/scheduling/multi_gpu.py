@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import GpusLost
+from orchestrator.common.errors import NoGpuLeft
 from tasks.spec.attempt import Attempt
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def gpu_count(attempts: Iterable[Attempt]) -> int:
 def require_gpus(attempt: Attempt, working: int, fallen: Iterable[str]) -> None:
     """working: how many GPUs of one host there are at most that have not fallen off. fallen: what is said of those that have.
 
-    Raises GpusLost where so many are left that the attempt can be nowhere any more.
+    Raises NoGpuLeft where so many are left that the attempt can be nowhere any more.
     """
     names, asked = list(fallen), attempt.cell.params.gpu_count
     if names and asked > working:
@@ -36,4 +36,4 @@ def require_gpus(attempt: Attempt, working: int, fallen: Iterable[str]) -> None:
             if working <= 0
             else f"no host is left with {asked} GPUs that work"
         )
-        raise GpusLost(f"{what}: {'; '.join(names)}", _LOST)
+        raise NoGpuLeft(f"{what}: {'; '.join(names)}", _LOST)

@@ -19,7 +19,7 @@ from functools import cache, wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.common.errors import EnvironmentError, NodesLost
+from orchestrator.common.errors import NoNodeLeft, PlatformError
 from orchestrator.common.text import format_seconds
 from orchestrator.execution.attempt import lost_outcome
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
@@ -135,13 +135,13 @@ class RayScheduler(Scheduler):
         if not found:
             raise next(
                 iter(refused.values()),
-                EnvironmentError("no node of the cluster answers", _SEE_STATUS),
+                PlatformError("no node of the cluster answers", _SEE_STATUS),
             )
         return found
 
     def _ask_nodes(
         self, question: Callable[[], Answer], limit_s: float, only: str = ""
-    ) -> tuple[list[Answer], dict[str, EnvironmentError]]:
+    ) -> tuple[list[Answer], dict[str, PlatformError]]:
         """What those say that answer, and what is wrong with those that cannot: these get no cell, unless none could.
 
         only: one node of them, which is not the only one that measures.
@@ -154,14 +154,12 @@ class RayScheduler(Scheduler):
         }
         asked = {node: ask.options(label_selector={_NODE: node}).remote() for node in nodes}
         self._wait_for({one: nodes[node] for node, one in asked.items()}, limit_s)
-        found, refused = list[Answer](), dict[str, EnvironmentError]()
+        found, refused = list[Answer](), dict[str, PlatformError]()
         for node, one in asked.items():
             try:
                 found += self._answer(one, limit_s)
-            except EnvironmentError as error:
-                refused[node] = EnvironmentError(
-                    f"host {nodes[node]}: {error.message}", error.remedy
-                )
+            except PlatformError as error:
+                refused[node] = PlatformError(f"host {nodes[node]}: {error.message}", error.remedy)
         for node, why in refused.items() if found or only else ():
             self._leave_out(node, why.message)
         return found, refused
@@ -179,28 +177,28 @@ class RayScheduler(Scheduler):
             self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
 
     def _answer(self, asked: Any, limit_s: float) -> list[Any]:
-        """Empty of a node that is gone: for a while Ray counts it among the living. Raises EnvironmentError."""
+        """Empty of a node that is gone: for a while Ray counts it among the living. Raises PlatformError."""
         missing = self._ray.exceptions
         try:
             return [self._ray.get(asked, timeout=_POLL_S)]
         except missing.RayTaskError as error:
-            if isinstance(error.cause, EnvironmentError):
+            if isinstance(error.cause, PlatformError):
                 raise error.cause from error  # whose text is not Ray's traceback
-            raise EnvironmentError(
+            raise PlatformError(
                 f"this program does not begin there: {error.cause!r}", REPAIR_REMEDY
             ) from error
         except (missing.TaskUnschedulableError, missing.NodeDiedError):
             return []
         except missing.WorkerCrashedError as error:
-            raise EnvironmentError(_WORKERS_CRASH, _SEE_STATUS) from error
+            raise PlatformError(_WORKERS_CRASH, _SEE_STATUS) from error
         except missing.GetTimeoutError as error:
             self._end([asked])
-            raise EnvironmentError(
+            raise PlatformError(
                 f"no answer came from there in {format_seconds(limit_s)}", _SEE_STATUS
             ) from error
         except missing.RuntimeEnvSetupError as error:
             last = str(error).strip().splitlines()[-1]  # before it comes Ray's traceback
-            raise EnvironmentError(f"it does not get this program: {last}", _SEE_STATUS) from error
+            raise PlatformError(f"it does not get this program: {last}", _SEE_STATUS) from error
 
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
         if gpu_kind is not None:
@@ -397,7 +395,7 @@ class RayScheduler(Scheduler):
                 del self._crashes[started.node]
             return event
         except self._ray.exceptions.LocalRayletDiedError as error:
-            raise NodesLost(
+            raise NoNodeLeft(
                 "Ray's own process on this machine has died", "Run again: what is finished is kept"
             ) from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
@@ -470,7 +468,7 @@ def _take_in(parcel: AttemptArchive) -> None:
 def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostInfo]:
     """Ray on this host, with these variables, and what the host is: both at once, since each takes seconds.
 
-    Raises EnvironmentError.
+    Raises PlatformError.
     """
     with ThreadPoolExecutor(1) as beside:
         probing = beside.submit(probe_here)
@@ -478,7 +476,7 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostIn
         ray = _connect(None, session, count, variables)
         try:
             here = probing.result()
-        except EnvironmentError:
+        except PlatformError:
             ray.shutdown()
             raise
     if len(here.gpus) == count:
@@ -493,7 +491,7 @@ def _connect(
     gpus: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> Any:
-    """Ray, started with these variables, or joined. Raises EnvironmentError."""
+    """Ray, started with these variables, or joined. Raises PlatformError."""
     require_listener(address)
     os.environ.update(
         {name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()}
@@ -516,9 +514,7 @@ def _connect(
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR, **how)
     except Exception as error:  # Ray raises that itself where its processes do not come up in time
         remedy = IS_IT_RUNNING if address else "`sweep run --scheduler serial` needs no Ray"
-        raise EnvironmentError(
-            f"Ray does not start: {str(error).splitlines()[0]}", remedy
-        ) from error
+        raise PlatformError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
     finally:
         for name in variables:
             os.environ.pop(name, None)

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.errors import EnvironmentError
+from orchestrator.common.errors import PlatformError
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
 from orchestrator.execution.measuring_process import import_path
 
@@ -85,7 +85,7 @@ def require_listener(address: str | None) -> None:
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
-        raise EnvironmentError(f"nothing answers at {address}: {error}", IS_IT_RUNNING) from error
+        raise PlatformError(f"nothing answers at {address}: {error}", IS_IT_RUNNING) from error
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class Scheduler(Protocol):
         self.close()
 
     def hosts(self) -> Sequence[HostInfo]:
-        """Probe every host and return those that could measure. Raises EnvironmentError."""
+        """Probe every host and return those that could measure. Raises PlatformError."""
         ...
 
     def slots(self, device: str, gpu_kind: str | None = None) -> int:
@@ -47,7 +47,7 @@ class Scheduler(Protocol):
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         """Run attempts until the queue is empty, and yield each outcome when it is known.
 
-        The next attempt is taken only when a slot is free. Raises GpusLost or NodesLost if no GPU
+        The next attempt is taken only when a slot is free. Raises NoGpuLeft or NoNodeLeft if no GPU
         or no node is left that could run an attempt.
         """
         ...

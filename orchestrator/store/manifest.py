@@ -17,8 +17,8 @@ from tasks.spec.parameters import default_values
 from tasks.spec.registry import all_tasks
 
 MANIFEST_FILE = "run.json"
-WRITTEN_AGAIN = "`sweep run` with the same config writes it again"
-_REMEDY = f"Restore it, or move it away: {WRITTEN_AGAIN}"
+RESTORED_BY = "`sweep run` with the same config writes it again"
+_REMEDY = f"Restore it, or move it away: {RESTORED_BY}"
 _OF_A_SWEEP = ("name", "config", "config_path", "selection", "invocations")
 _Text = InstanceOf[str]  # any: of words of a command line that are no UTF-8, too
 

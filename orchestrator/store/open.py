@@ -10,29 +10,29 @@ from pathlib import Path
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote.address import Where, is_address
-from orchestrator.store.remote.folder import Place
+from orchestrator.store.remote.address import RunLocation, is_address
+from orchestrator.store.remote.folder import RemoteFolder
 from orchestrator.store.remote.remote_run import RemoteRun, open_remote_for_writing
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import Together
+from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
 
 _LONGEST_NAME = 60  # letters, of up to 4 bytes; file systems take 255 bytes
 
 
-def open_runs(folders: Sequence[Where]) -> Run:
+def open_runs(folders: Sequence[RunLocation]) -> Run:
     """One, or several as one. Raises RunError for a folder that holds no run, and for one that is named twice."""
     if len(folders) == 1 and is_publication(folders[0]):
         return Publication(Path(folders[0]))
-    runs = list(named_runs(folders).values())
-    return runs[0] if len(runs) == 1 else together(runs)
+    runs = list(runs_by_name(folders).values())
+    return runs[0] if len(runs) == 1 else collect_runs(runs)
 
 
-def together(runs: Sequence[Run]) -> Together:
+def collect_runs(runs: Sequence[Run]) -> RunCollection:
     """Raises RunError for the same twice."""
     named = dict(zip(_names([run.folder for run in runs]), runs, strict=True))
     first, *others = named
-    return Together(
+    return RunCollection(
         named, named[first].folder / _short("-".join(["with", *others]).replace("/", "-"))
     )
 
@@ -44,7 +44,7 @@ def _short(name: str) -> str:
     return f"{name[:_LONGEST_NAME]}-{text_digest(name)[:8]}"
 
 
-def named_runs(folders: Sequence[Where]) -> dict[str, Run]:
+def runs_by_name(folders: Sequence[RunLocation]) -> dict[str, Run]:
     """Each by a name of its own, the runs of a publication one by one. Raises RunError as `open_runs` does."""
     within = [
         Publication(Path(folder)).folders if is_publication(folder) else [folder]
@@ -54,7 +54,7 @@ def named_runs(folders: Sequence[Where]) -> dict[str, Run]:
     return dict(zip(_names([run.folder for run in runs]), runs, strict=True))
 
 
-def published_against(run: Run) -> str | None:
+def published_reference(run: Run) -> str | None:
     """Of a publication, whose numbers its report has beside its own; None of any other run."""
     return run.against if isinstance(run, Publication) else None
 
@@ -80,7 +80,7 @@ def open_for_writing(run: Run) -> AbstractContextManager[RunWriter]:
     )
 
 
-def open_run(where: Where) -> Run:
+def open_run(where: RunLocation) -> Run:
     """The run of a folder, or of an address, with what is there. Raises RunError for a file, RunUnreachable, ConfigError for no
     address.
     """
@@ -88,6 +88,6 @@ def open_run(where: Where) -> Run:
         if Path(where).is_file():
             raise RunError(f"{where}: is a file", "Name a folder")
         return Run(Path(where))
-    run = RemoteRun(Place(str(where)))
+    run = RemoteRun(RemoteFolder(str(where)))
     run.refresh()
     return run

@@ -60,7 +60,7 @@ def read_parts(
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
-def require_parts(folder: Path, schema: pa.Schema) -> None:
+def require_readable_parts(folder: Path, schema: pa.Schema) -> None:
     """Raises RunError for the first that cannot be read, as far as its footer tells: soon, however much there is."""
     for path in _that_count(folder):
         with _opened(path, schema):

@@ -9,13 +9,13 @@ from typing import Any
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.common.hashing import file_digest
 from orchestrator.store.layout import PUBLICATION_FILE
-from orchestrator.store.remote.address import Where, is_address
+from orchestrator.store.remote.address import RunLocation, is_address
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import Together
+from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.tables import SCHEMA_VERSION
 
 
-class Publication(Together):
+class Publication(RunCollection):
     """The runs that a folder was published of. The report is within that folder, and says what it was published with.
 
     Raises RunError for what is missing of it, torn, or not what was published, and RunMismatch for one of a newer program.
@@ -35,7 +35,7 @@ class Publication(Together):
         return {**super().read_manifest(), "left_out": self.contents.get("left_out", [])}
 
 
-def is_publication(folder: Where) -> bool:
+def is_publication(folder: RunLocation) -> bool:
     return not is_address(folder) and (Path(folder) / PUBLICATION_FILE).exists()
 
 

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.common.errors import RunError, nearest
-from orchestrator.common.files import Content, give_back_memory, replace_file, writing
+from orchestrator.common.errors import RunError, suggestion
+from orchestrator.common.files import Content, replace_file, trim_memory, writing
 from orchestrator.store.layout import PUBLICATION_FILE
-from orchestrator.store.manifest import MANIFEST_FILE, WRITTEN_AGAIN, read_manifest
+from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, read_manifest
 from orchestrator.store.parquet_parts import (
     is_merged,
     read_parts,
@@ -77,7 +77,7 @@ class Run:
             (folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)
         )
 
-    def bring_artifacts(self, cell: str = "") -> None:
+    def fetch_artifacts(self, cell: str = "") -> None:
         """Has here what people read of attempts, of one cell or of all: of a folder of this host it is. Raises RunUnreachable."""
 
     def require(self) -> Run:
@@ -90,7 +90,7 @@ class Run:
                 f"{self.folder}: holds runs that were published", f"Name one of them: {within}"
             )
         if not self.exists and any((self.folder / "attempts").glob("*.parquet")):
-            raise RunError(f"{self}: its {MANIFEST_FILE} is gone", f"Restore it: {WRITTEN_AGAIN}")
+            raise RunError(f"{self}: its {MANIFEST_FILE} is gone", f"Restore it: {RESTORED_BY}")
         if not self.exists:
             raise RunError(
                 f"{self}: holds no run",
@@ -142,7 +142,7 @@ class Run:
             else pd.concat([part.pop(name) for part in parts], ignore_index=True)
             for name in empty.column_names
         }
-        give_back_memory()
+        trim_memory()
         return pd.DataFrame(joined, copy=False)
 
     def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
@@ -150,21 +150,21 @@ class Run:
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
-    def missing(self) -> int:
+    def unfinished_count(self) -> int:
         """How many of the cells that the last command asked for, at least, have not ended yet."""
         asked = int(self.read_manifest().get("asked", 0))
         return max(0, asked - len(set(self.rows("attempts", ["cell"])))) if asked else 0
 
-    def unmeasured(self) -> dict[str, str]:
+    def unfinished_runs(self) -> dict[str, str]:
         """`121 of 360` under the name of each run of which so much is missing."""
-        missing = self.missing()
+        missing = self.unfinished_count()
         return (
             {self.folder.name: f"{missing} of {self.read_manifest()['asked']}"} if missing else {}
         )
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
-        give_back_memory()
+        trim_memory()
         with writing(self.folder, "Copy the run to a folder of your own, and report that"):
             for name, content in files:
                 path = self.folder / "report" / name
@@ -207,7 +207,7 @@ def find_cell(prefix: str, cells: Iterable[str], run: Run, what: str = "cell") -
     known = list(map(str, cells))
     found = [cell for cell in known if cell.startswith(prefix)]
     if not found:
-        raise RunError(f"{run}: has no {what} {prefix!r}", nearest(prefix, known[:_SUGGESTED]))
+        raise RunError(f"{run}: has no {what} {prefix!r}", suggestion(prefix, known[:_SUGGESTED]))
     if len(found) > 1:
         raise RunError(
             f"{run}: {prefix!r} begins {len(found)} {what}s",

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _IN_A_TITLE = 3  # names of runs
 
 
-class Together(Run):
+class RunCollection(Run):
     """To read alone. A run is called by its folder's name, by more of its path where two have the same.
 
     Its report is written into a folder within that of the first.
@@ -73,26 +73,28 @@ class Together(Run):
                 whole[column] = whole[column].astype("category")
         return whole
 
-    def missing(self) -> int:
-        return sum(run.missing() for run in self._runs.values())
+    def unfinished_count(self) -> int:
+        return sum(run.unfinished_count() for run in self._runs.values())
 
     @property
     def is_published(self) -> bool:
         return all(run.is_published for run in self._runs.values())
 
-    def unmeasured(self) -> dict[str, str]:
+    def unfinished_runs(self) -> dict[str, str]:
         return {
-            name: said for name, run in self._runs.items() for said in run.unmeasured().values()
+            name: said
+            for name, run in self._runs.items()
+            for said in run.unfinished_runs().values()
         }
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, own = cell.rpartition(RUN_SEPARATOR)
         return self._runs[name].attempt_folder(own, number)
 
-    def bring_artifacts(self, cell: str = "") -> None:
+    def fetch_artifacts(self, cell: str = "") -> None:
         name, _, own = cell.rpartition(RUN_SEPARATOR)
         for run in [self._runs[name]] if name else self._runs.values():
-            run.bring_artifacts(own)
+            run.fetch_artifacts(own)
 
 
 def _as_title(names: list[str]) -> str:

@@ -27,7 +27,7 @@ from orchestrator.store.parquet_parts import (
     is_merged,
     merge,
     replaced_parts,
-    require_parts,
+    require_readable_parts,
     write_part,
 )
 from orchestrator.store.run import Run
@@ -113,12 +113,12 @@ class RunWriter(Run):
                     self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS)
                 )
 
-    def require_parts(self) -> None:
+    def require_readable_parts(self) -> None:
         """Raises RunError for a part that is torn or of another program: before hours are measured beside it, not after."""
         for table, schema in SCHEMAS.items():
-            require_parts(self.folder / table, schema)
+            require_readable_parts(self.folder / table, schema)
 
-    def unrecorded(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
+    def attempts_without_row(self, recorded: Iterable[tuple[str, int]]) -> Iterator[Attempt]:
         """Yield the attempts that left a folder but no row, because their driver was killed."""
         known = set(recorded)
         for cell, number in self._attempt_folders():
@@ -159,7 +159,7 @@ class RunWriter(Run):
                 self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False)
             )
 
-    def write_whole(self, table: str, rows: pd.DataFrame) -> None:
+    def write_table(self, table: str, rows: pd.DataFrame) -> None:
         """All rows of a table as its one part, in their order."""
         if len(rows):
             with self._writing():

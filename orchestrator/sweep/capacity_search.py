@@ -81,7 +81,7 @@ class Limit:
     """What was found of one cell whose axis is left open.
 
     surely: the largest that fits with a margin; perhaps: the largest that may, None where nobody can tell; unpredicted: why
-    predicting came to no end. measured: where it was; unmeasured: why that came to no end.
+    predicting came to no end. measured: where it was; unfinished_runs: why that came to no end.
     """
 
     at: Callable[[int], Cell]
@@ -90,7 +90,7 @@ class Limit:
     predictions: dict[int, Prediction] = field(default_factory=dict)
     unpredicted: str = ""
     measured: Search | None = None
-    unmeasured: str = ""
+    unfinished_runs: str = ""
 
 
 def open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:
@@ -236,7 +236,7 @@ def _to_measure(request: SweepRequest, groups: Iterable[Limit]) -> list[tuple[Li
 
 
 def _next_to_measure(group: Limit) -> int | None:
-    return group.measured.next if group.measured is not None and not group.unmeasured else None
+    return group.measured.next if group.measured is not None and not group.unfinished_runs else None
 
 
 def _learn_measured(request: SweepRequest, asked: Iterable[tuple[Limit, int, Cell]]) -> None:
@@ -251,7 +251,7 @@ def _learn_status(group: Limit, value: int, status: str) -> None:
     if status in _DECIDED and group.measured is not None:
         group.measured.learn(value, status == Status.OK)
     else:
-        group.unmeasured = f"{value} ended as {status}"
+        group.unfinished_runs = f"{value} ended as {status}"
 
 
 @dataclass(frozen=True)

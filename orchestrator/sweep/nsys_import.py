@@ -30,7 +30,7 @@ class ImportedParams(Params):
 
 
 def import_nsys(file: Path, run: Run) -> str:
-    """Adds the file to the run as a cell, whose id comes back. Raises RunError or EnvironmentError.
+    """Adds the file to the run as a cell, whose id comes back. Raises RunError or PlatformError.
 
     The same file again is a further attempt at the same cell; another of that name is another cell.
     """

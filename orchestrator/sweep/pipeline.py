@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common.errors import GpusLost, NodesLost
+from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.common.provenance import git_commit
 from orchestrator.execution import nsys
 from orchestrator.planning.attempt_queue import AttemptQueue
@@ -49,7 +49,7 @@ def run_sweep(request: SweepRequest, choice: RunOptions, means: Means) -> Summar
     deadline = None if limit is None else time.monotonic() + limit - SAVING_S
     summary, commit = Summary(), git_commit()
     with restored_handlers(), open_for_writing(request.run) as writer:
-        writer.require_parts()
+        writer.require_readable_parts()
         summary.recovered = recover_attempts(writer, commit)
         invocation = new_invocation(request, choice, commit, means.skip_predicted_oom)
         choice = resume(request, choice, invocation)
@@ -139,7 +139,7 @@ def _measure(
                 keep(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)
-        except (GpusLost, NodesLost) as error:
+        except (NoGpuLeft, NoNodeLeft) as error:
             summary.broken = error
         finally:
             display.close()

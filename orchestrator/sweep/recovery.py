@@ -33,7 +33,11 @@ def recover_attempts(writer: RunWriter, commit: str | None) -> int:
         **last,
     }  # programs of before kept the sweep's alone
     recorded = writer.rows("attempts", ["cell", "attempt"])
-    outcomes = [outcome for attempt in writer.unrecorded(recorded) if (outcome := recover(attempt))]
+    outcomes = [
+        outcome
+        for attempt in writer.attempts_without_row(recorded)
+        if (outcome := recover(attempt))
+    ]
     for outcome in outcomes:
         writer.append(measured_by(invocation, outcome), last.get("commit", commit))
     writer.merge_parts()

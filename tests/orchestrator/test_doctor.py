@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from orchestrator.common.errors import EnvironmentError
+from orchestrator.common.errors import PlatformError
 from orchestrator.doctor import _host, _profiler
 from orchestrator.execution.host_probe import dispatch_rates, profiler_failure
 
@@ -42,7 +42,7 @@ def test_where_torch_does_not_work_it_says_so(monkeypatch: pytest.MonkeyPatch) -
         "orchestrator.execution.host_probe.PROGRAM",
         (sys.executable, "-c", "raise SystemExit('No module named torch')"),
     )
-    with pytest.raises(EnvironmentError, match="torch does not work here: No module named torch"):
+    with pytest.raises(PlatformError, match="torch does not work here: No module named torch"):
         dispatch_rates(0.05)
 
 

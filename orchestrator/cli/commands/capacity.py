@@ -108,5 +108,5 @@ def find_limits_of(axis: str, chosen: dict[str, Any]) -> None:
         conclude(found.summary, request)
     if chosen["confirm"]:
         click.echo(f"kept in {request.run}")
-    if any(group.unmeasured for group in found.groups):
+    if any(group.unfinished_runs for group in found.groups):
         sys.exit(EXIT_FAILURES)

@@ -13,7 +13,13 @@ from orchestrator.common.errors import (
     EXIT_FAILURES,
     ConfigError,
 )
-from orchestrator.store.remote.address import RunPlace, Where, is_address, named, split_cell
+from orchestrator.store.remote.address import (
+    RunLocation,
+    RunLocationType,
+    is_address,
+    require_name,
+    split_cell,
+)
 
 if TYPE_CHECKING:
     pass
@@ -39,11 +45,15 @@ if TYPE_CHECKING:
     "folders",
     metavar="RUN",
     multiple=True,
-    type=RunPlace(),
+    type=RunLocationType(),
     help="Also how many are as near as this run, or all of a publication, and A are to each other; may be repeated.",
 )
 def compare(
-    before: str, after: str, fail_on: tuple[str, ...], threshold: float, folders: tuple[Where, ...]
+    before: str,
+    after: str,
+    fail_on: tuple[str, ...],
+    threshold: float,
+    folders: tuple[RunLocation, ...],
 ) -> None:
     """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
 
@@ -56,7 +66,7 @@ def compare(
     """
     from orchestrator.analysis.comparison import compare as held_against
     from orchestrator.report.formats.markdown import describe_comparison
-    from orchestrator.store.open import named_runs, open_run
+    from orchestrator.store.open import open_run, runs_by_name
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):
@@ -65,9 +75,11 @@ def compare(
             "Name two runs, or two cells as RUN:CELL",
         )
     a, b = open_run(first), open_run(second)
-    named = named_runs(folders).values() if folders else ()
+    require_name = runs_by_name(folders).values() if folders else ()
     others = [
-        run for run in named if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())
+        run
+        for run in require_name
+        if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())
     ]
     report = held_against(a, b, (one, other) if one else None, others=others)
     for line in describe_comparison(report):
@@ -88,13 +100,13 @@ def compare(
     sys.exit(EXIT_FAILURES if bad else 0)
 
 
-def _run_and_cell(text: str) -> tuple[Where, str]:
+def _run_and_cell(text: str) -> tuple[RunLocation, str]:
     """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`. Names of folders may have colons."""
     if is_address(text):
         return split_cell(text)
     folder, cell = text.rsplit(":", 1) if ":" in text else (text, "")
     for run, of_it in ((text, ""), (folder, cell)):
-        for path in (Path(named(run, "RUN")), Path("results") / run):
+        for path in (Path(require_name(run, "RUN")), Path("results") / run):
             if path.exists():
                 return path, of_it
     return Path(folder), cell

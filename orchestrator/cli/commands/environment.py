@@ -11,15 +11,17 @@ import click
 from orchestrator.common.errors import (
     EXIT_FAILURES,
 )
-from orchestrator.store.remote.address import RunPlace, Where
+from orchestrator.store.remote.address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass
 
 
 @click.command()
-@click.option("--out", type=RunPlace(), default=Path("results"), help="Where results would go.")
-def doctor(out: Where) -> None:
+@click.option(
+    "--out", type=RunLocationType(), default=Path("results"), help="Where results would go."
+)
+def doctor(out: RunLocation) -> None:
     """Say what this machine can do, what is missing, and what to do about it.
 
     Example: sweep doctor

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.store.remote.address import RunPlace, Where
+from orchestrator.store.remote.address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 @click.command("import-nsys")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--out", type=RunPlace(), help="The run to add it to, or a new folder.  [results/FILE]"
+    "--out", type=RunLocationType(), help="The run to add it to, or a new folder.  [results/FILE]"
 )
-def import_nsys(file: Path, out: Where | None) -> None:
+def import_nsys(file: Path, out: RunLocation | None) -> None:
     """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and print their tables.
 
     Example: sweep import-nsys report1.sqlite --out results/imported

@@ -14,7 +14,7 @@ from orchestrator.cli.text.sweep_result import FLAWS
 from orchestrator.common.errors import (
     ConfigError,
 )
-from orchestrator.store.remote.address import RunPlace
+from orchestrator.store.remote.address import RunLocationType
 
 if TYPE_CHECKING:
     pass
@@ -56,7 +56,9 @@ config_options = with_options(
             help="Only the cells that match.",
         ),
         click.option(
-            "--out", type=RunPlace(), help="Results folder, or s3://bucket/folder.  [results/NAME]"
+            "--out",
+            type=RunLocationType(),
+            help="Results folder, or s3://bucket/folder.  [results/NAME]",
         ),
     ]
 )

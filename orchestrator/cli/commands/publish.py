@@ -9,16 +9,19 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.commands.option_types import Megabytes, PublishedDevice
-from orchestrator.store.remote.address import Folder, RunPlace, Where
+from orchestrator.store.remote.address import FolderType, RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass
 
 
 @click.command()
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunLocationType())
 @click.option(
-    "--out", required=True, type=Folder(), help="Where to; what was published there is replaced."
+    "--out",
+    required=True,
+    type=FolderType(),
+    help="Where to; what was published there is replaced.",
 )
 @click.option(
     "--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]"
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     default="all",
     help="Whose numbers stand beside its own.  [all]",
 )
-def publish(run_folders: tuple[Where, ...], out: Path, limit_mb: float, against: str) -> None:
+def publish(run_folders: tuple[RunLocation, ...], out: Path, limit_mb: float, against: str) -> None:
     """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
 
     Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as SVG. Names of hosts

@@ -11,14 +11,14 @@ from orchestrator.cli.commands.option_types import PublishedDevice
 from orchestrator.common.errors import (
     ConfigError,
 )
-from orchestrator.store.remote.address import RunPlace, Where
+from orchestrator.store.remote.address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.report.tables.table import Table
 
 
 @click.command()
-@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunPlace())
+@click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunLocationType())
 @click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
 @click.option(
     "--format",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     help="Also what others published of the same cells on this device.",
 )
 def report(
-    run_folders: tuple[Where, ...],
+    run_folders: tuple[RunLocation, ...],
     tables: tuple[str, ...],
     form: str,
     cells: str | None,
@@ -73,11 +73,11 @@ def report(
     from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
     from orchestrator.report.references.tables import nothing_in_common, published_tables
     from orchestrator.report.tables.registry import TABLES
-    from orchestrator.store.open import open_runs, published_against
+    from orchestrator.store.open import open_runs, published_reference
 
     run, conditions = open_runs(run_folders), parse_selection((), wheres).where
     results = load_results(run)
-    beside = published_tables(against or published_against(run))
+    beside = published_tables(against or published_reference(run))
     some = cells is not None or bool(conditions)
     whole = _whole_report(run, results, beside) if not tables and not some else None
     chosen = results if cells is None else choose_cells(results, _named_cells(cells))
@@ -107,9 +107,9 @@ def report(
             if results.cells.empty or not tables
             else f"no cell of these is for {', '.join(tables)}"
         )
-    if missing := 0 if some else run.missing():
+    if missing := 0 if some else run.unfinished_count():
         of_each = (
-            ", ".join(f"{count} of {name}" for name, count in run.unmeasured().items())
+            ", ".join(f"{count} of {name}" for name, count in run.unfinished_runs().items())
             if run.is_published
             else ""
         )
@@ -155,7 +155,7 @@ def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[
 
 def _command_for(
     table: str,
-    run_folders: tuple[Where, ...],
+    run_folders: tuple[RunLocation, ...],
     cells: str | None,
     wheres: tuple[str, ...],
     against: str | None,

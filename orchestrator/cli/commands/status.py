@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.store.remote.address import RunPlace, Where
+from orchestrator.store.remote.address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass
 
 
 @click.command()
-@click.argument("run_folder", metavar="RUN", type=RunPlace())
-def status(run_folder: Where) -> None:
+@click.argument("run_folder", metavar="RUN", type=RunLocationType())
+def status(run_folder: RunLocation) -> None:
     """Count the cells of RUN by status; say what failed and why, and what would run next.
 
     Example: sweep status results/demo
@@ -29,9 +29,9 @@ def status(run_folder: Where) -> None:
 
 
 @click.command()
-@click.argument("run_folder", metavar="RUN", type=RunPlace())
+@click.argument("run_folder", metavar="RUN", type=RunLocationType())
 @click.argument("cell")
-def show(run_folder: Where, cell: str) -> None:
+def show(run_folder: RunLocation, cell: str) -> None:
     """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to re-run it by hand.
 
     Of several that were published together RUN may be their folder, and CELL as it stands in its tables: full:3f2a

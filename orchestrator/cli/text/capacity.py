@@ -127,8 +127,8 @@ def _remark(group: Limit, bounds: Bounds) -> str:
 
 
 def _remark_on_measured(group: Limit, measured: Search) -> str:
-    if group.unmeasured:
-        return group.unmeasured
+    if group.unfinished_runs:
+        return group.unfinished_runs
     if measured.next is not None:
         return "not done: run it again"
     if group.unpredicted:

@@ -35,7 +35,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
         yield from _attempt(row)
     yield from _result(attempts, samples, predictions)
     yield from _samples(samples[samples["attempt"] == last["attempt"]])
-    run.bring_artifacts(cell)
+    run.fetch_artifacts(cell)
     left = read_artifacts(run, cell, int(last["attempt"]))
     if left.log:
         yield f"log: {run.attempt_folder(cell, int(last['attempt'])) / LOG_FILE}"

@@ -33,11 +33,11 @@ from orchestrator.report.build import make_report
 from orchestrator.report.export.redaction import Redaction
 from orchestrator.report.references.tables import published_tables
 from orchestrator.store.layout import CONFIG_FILE, PUBLICATION_FILE
-from orchestrator.store.open import named_runs
+from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote.address import Where
+from orchestrator.store.remote.address import RunLocation
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import Together
+from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter
 from orchestrator.store.tables import SCHEMA_VERSION, tables
 
@@ -63,13 +63,15 @@ class Published:
         return sum(self.sizes.values())
 
 
-def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str | None) -> Published:
+def publish(
+    folders: Sequence[RunLocation], out: Path, most_bytes: int, against: str | None
+) -> Published:
     """Runs, in one folder that stays within a size; what was published there before is replaced.
 
     against: whose numbers stand beside theirs in the report. Raises RunError where a folder holds no run, where `out` holds
     something else than what was published before, and where it would be too large; RunUnwritable.
     """
-    named = named_runs(folders)
+    named = runs_by_name(folders)
     runs = {name.replace("/", "-"): run for name, run in named.items()}
     if len(runs) < len(named):
         raise RunError(
@@ -84,7 +86,7 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
         for name, run in runs.items():
             _copy(run, folder / name, redaction)
         RunWriter(folder).write_cells(
-            load_results(Together({name: Run(folder / name) for name in runs}, folder)).cells
+            load_results(RunCollection({name: Run(folder / name) for name in runs}, folder)).cells
         )
         left_out = (*redaction.said(), _NOT_COPIED, *_missing(runs.values()))
         _write_contents(folder, {"runs": list(runs), "against": against, "left_out": left_out})
@@ -103,7 +105,7 @@ def publish(folders: Sequence[Where], out: Path, most_bytes: int, against: str |
 
 
 def _missing(runs: Iterable[Run]) -> Iterator[str]:
-    if count := sum(run.missing() for run in runs):
+    if count := sum(run.unfinished_count() for run in runs):
         yield f"{count} cells that were asked for and not measured yet"
 
 
@@ -169,7 +171,7 @@ def _settle(out: Path, new: Path, old: Path) -> None:
 def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
     writer = RunWriter(folder)
     for table in tables():
-        writer.write_whole(table, redaction.table(table, run.read(table)))
+        writer.write_table(table, redaction.table(table, run.read(table)))
     manifest = redaction.manifest(run.read_manifest())
     writer.write_manifest(manifest)
     if "config" in manifest:

@@ -18,7 +18,7 @@ from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, Comparis
 from orchestrator.analysis.cpu_bound import Decides, ran_with_others
 from orchestrator.analysis.machine_variation import LIKELY, Factors
 from orchestrator.analysis.results import Results
-from orchestrator.common.errors import ConfigError, nearest
+from orchestrator.common.errors import ConfigError, suggestion
 from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK, SLOWER_HOST_MARK, format_ms
 from orchestrator.report.tables.layouts import Header, Rows
@@ -61,7 +61,7 @@ def lay_out(
     by_name = {table.name: table for table in tables}
     for name in names:
         if name not in by_name:
-            raise ConfigError(f"there is no table {name!r}", nearest(name, by_name))
+            raise ConfigError(f"there is no table {name!r}", suggestion(name, by_name))
     pages, measured_with = [], provenance(results)
     for table in [by_name[name] for name in names] or list(tables):
         header, rows = table.lay_out(results)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from orchestrator.analysis.cells import rows_of
 from orchestrator.analysis.results import Results
-from orchestrator.common.files import give_back_memory
+from orchestrator.common.files import trim_memory
 from orchestrator.report.tables.formatters import end_location
 from orchestrator.store.run import Run
 
@@ -49,7 +49,7 @@ def read_details(
             run.read("samples", ["cell", "attempt", *_NAMES, "value"], categories=True), counting
         )
     )
-    give_back_memory()
+    trim_memory()
     return Details(samples.names, _cells(counting, _attempts(run), samples, read_artifacts))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from orchestrator.common.errors import ConfigError, nearest
+from orchestrator.common.errors import ConfigError, suggestion
 
 ALL = "all"  # in place of a device
 
@@ -33,7 +33,7 @@ def find_device(word: str) -> str:
     """A device, or ALL. Raises ConfigError for a word that is no device of a write-up."""
     if word not in (*devices(), ALL):
         allowed = f"Published are {', '.join(devices())}; {ALL} stands for every one"
-        close = nearest(word, [*devices(), ALL])
+        close = suggestion(word, [*devices(), ALL])
         raise ConfigError(
             f"--against {word}: no write-up is of it",
             f"{close} {allowed}" if close.startswith("Did") else allowed,

@@ -10,10 +10,10 @@ import click
 
 from orchestrator.common.errors import ConfigError
 
-Where: TypeAlias = Path | str  # of a run: a folder, or the address of one elsewhere
+RunLocation: TypeAlias = Path | str  # of a run: a folder, or the address of one elsewhere
 
 
-def named(folder: Any, what: str) -> Any:
+def require_name(folder: Any, what: str) -> Any:
     """Raises ConfigError where it is empty."""
     if not str(folder).strip():
         raise ConfigError(
@@ -32,7 +32,7 @@ def split_cell(text: str) -> tuple[str, str]:
     return (text, "") if "/" in cell or "?" in address else (address, cell)
 
 
-class Folder(click.Path):
+class FolderType(click.Path):
     """A folder that is named: an empty text, as a shell makes of a variable that is not set, would be the one that one is in."""
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class Folder(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(
-            named(value, "--out" if isinstance(param, click.Option) else "RUN"), param, ctx
+            require_name(value, "--out" if isinstance(param, click.Option) else "RUN"), param, ctx
         )
 
 
-class RunPlace(Folder):
+class RunLocationType(FolderType):
     """A folder, as a path, or an address, as it was typed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from orchestrator.common.errors import RunLocked, SweepError
-from orchestrator.store.remote.folder import Entry, Place, reaching
+from orchestrator.store.remote.folder import Entry, RemoteFolder, reaching
 
 BEAT_S = 10.0
 LAPSE_S = 60.0
@@ -39,7 +39,7 @@ _OTHER = "Wait for it, stop it, or name another folder with --out"
 
 
 class Claim:
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RemoteFolder) -> None:
         self._place = place
         self._name = f"{_FOLDER}/{secrets.token_hex(8)}.json"
         self._content = json.dumps(
@@ -117,7 +117,7 @@ class Claim:
 
 
 @contextmanager
-def claimed(place: Place) -> Iterator[Claim]:
+def claimed(place: RemoteFolder) -> Iterator[Claim]:
     claim = Claim(place)
     claim.take()
     try:

@@ -22,7 +22,7 @@ from typing import Any
 from orchestrator.common.errors import RunUnreachable
 from orchestrator.common.files import writing
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
-from orchestrator.store.remote.folder import Entry, Place, reaching
+from orchestrator.store.remote.folder import Entry, RemoteFolder, reaching
 from orchestrator.store.remote.ledger import Ledger
 from orchestrator.store.tables import tables
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE
@@ -41,7 +41,7 @@ _NOT_CARRIED = "cache"  # what a compiler left
 class Copy:
     """Of a place, in a folder. Names are those of files within either."""
 
-    def __init__(self, place: Place, folder: Path) -> None:
+    def __init__(self, place: RemoteFolder, folder: Path) -> None:
         self.place = place
         self.folder = folder
         self.ledger = Ledger(folder)
@@ -59,7 +59,7 @@ class Copy:
                 with reaching(self.place):
                     self._refresh()
 
-    def bring_artifacts(self, cell: str = "") -> None:
+    def fetch_artifacts(self, cell: str = "") -> None:
         """What people read of an attempt: its log, and how to measure it again. Of one cell, or of all."""
         with reaching(self.place):
             there = self.place.entries(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True)

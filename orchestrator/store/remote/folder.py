@@ -47,7 +47,7 @@ class Entry:
     at: datetime | None
 
 
-class Place:
+class RemoteFolder:
     """Files by their names within it. Whatever it is asked may raise OSError: `reaching` makes one line of that."""
 
     def __init__(self, address: str) -> None:
@@ -132,7 +132,7 @@ class Place:
 
 
 @contextmanager
-def reaching(place: Place | str) -> Iterator[None]:
+def reaching(place: RemoteFolder | str) -> Iterator[None]:
     """Turns what keeps us from a place into one line with its remedy."""
     try:
         yield

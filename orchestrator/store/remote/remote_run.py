@@ -14,7 +14,7 @@ from orchestrator.common.files import Content
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.remote.claim import Claim, claimed
 from orchestrator.store.remote.copy import ATTEMPTS, CELLS, MANIFEST, Copy
-from orchestrator.store.remote.folder import Place, reaching
+from orchestrator.store.remote.folder import RemoteFolder, reaching
 from orchestrator.store.remote.uploads import Uploads, insist
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class RemoteRun(Run):
     """folder: of the working copy."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RemoteFolder) -> None:
         super().__init__(cache_folder("copies") / place.path)
         self.place = place
 
@@ -40,8 +40,8 @@ class RemoteRun(Run):
         copy.refresh()
         _say_what_was_set_aside(copy)
 
-    def bring_artifacts(self, cell: str = "") -> None:
-        Copy(self.place, self.folder).bring_artifacts(cell)
+    def fetch_artifacts(self, cell: str = "") -> None:
+        Copy(self.place, self.folder).fetch_artifacts(cell)
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
         super().write_report(files)

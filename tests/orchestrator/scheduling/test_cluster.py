@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.common.errors import NodesLost
+from orchestrator.common.errors import NoNodeLeft
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.scheduling import cluster as watched
 from orchestrator.scheduling.cluster import NodeHealth, unplaceable_reason
@@ -57,7 +57,7 @@ def test_where_the_hosts_of_one_kind_are_broken_others_go_on(
         unplaceable_reason(gone, [node("a")], ["host b: no torch"])
         == "no host is left that could measure it: host b: no torch"
     )
-    with pytest.raises(NodesLost, match="host b: no torch"):
+    with pytest.raises(NoNodeLeft, match="host b: no torch"):
         unplaceable_reason(gone, [node("head", cpus=0)], ["host b: no torch"])
 
 
@@ -90,7 +90,7 @@ def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
         assert nodes.gone(running) == []
         return
     with pytest.raises(
-        NodesLost, match=rf"no node is left that has {lacks}. Have one join .* run again"
+        NoNodeLeft, match=rf"no node is left that has {lacks}. Have one join .* run again"
     ):
         nodes.gone(running)
     assert len(said) == 1

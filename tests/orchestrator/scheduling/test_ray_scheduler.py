@@ -24,7 +24,7 @@ import psutil
 import pytest
 from click.testing import Result
 
-from orchestrator.common.errors import EnvironmentError
+from orchestrator.common.errors import PlatformError
 from orchestrator.execution.attempt_archive import AttemptArchive
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.execution.host_probe import TIMEOUT_S
@@ -633,7 +633,7 @@ def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(ray, "init", fail)
     with pytest.raises(
-        EnvironmentError,
+        PlatformError,
         match=r"^Ray does not start: The current node timed out during startup\. `sweep run",
     ):
         RayScheduler(print)

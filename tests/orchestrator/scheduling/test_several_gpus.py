@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from orchestrator.common.errors import ConfigError, EnvironmentError, GpusLost
+from orchestrator.common.errors import ConfigError, NoGpuLeft, PlatformError
 from orchestrator.execution import supervisor
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.hardware.host import GpuInfo, HostInfo
@@ -255,7 +255,7 @@ def test_the_one_that_fell_is_named_and_where_too_few_are_left_the_run_ends(
     assert lost.evidence["message"].startswith("its GPU went away: GPU 2 (uuid-2) of ")
     assert next(outcomes).status is Status.OK
     with pytest.raises(
-        GpusLost,
+        NoGpuLeft,
         match=r"no host is left with 4 GPUs that work: GPU 2 \(uuid-2\) of .*Reset the GPU",
     ):
         next(outcomes)
@@ -285,7 +285,7 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(
     assert (
         f"left out: {line}. Given again where there are so many, this command measures them" in said
     )
-    with pytest.raises(EnvironmentError, match=f"{line}. Have such a host join"):
+    with pytest.raises(PlatformError, match=f"{line}. Have such a host join"):
         go(request(), hosts_with(1, 2, 1))
     assert go(request(), hosts_with(4)).statuses == {Status.OK: 2}
 
@@ -358,7 +358,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
             assert [one.attempt for one in scheduler.run([lost], lambda started: None)] == [lost]
             assert scheduler.slots("cuda") == 8
             with pytest.raises(
-                GpusLost, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"
+                NoGpuLeft, match="no host is left with 4 GPUs that work: GPU 0 of here: gone"
             ):
                 list(scheduler.run([attempt_at(tmp_path, 9, gpus=4)], lambda started: None))
             scheduler.close()

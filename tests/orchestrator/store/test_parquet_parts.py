@@ -50,7 +50,7 @@ def test_a_folder_may_be_called_as_one_likes(
     with open_for_writing(Run(Path(name))) as writer:
         for length in (16, 32, 64):
             writer.append(make_outcome(context_length=length), None)
-        writer.require_parts()
+        writer.require_readable_parts()
     run = Run(Path(name))
     assert run.read("attempts")["cell"].nunique() == len(list(run.rows("attempts", ["cell"]))) == 3
     assert run.read("samples", categories=True)["cell"].nunique() == 3
@@ -149,7 +149,7 @@ def test_a_copy_beside_a_part_is_named(
         open_for_writing(run) as writer,
         pytest.raises(RunError, match="has not the name of a part"),
     ):
-        writer.require_parts()
+        writer.require_readable_parts()
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_bad_part_among_those_that_are_merged_stops_nobody(
         for seed in range(1, 8):
             writer.append(make_outcome(seed=seed), None)
         with pytest.raises(RunError, match=f"{bad.name}: cannot be read"):
-            writer.require_parts()
+            writer.require_readable_parts()
     with pytest.raises(RunError, match=f"{bad.name}: cannot be read"):
         run.read(table)
     bad.unlink()

@@ -224,7 +224,7 @@ def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(
     folder.mkdir(parents=True)
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
     with open_for_writing(run) as writer:
-        assert not list(writer.unrecorded([]))
+        assert not list(writer.attempts_without_row([]))
 
 
 def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -> None:
@@ -248,7 +248,7 @@ def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) 
         torn.mkdir(parents=True)
         (torn / ATTEMPT_FILE).write_text('{"cell": "0000')
         writer.append(done, None)
-        found = list(writer.unrecorded([(done.attempt.cell.id, 1)]))
+        found = list(writer.attempts_without_row([(done.attempt.cell.id, 1)]))
     assert [attempt.cell.id for attempt in found] == [orphan.attempt.cell.id]
     assert run.highest_attempts()["0" * 12] == 1
 

@@ -14,7 +14,7 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError
 from orchestrator.store.open import open_for_writing, open_runs
 from orchestrator.store.run import Run
-from orchestrator.store.run_collection import Together
+from orchestrator.store.run_collection import RunCollection
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import KernelRow
@@ -59,7 +59,7 @@ def test_a_table_has_the_cells_of_both(runs: list[Path]) -> None:
 
 
 def test_one_alone_is_as_ever(runs: list[Path]) -> None:
-    assert not isinstance(open_runs(runs[:1]), Together)
+    assert not isinstance(open_runs(runs[:1]), RunCollection)
     assert "run" not in sweep.load(runs[0]).cells
 
 

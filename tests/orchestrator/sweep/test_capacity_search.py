@@ -309,7 +309,7 @@ def test_what_ends_otherwise_ends_the_search(predicted: Any, request_for: Any) -
     predicted(tiny=(700, 1000))
     request = request_for("size=tiny")
     found = find_limits(request, CONTEXT, CARD, means_with(Status.TIMEOUT, tiny=640))
-    assert found.groups[0].unmeasured == "1024 ended as timeout"
+    assert found.groups[0].unfinished_runs == "1024 ended as timeout"
 
 
 def test_a_time_limit_leaves_the_rest_for_later(

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 
 from orchestrator.analysis.results import load_results
-from orchestrator.common.errors import EnvironmentError, RunError
+from orchestrator.common.errors import PlatformError, RunError
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from orchestrator.sweep.nsys_import import import_nsys
@@ -103,7 +103,7 @@ def test_a_report_without_nsys_says_how_to_export_it(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "report1.nsys-rep").write_bytes(b"binary")
-    with pytest.raises(EnvironmentError, match=r"nsys export --type sqlite report1\.nsys-rep"):
+    with pytest.raises(PlatformError, match=r"nsys export --type sqlite report1\.nsys-rep"):
         import_nsys(tmp_path / "report1.nsys-rep", Run(tmp_path / "run"))
 
 

@@ -23,7 +23,7 @@ from orchestrator.cli.text.status import describe_status
 from orchestrator.cli.text.sweep_result import conclude
 from orchestrator.common.errors import (
     ConfigError,
-    EnvironmentError,
+    PlatformError,
     RunError,
     RunMismatch,
     RunUnwritable,
@@ -479,7 +479,7 @@ def test_nothing_is_inferred_across_kinds_of_gpu(request_of: Callable[..., Sweep
     marks = [{"gpu": gpu} for gpu in ("A100", "H100")]
     two.hosts = lambda: [HostInfo(fingerprints={"cuda": marks})]  # type: ignore[method-assign]
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
-    with pytest.raises(EnvironmentError, match="A100, H100"):
+    with pytest.raises(PlatformError, match="A100, H100"):
         go(request, two, RunOptions(infer_oom=True), mixed=True)
 
 
@@ -748,7 +748,7 @@ def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(
 
 def test_a_device_that_is_not_here(request_of: Callable[..., SweepRequest]) -> None:
     with pytest.raises(
-        EnvironmentError,
+        PlatformError,
         match=r"asks for device cuda, and here there is only cpu.*--set device=cpu",
     ):
         go(request_of(CONFIG.replace("device: cpu", "device: cuda")), FakeScheduler(outcome_of))
@@ -761,7 +761,7 @@ def test_what_is_refused_before_anything_ran_leaves_no_new_folder(
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
 
     def left_in(folder: Path) -> list[str]:
-        with pytest.raises(EnvironmentError, match="asks for device cuda"):
+        with pytest.raises(PlatformError, match="asks for device cuda"):
             go(replace(request, run=Run(folder)), FakeScheduler(outcome_of))
         return sorted(
             path.relative_to(tmp_path).as_posix() for path in (tmp_path / "mine").rglob("*")
@@ -896,7 +896,7 @@ def test_a_kind_that_is_not_here_is_left_for_another_run(
         in said
     )
     with pytest.raises(
-        EnvironmentError,
+        PlatformError,
         match=r"2 cells ask for gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100",
     ):
         go(request, gpus_here("NVIDIA H100"))
@@ -945,7 +945,7 @@ def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Swee
     first, second = scheduler.hosts()
     scheduler.hosts = lambda: [replace(first, gpus=first.gpus + second.gpus)]  # type: ignore[method-assign]
     with pytest.raises(
-        EnvironmentError,
+        PlatformError,
         match=r"host of NVIDIA H100 has GPUs of several kinds.*CUDA_VISIBLE_DEVICES",
     ):
         go(request_of(of_kinds("H100", "A100")), scheduler)

@@ -29,7 +29,7 @@ from orchestrator.store import run_writer
 from orchestrator.store.open import open_run
 from orchestrator.store.remote import claim, uploads
 from orchestrator.store.remote.address import split_cell
-from orchestrator.store.remote.folder import Place, reaching
+from orchestrator.store.remote.folder import RemoteFolder, reaching
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
@@ -130,7 +130,7 @@ def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_pa
     assert call("report", ADDRESS, "--table", "timings").exit_code == 0
     assert "timings.md" in bucket.names("runs/x/report/")
     run = open_run(ADDRESS)
-    run.bring_artifacts()  # for the page of a report
+    run.fetch_artifacts()  # for the page of a report
     assert {path.name for path in (run.folder / "artifacts").glob("*/1/*")} == {
         ATTEMPT_FILE,
         LOG_FILE,
@@ -141,9 +141,9 @@ def test_which_run_it_is_is_there_before_anything_is_measured(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a second driver would begin another run, beside which what the first measured would not count."""
-    put = Place.put
+    put = RemoteFolder.put
 
-    def put_slowly(place: Place, name: str, source: Path | bytes) -> None:
+    def put_slowly(place: RemoteFolder, name: str, source: Path | bytes) -> None:
         time.sleep(1.0 if name == "run.json" else 0.0)
         put(place, name, source)
 
@@ -151,7 +151,7 @@ def test_which_run_it_is_is_there_before_anything_is_measured(
         assert "run.json" in bucket.names("runs/x/")
         return measured(attempt)
 
-    monkeypatch.setattr(Place, "put", put_slowly)
+    monkeypatch.setattr(RemoteFolder, "put", put_slowly)
     assert go(tmp_path, 16, measure=measure)[1] == [16]
 
 
@@ -177,7 +177,7 @@ def test_a_row_is_there_after_all_that_it_is_of(
 def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> None:
     """The driver, killed when its third cell has ended, and two have gone to the bucket."""
     os.environ.update(environment, XDG_CACHE_HOME=str(cache))
-    place = Place(ADDRESS)
+    place = RemoteFolder(ADDRESS)
 
     def measure(attempt: Attempt) -> Outcome:
         if attempt.cell.params.values()["context_length"] == 64:
@@ -226,7 +226,7 @@ def make_older(bucket: Bucket, beginning: str) -> None:
 def test_what_fails_at_times_is_there_at_the_end(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Place, "put", at_times(Place.put, random.Random(1)))
+    monkeypatch.setattr(RemoteFolder, "put", at_times(RemoteFolder.put, random.Random(1)))
     monkeypatch.setattr(uploads, "AGAIN_S", 0.01)
     lengths = [8 * count for count in range(1, 13)]
     assert go(tmp_path, *lengths)[1] == lengths
@@ -236,7 +236,7 @@ def test_what_fails_at_times_is_there_at_the_end(
 
 
 def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., None]:
-    def put_or_fail(place: Place, name: str, source: Path | bytes) -> None:
+    def put_or_fail(place: RemoteFolder, name: str, source: Path | bytes) -> None:
         if not name.startswith("drivers/") and chance.random() < 0.3:
             raise OSError("the network is not what it was")
         put(place, name, source)
@@ -349,15 +349,15 @@ def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
 ) -> None:
     """Those of fsspec have errors of their own: the rows stay here, that is said, and the next run carries them."""
     monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
-    put = Place.put
+    put = RemoteFolder.put
 
-    def refuse(self: Place, name: str, source: Path | bytes) -> None:
+    def refuse(self: RemoteFolder, name: str, source: Path | bytes) -> None:
         if name.startswith("attempts/"):
             raise LookupError("the server went away")
         put(self, name, source)
 
     with monkeypatch.context() as broken:
-        broken.setattr(Place, "put", refuse)
+        broken.setattr(RemoteFolder, "put", refuse)
         with pytest.raises(
             RunUnwritable,
             match=r"\d files could not be carried there: LookupError: the server went away",
@@ -379,7 +379,7 @@ def test_a_claim_written_anew_in_the_moment_in_which_it_lapsed(
 ) -> None:
     """Its driver had just found it there, and wrote, when the other removed it."""
     monkeypatch.setattr(claim, "BEAT_S", 0.2)
-    place = Place(tmp_path.as_uri())
+    place = RemoteFolder(tmp_path.as_uri())
     with claim.claimed(place) as first:
         (own,) = tmp_path.glob("drivers/*.json")
         content = own.read_bytes()
@@ -640,7 +640,7 @@ def test_who_may_not_come_in_is_told_what_to_set(
 
 @pytest.mark.parametrize("scheme", ["s3://bucket", "file://{tmp}", "memory://{tmp}"])
 def test_places_of_all_kinds_are_alike(bucket: Bucket, tmp_path: Path, scheme: str) -> None:
-    place = Place(f"{scheme.format(tmp=tmp_path)}/a/b")
+    place = RemoteFolder(f"{scheme.format(tmp=tmp_path)}/a/b")
     large = tmp_path / "large"
     large.write_bytes(os.urandom(11_000_000))
     with reaching(place):
