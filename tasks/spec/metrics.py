@@ -448,7 +448,7 @@ KERNEL_TIME = Metric(
     "kernel_time",
     "ms",
     "time of all kernels of a phase, or of the step, profiled separately",
-    phases=_EACH,
+    phases=("", *_EACH),  # without a phase: null on other devices than a GPU
     columns=(
         CellColumn(
             "{phase}_kernel_time_ms_{statistic}",
