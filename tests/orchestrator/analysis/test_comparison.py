@@ -73,6 +73,7 @@ def verdicts(
     return found
 
 
+@pytest.mark.fuzz
 @pytest.mark.parametrize("between", [0.001, 0.01, 0.05])
 @pytest.mark.parametrize("attempts", [2, 3])
 def test_no_more_than_one_null_comparison_in_a_hundred_cries_wolf(

@@ -238,6 +238,7 @@ def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
     assert (done.returncode, done.stderr) == (2, said)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("deaf", [False, True], ids=["its errors are read", "nor are its errors"])
 def test_a_sweep_whose_output_is_not_read_any_more_goes_on(
     deaf: bool, write_config: Callable[..., Path]

@@ -124,6 +124,7 @@ def test_what_failed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
+@pytest.mark.process
 def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one is asked of another process, however soon: that it is dead is known later than that it says no more."""
     slow = "import sys, time; sys.stdin.readline(); time.sleep(60)"

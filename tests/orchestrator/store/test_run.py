@@ -261,6 +261,7 @@ def _hold(
         done.wait(30)
 
 
+@pytest.mark.process
 def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
     context = multiprocessing.get_context("spawn")
     held, done = context.Event(), context.Event()

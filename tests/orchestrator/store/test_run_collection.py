@@ -72,6 +72,7 @@ def test_frames_with_categories_are_the_same(runs: list[Path]) -> None:
     assert plain["value"].tolist() == categories["value"].tolist()
 
 
+@pytest.mark.render
 def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
     done = report(*runs)
     assert done.exit_code == 0, done.output
@@ -85,6 +86,7 @@ def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
     )  # nothing of the runs themselves is changed
 
 
+@pytest.mark.render
 def test_what_is_written_of_many_runs_has_a_name_of_its_own(runs: list[Path]) -> None:
     many = [
         shutil.copytree(runs[1], runs[1].parent / f"{'ü' * 60}-{number}") for number in range(8)

@@ -53,6 +53,7 @@ def test_a_path_goes_where_it_went_in_fewer_letters(path: str, short: str) -> No
     assert with_short_paths(around.format(path)) == around.format(short)
 
 
+@pytest.mark.render
 def test_a_chart_is_as_wide_whatever_fonts_the_machine_has(tmp_path: Path) -> None:
     """Also one that calls another font Liberation Sans, as older versions of that are."""
     bare, furnished = tmp_path / "bare", tmp_path / "furnished"

@@ -158,6 +158,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rende
     time.tzset()
 
 
+@pytest.mark.render
 def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(
     published: Path, runs: list[Path], elsewhere: Rendered
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_copy_elsewhere_has_the_same_tables_byte_for_byte(
     assert elsewhere(published) == here
 
 
+@pytest.mark.render
 def test_the_charts_are_the_same_too(runs: list[Path], tmp_path: Path, elsewhere: Rendered) -> None:
     assert command("publish", *runs, "--out", tmp_path / "gpu").exit_code == 0
     before = files_of(tmp_path / "gpu" / "report")
@@ -256,6 +258,7 @@ def test_a_table_alone_is_that_alone(published: Path) -> None:
     )  # known without --against
 
 
+@pytest.mark.render
 def test_it_is_read_like_any_other_run(published: Path, runs: list[Path]) -> None:
     together = sweep.load(published)
     assert set(together.cells["run"]) == {"full", "capped"}

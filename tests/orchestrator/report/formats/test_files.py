@@ -128,6 +128,7 @@ def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
     assert grouped > 0
 
 
+@pytest.mark.render
 def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
     results_of_every_kind: Results, every_page: list[Page], tmp_path: Path
 ) -> None:

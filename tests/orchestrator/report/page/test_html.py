@@ -120,6 +120,7 @@ def failed_cell(run: Run) -> str:
     return str(cells.loc[cells["status"] == "oom", "cell"].item())
 
 
+@pytest.mark.render
 def test_every_table_and_chart_is_a_section_that_the_contents_name(run: Run) -> None:
     outline = Outline(page_of(run, with_figures=True))
     pages = lay_out(load_results(run))
@@ -189,6 +190,7 @@ def test_a_cell_says_all_that_is_known_of_it(run: Run) -> None:
     assert slowest["by_hand"] == ""
 
 
+@pytest.mark.render
 def test_rows_beyond_the_first_are_data(tmp_path: Path, make_outcome: MakeOutcome) -> None:
     with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "many"})
@@ -198,6 +200,7 @@ def test_rows_beyond_the_first_are_data(tmp_path: Path, make_outcome: MakeOutcom
     assert ["16", "200"] in [row[1:3] for (row,) in beyond]
 
 
+@pytest.mark.render
 def test_it_holds_the_charts_as_they_are_drawn(run: Run) -> None:
     drawn = [figure.spec for figure in begin_drawing(load_results(run)).figures()]
     assert Outline(page_of(run, with_figures=True)).charts == drawn
@@ -211,6 +214,7 @@ def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
     assert len(text) < 100_000
 
 
+@pytest.mark.render
 def test_figures_are_files_of_their_kind(run: Run) -> None:
     files = figure_files(begin_drawing(load_results(run)).figures())
     assert {name for name in files if name.endswith(".svg")} >= {
@@ -225,6 +229,7 @@ def test_figures_are_files_of_their_kind(run: Run) -> None:
             assert f"{name.removesuffix('.svg')}.png" in files
 
 
+@pytest.mark.render
 def test_a_chart_shows_the_medians_of_the_table(run: Run) -> None:
     (figure,) = [
         figure
@@ -239,6 +244,7 @@ def test_a_chart_shows_the_medians_of_the_table(run: Run) -> None:
     }
 
 
+@pytest.mark.render
 def test_a_chart_of_kernels_alone_shows_what_they_gain(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
@@ -270,6 +276,7 @@ def test_a_chart_of_one_point_is_left_out(tmp_path: Path, make_outcome: MakeOutc
     }
 
 
+@pytest.mark.render
 def test_a_chart_that_fails_takes_nothing_with_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +296,7 @@ def test_a_chart_that_fails_takes_nothing_with_it(
     )
 
 
+@pytest.mark.render
 def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any]) -> None:
     done = sweep("report", run.folder)
     page = run.folder / "report" / "index.html"
@@ -298,6 +306,7 @@ def test_the_command_writes_it_and_says_where(run: Run, sweep: Callable[..., Any
     assert (page.parent / "figures" / "step-time.svg").exists()
 
 
+@pytest.mark.render
 @pytest.mark.parametrize(
     "words",
     [

@@ -190,6 +190,7 @@ def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> Non
     go(tmp_path, measure=measure)
 
 
+@pytest.mark.process
 def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
     """Begun again elsewhere, without a copy, all is kept that had gone; and where it was, all that had ended."""
     driver = multiprocessing.get_context("spawn").Process(
