@@ -79,7 +79,7 @@ class LoadedRun:
 
     def table(self, name: str, against: str | None = None) -> pd.DataFrame:
         """A table of the report as it is printed, null where it prints nothing; a column of plain numbers, also of 12,313, has
-        numbers. Which times of a row have a mark (`†`, `‡`) say the last columns.
+        numbers. The last columns say which times of a row have the mark `†`.
 
         against: a device, for the tables of what was published on it (`sweep report --against`). Raises ConfigError for a
         name that is no table and a device that is none. Empty where the run has nothing for it.

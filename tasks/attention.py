@@ -48,7 +48,7 @@ class AttentionParams(AttentionAxisParams):
         64,
         "width of query, key and value; the course calls it d_model in this experiment",
         unit="elements",
-        affects=WORK & ~Affects.LAUNCHES,
+        affects=WORK,
         memory_order=(),
     )
     context_length: PositiveInt = context_length_axis(1024)

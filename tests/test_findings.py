@@ -1,5 +1,4 @@
-"""docs/findings.md and docs/machines.md keep their word: their commands are such, and where the published results are here, they
-print their numbers."""
+"""docs/findings.md holds: its commands exist, and print its numbers from the published results."""
 
 from __future__ import annotations
 
@@ -14,30 +13,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 import click
+import pandas as pd
 import pytest
 from click.testing import CliRunner
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.cli.main import main
-from orchestrator.report.build import make_report
-from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.files import files_of
 from orchestrator.report.formats.markdown import lay_out, to_markdown
-from orchestrator.report.references.tables import published_tables
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from tests.conftest import ROOT
 
-PAGES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("findings", "machines")}
+PAGE = (ROOT / "docs" / "findings.md").read_text()
 PUBLISHED = Path("results/published")
 FOLDERS = sorted(path.parent.name for path in (ROOT / PUBLISHED).glob("*/publication.json"))
 BOLD = re.compile(r"\*\*(.+?)\*\*")
-PROGRAMS = [
-    program
-    for text in PAGES.values()
-    for program in re.findall(r"```python\n(.+?)```", text, re.DOTALL)
-]
+PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 
 
 class Finding(NamedTuple):
@@ -54,22 +46,17 @@ def findings_of(text: str) -> list[Finding]:
     return [Finding(text, command) for text, (command, _, _) in zip(texts, parts, strict=True)]
 
 
-FINDINGS = [finding for text in PAGES.values() for finding in findings_of(text)]
+FINDINGS = findings_of(PAGE)
 IDS = [finding.command[31:] for finding in FINDINGS]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_each_finding_has_its_command(page: str) -> None:
-    found = findings_of(PAGES[page])
-    assert len(found) > 5
-    assert all(
-        re.match(r"sweep report (results/published/h200(-hosts|-before)? )+.+\Z", finding.command)
-        for finding in found
-    )
-    assert (
-        sum(bool(BOLD.search(finding.said)) for finding in found) >= len(found) - 1
-    )  # one points at notes
-    assert not BOLD.search(PAGES[page].rpartition("\n```")[2])
+def test_each_finding_has_its_command() -> None:
+    assert len(FINDINGS) > 5
+    for finding in FINDINGS:
+        assert re.match(r"sweep report results/published/h200 .+\Z", finding.command)
+    with_numbers = [finding for finding in FINDINGS if BOLD.search(finding.said)]
+    assert len(with_numbers) >= len(FINDINGS) - 1  # one points at notes
+    assert not BOLD.search(PAGE.rpartition("\n```")[2])
 
 
 @pytest.mark.parametrize("command", [finding.command for finding in FINDINGS], ids=IDS)
@@ -81,14 +68,13 @@ def test_its_commands_can_be_typed(command: str) -> None:
 
 
 def test_what_stands_in_short_stands_below() -> None:
-    short, below = PAGES["findings"].partition("## In short")[2].split("\n## ", 1)
+    short, below = PAGE.partition("## In short")[2].split("\n## ", 1)
     numbers = re.findall(r"\d+\.\d+", short)
     assert len(numbers) > 5
-    everything = below + PAGES["machines"]
     assert [
         number
         for number in numbers
-        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", everything)
+        if not re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", below)
     ] == []
 
 
@@ -137,33 +123,28 @@ def test_its_numbers_are_printed(
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_the_published_tables_are_what_is_made_of_it(
-    folder: str, published: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fresh clone makes the same of it, byte for byte."""
-    monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
-    publication = Publication(published / PUBLISHED / folder)
-    report = make_report(
-        publication, _read(publication.folder), published_tables(publication.against)
+def test_a_publication_loads(folder: str) -> None:
+    """Every file has the digest that publication.json lists, and nothing else is tracked there."""
+    publication = Publication(ROOT / PUBLISHED / folder)
+    assert len(load_results(publication).cells) > 1000
+    listed = {PUBLICATION_FILE, *publication.contents["files"]}
+    tracked = subprocess.run(
+        ["git", "ls-files", "."], cwd=publication.folder, capture_output=True, text=True
     )
-    made = dict(files_of(report.pages, ["md"])) | {"answers.md": report.words}
-    tracked = {
-        path.name: path.read_text() for path in (ROOT / PUBLISHED / folder / "report").glob("*.md")
-    }
-    assert tracked.keys() == made.keys()
-    assert [name for name, text in tracked.items() if text != made[name]] == []
-    assert sum(path.stat().st_size for path in published_files(ROOT / PUBLISHED / folder)) < 25e6
+    if tracked.returncode == 0:
+        assert set(tracked.stdout.splitlines()) == listed
+    assert sum((publication.folder / name).stat().st_size for name in listed) < 25e6
 
 
-def published_files(folder: Path) -> list[Path]:
-    """Without what `sweep report` has made there of it, as the README says, in other formats."""
-    listed = [folder / name for name in Publication(folder).contents["files"]]
-    pages = [
-        folder / "report" / "index.html",
-        *(folder / "report").glob("*.md"),
-        *(folder / "report" / "figures").glob("*.svg"),
-    ]
-    return [folder / PUBLICATION_FILE, *listed, *pages]
+def test_the_published_cells_are_derived_from_the_published_samples(published: Path) -> None:
+    """`cells.parquet` of a publication is what this program derives from its other tables."""
+    folder = published / PUBLISHED / "h200"
+    derived = _read(folder).cells
+    stored = pd.read_parquet(folder / "cells.parquet")
+    assert list(stored.columns) == list(derived.columns)
+    assert stored["cell"].tolist() == derived["cell"].tolist()
+    for column in ("step_ms_median", "peak_allocated_bytes", "waits_for_host"):
+        pd.testing.assert_series_equal(stored[column], derived[column], check_dtype=False)
 
 
 SHOWN = {

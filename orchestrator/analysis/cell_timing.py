@@ -14,7 +14,6 @@ import pandas as pd
 
 from orchestrator.analysis.cells import that_count
 from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
-from orchestrator.analysis.machine_variation import MADE_WITH
 from orchestrator.analysis.results import Results, load_with_samples
 from orchestrator.analysis.statistics import summarise
 from orchestrator.analysis.timing_columns import step_additions, step_attempts, step_kernel_times
@@ -48,8 +47,7 @@ class Side:
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
     thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
     what a step is in them, where the host's pace was read beside it. kernels_ms: what the kernels of a step take, where they were
-    watched. is_of_kernels: whether its times themselves are of these, since no step was timed. made_with: what a time may be
-    expected to depend on, wherever it is measured: the kind of GPU, torch and CUDA.
+    watched. is_of_kernels: whether its times themselves are of these, since no step was timed.
     """
 
     medians_ms: tuple[float, ...]
@@ -63,7 +61,6 @@ class Side:
     additions: Interval | None = None
     kernels_ms: Interval | None = None
     is_of_kernels: bool = False
-    made_with: tuple[str, ...] = ()
 
     @property
     def ms(self) -> float:
@@ -99,7 +96,6 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
     told, kernels = _intervals(step_additions(samples)), _kernels(cells, samples)
-    made_with = _made_with(cells)
     return {
         cell: Side(
             *times,
@@ -110,7 +106,6 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
             paces.get(cell),
             told.get(cell),
             kernels.get(cell),
-            made_with=made_with[cell],
         )
         for cell, times in _times(steps).items()
     }
@@ -119,9 +114,8 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
 def kernel_sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
     """The same, of what the kernels of its steps take."""
     watched, clocks = step_kernel_times(samples), _known(results.cells, "sm_clock_after")
-    made_with = _made_with(results.cells)
     return {
-        cell: Side(*times, clocks.get(cell), is_of_kernels=True, made_with=made_with[cell])
+        cell: Side(*times, clocks.get(cell), is_of_kernels=True)
         for cell, times in _times(watched).items()
     }
 
@@ -158,13 +152,6 @@ def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
         str(cell): float(value)
         for cell, value in zip(known["cell"], known.get(column, ()), strict=True)
     }
-
-
-def _made_with(cells: pd.DataFrame) -> dict[str, tuple[str, ...]]:
-    """By cell, the kind of GPU, torch and CUDA, as far as they are known."""
-    known = cells.reindex(columns=list(MADE_WITH)).astype(object)
-    rows = known.where(known.notna(), "").astype(str).itertuples(index=False, name=None)
-    return dict(zip(map(str, cells["cell"]), rows, strict=True))
 
 
 def _paces(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -112,7 +112,7 @@ def derive_cells(
             wide = wide.merge(columns, left_on="cell", right_index=True, how="left")
         trim_memory()
     wide = wide.copy()  # in one piece again, to which columns can be added
-    whole = with_host(with_whole_step(wide), [str(axis) for axis in params])
+    whole = with_host(with_whole_step(wide))
     return with_square_bytes(
         with_profile_cost(with_kernel_time(with_utilisation(with_rates(whole))))
     ).apply(_nullable)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -26,22 +26,9 @@ from orchestrator.analysis.cell_timing import (
     sides_of,
 )
 from orchestrator.analysis.cpu_bound import MOST_WAITED, Decides
-from orchestrator.analysis.machine_variation import (
-    IN_ADDITIONS,
-    KINDS,
-    OF_KERNELS,
-    Factors,
-    Kind,
-    factors,
-    share_a_gpu,
-    within,
-    without_machines_of,
-)
-from orchestrator.analysis.machine_variation import pairs as pairs_of
-from orchestrator.analysis.results import Results, load_results
+from orchestrator.analysis.results import Results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
-from orchestrator.store.open import collect_runs
 from orchestrator.store.run import Run, find_cell
 
 SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
@@ -142,32 +129,13 @@ class Comparison:
             return None
         return self.after.kernels_ms.over(self.before.kernels_ms)
 
-    def judged_by(self, machines: Factors) -> tuple[Kind, float]:
-        """The kind of time that is held against what machines differ by, and B's over A's in it: in additions, if it can be."""
-        if self.in_additions and IN_ADDITIONS in machines:
-            return IN_ADDITIONS, self.in_additions.middle
-        return OF_KERNELS if self.before.is_of_kernels else Kind(self.before.decides), self.ratio
-
-    def is_within(self, machines: Factors) -> bool | None:
-        """Whether it may be the same on another machine of this kind; None where they do not tell."""
-        kind, ratio = self.judged_by(machines)
-        return None if self.untold(machines) else within(ratio, kind, machines)
-
-    def untold(self, machines: Factors) -> str:
-        """Why they do not tell that; empty where they do."""
-        kind, _ = self.judged_by(machines)
-        if self.before.made_with != self.after.made_with:
-            return "their GPU, torch or CUDA differ"
-        if kind not in KINDS:
-            return "A does not tell whether it is CPU-bound"
-        return "" if kind in machines else f"the other runs have too few times {kind}"
-
     @property
     def bound_by(self) -> Decides | None:
-        """CPU-bound on either side is CPU-bound, and GPU-bound is what is so on both; None where that is not known."""
+        """CPU-bound if either side is, GPU-bound if both sides are, and None if that is unknown."""
         sides = (self.before.decides, self.after.decides)
-        found = next((one for one in (Decides.HOST, Decides.SLOWER_HOST) if one in sides), None)
-        return Decides.GPU if sides == (Decides.GPU, Decides.GPU) else found
+        if Decides.HOST in sides:
+            return Decides.HOST
+        return None if None in sides else Decides.GPU
 
     @property
     def differs(self) -> bool:
@@ -176,18 +144,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """comparisons: of the cells that both measured. noise: of all cells. differences: of two named cells their parameters, of all
-    how they were measured. only_before, only_after: how many just one measured, where all were to be compared. machines: by how
-    much others of this kind were seen to differ. of_one_machine: whether both sides are known to be, so that nothing is told of
-    others."""
+    """The comparison of two runs, or of two cells.
+
+    comparisons: one for each cell that both runs measured. noise: pooled over all cells. differences:
+    parameters of two named cells, and how the runs were measured. only_before, only_after: how many
+    cells one run alone measured, if all cells were to be compared.
+    """
 
     comparisons: tuple[Comparison, ...]
     noise: Noise
     differences: Mapping[str, tuple[str, str]]
     only_before: int
     only_after: int
-    machines: Factors = field(default_factory=dict)
-    of_one_machine: bool = False
 
     @property
     def geometric_mean(self) -> float:
@@ -197,19 +165,12 @@ class ComparisonReport:
         )
 
 
-def compare(
-    before: Run,
-    after: Run,
-    cells: tuple[str, str] | None = None,
-    only: frozenset[str] | None = None,
-    by_host: bool = True,
-    others: Sequence[Run] = (),
-) -> ComparisonReport:
-    """The steps of every cell that both runs measured, or of two cells named by the beginnings of their ids; where one of
-    the runs timed none, and in both kernels were watched, what these took.
+def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> ComparisonReport:
+    """Compare the steps of every cell that both runs measured, or of two cells.
 
-    only: none but these, by their ids. by_host: whether what the host did explains a difference. others: runs that tell, with
-    `before`, what machines of one kind differ by. Raises RunError where there is nothing to compare.
+    If a run timed no steps and both runs watched kernels, the times of the kernels are compared.
+    cells: how the id of each cell begins, the first in `before` and the second in `after`.
+    Raises RunError if there is nothing to compare.
     """
     (first, in_first), (second, in_second) = (
         load_counted(before.require()),
@@ -233,7 +194,7 @@ def compare(
     )
     apart = _parameters_apart(first, second, *named) if named else {}
     labels = _labels(first, apart)
-    both = sides[0].keys() & sides[1].keys() & (labels.keys() if only is None else only)
+    both = sides[0].keys() & sides[1].keys() & labels.keys()
     pairs = [named] if named else [(cell, cell) for cell in labels if cell in both]
     if not pairs:
         raise RunError(
@@ -242,31 +203,19 @@ def compare(
     everything = [side.medians_ms for own in sides for side in own.values()]
     held = [(sides[0][a], sides[1][b]) for a, b in pairs]
     noise, noises = noise_of(everything), noises_of(held, everything)
-    of_one_machine = before.folder.resolve() == after.folder.resolve() or share_a_gpu(
-        first.cells, second.cells
-    )
     return ComparisonReport(
         tuple(
-            judge(labels[a], *two, own, by_host)
+            judge(labels[a], *two, own)
             for (a, _), two, own in zip(pairs, held, noises, strict=True)
         ),
         noise,
         {**apart, **_differences(first.cells, second.cells, pairs)},
         0 if named else len(sides[0]) - len(pairs),
         0 if named else len(sides[1]) - len(pairs),
-        _machines([before, *others], second.cells) if others and not of_one_machine else {},
-        of_one_machine,
     )
 
 
-def _machines(runs: Sequence[Run], judged: pd.DataFrame) -> Factors:
-    """By how much these runs differ on GPUs of the same kind, without those on the machines that are judged by it."""
-    cells = load_results(collect_runs(runs), every_version=True).cells
-    found = pairs_of(without_machines_of(cells, judged))
-    return factors(found[found["gpu"].isin(judged["gpu"])] if "gpu" in judged else found)
-
-
-def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = True) -> Comparison:
+def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
     """Holds one cell's two sides against each other."""
 
     def so(verdict: Verdict, reason: str = "") -> Comparison:
@@ -292,7 +241,7 @@ def judge(label: str, before: Side, after: Side, noise: Noise, by_host: bool = T
         return so(
             Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz"
         )
-    if by_host and (reason := _of_the_host(before, after, verdict)):
+    if reason := _of_the_host(before, after, verdict):
         return so(Verdict.AMBIGUOUS, reason)
     return so(verdict)
 

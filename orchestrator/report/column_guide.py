@@ -63,9 +63,7 @@ QUESTIONS: tuple[tuple[str, str], ...] = (
         "Is it CPU-bound (†)?",
         "Yes where `waits_for_host`: phases in which the GPU waits for the CPU that launches its kernels make up more than a "
         "tenth of the step, and another CPU makes another number. "
-        "Where it is false, the step is GPU-bound, and `may_wait_for_host` says whether it would be CPU-bound with a CPU a third "
-        "as fast (‡). Null is not known: the first where no steps ran on (on a CPU, where nothing is launched for another "
-        "device, or without timing), the second also where no cell of the run with like launches is CPU-bound",
+        "Where it is false, the step is GPU-bound. It is null where no steps ran on: on a CPU, or without timing",
     ),
     (
         "Which GPU, software, program?",

@@ -15,10 +15,10 @@ import pandas as pd
 
 from orchestrator.analysis.axes import ordered_values
 from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
-from orchestrator.analysis.machine_variation import RUN
 from orchestrator.analysis.results import Results
 from tasks.spec.parameters import TIMING_AXES, Precision
 
+_RUN = "run"  # the axis of several runs that are read as one
 _LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
 _MOST_SENTENCES = 24  # of an answer on a terminal
 _PRECISIONS = re.compile(rf"\b(?:{'|'.join(get_args(Precision))})\b")
@@ -320,14 +320,14 @@ def _told_apart(
     always: axes that are said anyway.
     """
     present, others = [axis for axis in axes if axis in cells], cells if among is None else among
-    runs = dict(iter(others.groupby(others[RUN].astype("string")))) if RUN in present else {}
+    runs = dict(iter(others.groupby(others[_RUN].astype("string")))) if _RUN in present else {}
     differing = _differing(present, others, always)
-    by_run = [RUN] if RUN in differing else []
+    by_run = [_RUN] if _RUN in differing else []
     first = [axis for axis in differing if axis in _MAIN or axis in always]
     telling = {run: _differing(present, own, first) for run, own in runs.items()}
     for keys, group in _groups(cells, present):
         values = dict(zip(present, keys, strict=True))
-        shown = [*by_run, *telling[str(values[RUN])]] if by_run else differing
+        shown = [*by_run, *telling[str(values[_RUN])]] if by_run else differing
         yield (
             " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE)
             or "All cells",

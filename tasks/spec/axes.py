@@ -26,9 +26,8 @@ class Affects(Flag):
     NONE = 0
     MEMORY = auto()  # memory of a cell that is not compiled, as it is predicted
     SPEED = auto()  # time for the same amount of work (`Task.work`), not only the amount
-    LAUNCHES = auto()  # which operations the CPU launches in a step
     GRAPH = auto()  # what torch.compile traces
-    ALL = MEMORY | SPEED | LAUNCHES | GRAPH
+    ALL = MEMORY | SPEED | GRAPH
 
 
 # The axis changes how much is computed, but not how fast.

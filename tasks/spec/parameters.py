@@ -152,7 +152,6 @@ class TimedParams(Params):
         "fp32",
         "fp32, tf32, bf16 and fp16 (by autocast, fp16 with a gradient scaler), or bf16_pure "
         "(everything stored in it)",
-        affects=Affects.ALL & ~Affects.LAUNCHES,
     )
     timing: Timing = axis(
         "fixed",
@@ -303,7 +302,7 @@ def context_length_axis(default: int) -> Any:
         default,
         "length of each sequence",
         unit="tokens",
-        affects=WORK & ~Affects.LAUNCHES,
+        affects=WORK,
         memory_order=(),
     )
 
@@ -313,7 +312,7 @@ def batch_size_axis(default: int) -> Any:
         default,
         "sequences in a step",
         unit="sequences",
-        affects=WORK & ~Affects.LAUNCHES,
+        affects=WORK,
         memory_order=(),
     )
 

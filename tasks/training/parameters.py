@@ -62,7 +62,7 @@ class TrainStepParams(AttentionAxisParams):
         VOCAB_SIZE,
         "size of the vocabulary",
         unit="tokens",
-        affects=WORK & ~Affects.LAUNCHES,
+        affects=WORK,
         memory_order=(),
     )
     compile: Compile = "eager"

@@ -41,6 +41,8 @@ def _of_the_cpu(task: str, params: dict[str, Any]) -> Outcome:
     times = [
         Sample("timing", "duration", "ms", 10.0 + step, "synced", "step", step) for step in range(3)
     ]
+    # Adaptive timing looks at two steps that run on before it decides how to time.
+    times += [Sample("timing", "duration", "ms", 10.0, "check", "step", step) for step in range(2)]
     memory = [
         Sample("memory", "peak_rss_bytes", "bytes", 2.0**30, "steady", phase)
         for phase in ("forward", "backward")

@@ -13,13 +13,7 @@ from orchestrator.common.errors import (
     EXIT_FAILURES,
     ConfigError,
 )
-from orchestrator.store.remote.address import (
-    RunLocation,
-    RunLocationType,
-    is_address,
-    require_name,
-    split_cell,
-)
+from orchestrator.store.remote.address import RunLocation, is_address, require_name, split_cell
 
 if TYPE_CHECKING:
     pass
@@ -40,33 +34,16 @@ if TYPE_CHECKING:
     type=Percentage(),
     help="With --fail-on: only for differences beyond it, such as 3%.  [0%]",
 )
-@click.option(
-    "--machines",
-    "folders",
-    metavar="RUN",
-    multiple=True,
-    type=RunLocationType(),
-    help="Also how many are as near as this run, or all of a publication, and A are to each other; may be repeated.",
-)
-def compare(
-    before: str,
-    after: str,
-    fail_on: tuple[str, ...],
-    threshold: float,
-    folders: tuple[RunLocation, ...],
-) -> None:
+def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float) -> None:
     """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
 
     Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
-
-    With --machines, also whether B may be A on another machine of its kind, as runs of the same cells on several differ.
-    Where B is among them, without it. Where A and B are one run, or share a GPU, they tell nothing of that.
 
     Example: sweep compare results/demo results/other
     """
     from orchestrator.analysis.comparison import compare as held_against
     from orchestrator.report.formats.markdown import describe_comparison
-    from orchestrator.store.open import open_run, runs_by_name
+    from orchestrator.store.open import open_run
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):
@@ -75,23 +52,9 @@ def compare(
             "Name two runs, or two cells as RUN:CELL",
         )
     a, b = open_run(first), open_run(second)
-    require_name = runs_by_name(folders).values() if folders else ()
-    others = [
-        run
-        for run in require_name
-        if run.folder.resolve() not in (a.folder.resolve(), b.folder.resolve())
-    ]
-    report = held_against(a, b, (one, other) if one else None, others=others)
+    report = held_against(a, b, (one, other) if one else None)
     for line in describe_comparison(report):
         click.echo(line)
-    if folders and report.of_one_machine:
-        click.echo(
-            "--machines tells nothing of another machine: A and B were measured on the same one"
-        )
-    elif folders and not report.machines:
-        click.echo(
-            "--machines: those runs and A have too few cells in common, on other machines than B's, to tell what these differ by"
-        )
     bad = [
         one
         for one in report.comparisons

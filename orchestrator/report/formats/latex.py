@@ -20,7 +20,7 @@ _MATHEMATICS = {
     "α": r"\alpha", "β": r"\beta", "γ": r"\gamma", "δ": r"\delta", "ε": r"\varepsilon", "ζ": r"\zeta", "η": r"\eta",
     "θ": r"\theta", "ι": r"\iota", "κ": r"\kappa", "λ": r"\lambda", "μ": r"\mu", "ν": r"\nu", "ξ": r"\xi", "π": r"\pi",
     "ρ": r"\rho", "σ": r"\sigma", "τ": r"\tau", "υ": r"\upsilon", "φ": r"\varphi", "χ": r"\chi", "ψ": r"\psi", "ω": r"\omega",
-    "|": "|", "⁻": "^-", "⁺": "^+", "†": r"\dagger", "‡": r"\ddagger",
+    "|": "|", "⁻": "^-", "⁺": "^+", "†": r"\dagger",
     **{letter: f"^{digit}" for digit, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
     **{letter: f"_{digit}" for digit, letter in enumerate("₀₁₂₃₄₅₆₇₈₉")},
 }  # fmt: skip

@@ -16,11 +16,10 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT
 from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, ComparisonReport, Verdict
 from orchestrator.analysis.cpu_bound import Decides, ran_with_others
-from orchestrator.analysis.machine_variation import LIKELY, Factors
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, suggestion
 from orchestrator.report.key_findings import KeyFinding
-from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK, SLOWER_HOST_MARK, format_ms
+from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK, format_ms
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import NOTES, Table
@@ -29,12 +28,10 @@ _ANY_NOISE = 10.0  # ten times as long or short: too few repetitions to tell any
 MOST_ROWS = 40  # of a table on a terminal, where nobody asked for that table
 _MARKS = {
     HOST_MARK: f"{Decides.HOST} ({HOST_MARK})",
-    SLOWER_HOST_MARK: f"{Decides.SLOWER_HOST} ({SLOWER_HOST_MARK})",
     NOISE_MARK: f"within noise ({NOISE_MARK})",
 }
 _BINDING = {
     Decides.GPU: f"{Decides.GPU} on both sides",
-    Decides.SLOWER_HOST: _MARKS[SLOWER_HOST_MARK],
     Decides.HOST: _MARKS[HOST_MARK],
 }
 _EVERY_MARK = "".join(_MARKS)
@@ -268,7 +265,6 @@ def describe_comparison(report: ComparisonReport) -> Iterator[str]:
     yield f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{unmatched}"
     yield from _of_the_cpu([one for one in report.comparisons if one.differs])
     yield from _agreement(report.comparisons)
-    yield from _of_machines(report.comparisons, report.machines)
 
 
 def _of_the_cpu(differing: Sequence[Comparison]) -> Iterator[str]:
@@ -296,18 +292,6 @@ def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
 
 def _agreeing(comparisons: Sequence[Comparison]) -> str:
     return f"{sum(one.agrees for one in comparisons)} of {len(comparisons)}"
-
-
-def _of_machines(comparisons: Sequence[Comparison], machines: Factors) -> Iterator[str]:
-    """How many are as near as other machines are, by what that was judged, and why it could not be of the others."""
-    if not machines:
-        return
-    if nearness := [near for one in comparisons if (near := one.is_within(machines)) is not None]:
-        kinds = {one.judged_by(machines)[0] for one in comparisons if not one.untold(machines)}
-        by = ", ".join(f"{factor:.3f} {kind}" for kind, factor in machines.items() if kind in kinds)
-        yield f"{sum(nearness)} of {len(nearness)} are as near as {LIKELY:.0%} of the other runs are to each other: × or ÷ {by}"
-    for why, count in Counter(why for one in comparisons if (why := one.untold(machines))).items():
-        yield f"--machines tells nothing of {count}: {why}"
 
 
 def _comparison_row(one: Comparison, of_kernels: bool) -> list[str]:
@@ -340,11 +324,6 @@ def provenance(results: Results) -> str:
         _protocol(cells),
         _repetitions(cells),
         _marked(cells, "waits_for_host", f"are CPU-bound ({HOST_MARK})"),
-        _marked(
-            cells,
-            "may_wait_for_host",
-            f"would be CPU-bound with a CPU a third as fast ({SLOWER_HOST_MARK})",
-        ),
         _marked(cells, "power_capped_ns", "at a clock that the power limit held down"),
         _marked(cells, "disturbed", "while something else had the cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),

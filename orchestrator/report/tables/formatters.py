@@ -23,12 +23,9 @@ _LONGEST_REASON = 160
 _SMALLEST_GIB = GIB / 100  # smaller sizes are written in MiB, since two digits would show 0.00
 # After a time, or a ratio of times, of CPU-bound steps: another CPU with this GPU gives another one.
 HOST_MARK = "†"
-# After a time of steps that would be CPU-bound with a CPU a third as fast.
-SLOWER_HOST_MARK = "‡"
 # After a ratio of times whose intervals overlap, so that the difference may be chance.
 NOISE_MARK = "~"
 NOISE_NOTE = f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap."
-_MARKS = {HOST_MARK: "waits_for_host", SLOWER_HOST_MARK: "may_wait_for_host"}
 STATUS_WORDS = {
     "oom": "OOM",
     "oom_inferred": "OOM (inferred)",
@@ -125,11 +122,10 @@ def of_steps(time: Value) -> Value:
 
 
 def mark(*rows: Row) -> str:
-    """Return the mark of a number that was computed from the step times of these rows."""
-    for sign, flag in _MARKS.items():
-        if any(has_value(row, flag) and row[flag] for row in rows):
-            return sign
-    return ""
+    """Return the mark † if the steps of one of these rows are CPU-bound, else an empty text."""
+    flag = "waits_for_host"
+    is_cpu_bound = any(has_value(row, flag) and row[flag] for row in rows)
+    return HOST_MARK if is_cpu_bound else ""
 
 
 step_ms = of_steps(ms("step_ms_median"))

@@ -6,7 +6,6 @@ parameter's own column, which a table has if the parameter varies.
 
 from __future__ import annotations
 
-from orchestrator.analysis.machine_variation import Machines, of_several_runs
 from orchestrator.report.tables.allocation_tables import ALLOCATION_TABLES
 from orchestrator.report.tables.attention_tables import (
     ATTENTION,
@@ -58,17 +57,6 @@ TABLES: tuple[Table, ...] = (
     NORMS,
     *ALLOCATION_TABLES,
     *KERNEL_TABLES,
-    Table(
-        "machines",
-        "What another machine makes of it",
-        "By what at most the time of a step and that of the same cell in another run differ, in 95 % of all such pairs of runs "
-        "on one kind of GPU with one torch: the interval of a number for whoever measures it elsewhere; beside it, of how many "
-        "runs. Of each run, the factors of the others among themselves, and how many of the pairs of one of its cells with the "
-        "same cell of another run are within them: a cell is in as many pairs as other runs have it. CPU-bound: the GPU waits "
-        "for the CPU that launches its kernels. Kernels alone: the same of what the kernels of any step take.",
-        Machines(),
-        of_several_runs,
-    ),
     TIME_SPENT,
     FAILURES,
 )

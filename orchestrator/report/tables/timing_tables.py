@@ -137,7 +137,6 @@ MODES = Table(
             ("CPU ahead, at most ms", ms("host_lead_ms")),
             ("phases that wait", number("waiting_share", ".0%")),
             ("CPU-bound", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
-            ("step / CPU's", number("host_slack", ".1f")),
             ("drain ms", ms("drain_ms")),
         )
     ),

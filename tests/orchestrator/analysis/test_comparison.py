@@ -474,9 +474,6 @@ def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
     assert done.stdout.count(SLOWED.format("380 to 420", "180 to 220")) == 1
     assert done.stdout.count(SLOWED.format("400", "200")) == 1
     assert "1 SLOWER, 2 AMBIGUOUS" in done.stdout  # one GPU's host was ahead on both
-    assert [one.verdict for one in compare(before, after, by_host=False).comparisons] == [
-        Verdict.SLOWER
-    ] * 3
 
 
 def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
@@ -691,7 +688,7 @@ def test_the_samples_of_either_run_are_read_once(
     assert [name for name, table in tables if table == "samples"] == ["a", "b"]
 
 
-def test_of_what_no_slower_host_would_slow_it_is_said_apart(
+def test_agreement_is_counted_by_what_binds_the_step(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
     def at(own: Outcome, ms: float, lead_ms: float) -> Outcome:
@@ -714,11 +711,9 @@ def test_of_what_no_slower_host_would_slow_it_is_said_apart(
         last
         == "1 of 2 cells agree within their intervals or 2%: 0 of 1 GPU-bound on both sides, 1 of 1 CPU-bound (†)"
     )
-    *_, last = describe_comparison(
-        compare(run("c", 10.0, 30.0), run("d", 11.0, 30.0))
-    )  # the second is ‡, by a little
+    *_, last = describe_comparison(compare(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))
     assert last == (
-        "1 of 2 cells agree within their intervals or 2%: 1 of 1 CPU-bound with a slower CPU (‡), 0 of 1 CPU-bound (†)"
+        "1 of 2 cells agree within their intervals or 2%: 1 of 1 GPU-bound on both sides, 0 of 1 CPU-bound (†)"
     )
 
 

@@ -20,7 +20,7 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_latex, to_typst
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import MOST_ROWS, Page, lay_out, to_markdown, written_out
-from orchestrator.report.tables.formatters import HOST_MARK, SLOWER_HOST_MARK
+from orchestrator.report.tables.formatters import HOST_MARK
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -29,8 +29,6 @@ from tasks.spec.status import Status
 
 UGLY = 'a_b & 50% {x} \\ ~ ^ $1 # <script>alert("1")</script> | "quoted", *bold* `code` @ref = [b] // \x1b[31m ä ×'
 MakeOutcome = Callable[..., Outcome]
-
-OF_SEVERAL_RUNS = "machines"  # see test_machines.py
 
 
 @pytest.fixture
@@ -139,12 +137,7 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
         results_of_every_kind, cells=pd.read_parquet(tmp_path / "run" / "cells.parquet")
     )
     written = dict(files_of(lay_out(from_file)))
-    assert set(written) == {
-        f"{table.name}.{suffix}"
-        for table in TABLES
-        for suffix in FORMATS
-        if table.name != OF_SEVERAL_RUNS
-    }
+    assert set(written) == {f"{table.name}.{suffix}" for table in TABLES for suffix in FORMATS}
     assert written == dict(files_of(every_page))
 
 
@@ -240,10 +233,7 @@ def test_latex_has_ascii_alone_whatever_it_shows() -> None:
         r"Gr\"{o}\ss{}e fa\c{c}ade \r{A}ngstr\"{o}m fi 1/2 " + r"\'{e}"
     )
     assert to_ascii_latex("中文 🙂 --flag | `x`") == r"?? ? -{-}flag \ensuremath{|} \`{}x\`{}"
-    assert (
-        to_ascii_latex(f"9.5{HOST_MARK} 4.4{SLOWER_HOST_MARK}")
-        == r"9.5\ensuremath{\dagger} 4.4\ensuremath{\ddagger}"
-    )
+    assert to_ascii_latex(f"9.5{HOST_MARK}") == r"9.5\ensuremath{\dagger}"
     assert all(to_ascii_latex(chr(code)).isascii() for code in range(0x20, 0x30000))
 
 
