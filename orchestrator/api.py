@@ -15,7 +15,7 @@ from orchestrator.common.errors import RunError
 from orchestrator.report.columns import describe_columns
 from orchestrator.report.formats.markdown import lay_out, written_out
 from orchestrator.report.references.devices import find_device
-from orchestrator.report.references.tables import against as tables_against
+from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
@@ -77,14 +77,14 @@ class LoadedRun:
     def predictions(self) -> pd.DataFrame:
         return self._run.read("predictions")
 
-    def table(self, name: str, against: str | None = None) -> pd.DataFrame:
+    def table(self, name: str, reference: str | None = None) -> pd.DataFrame:
         """A table of the report as it is printed, null where it prints nothing; a column of plain numbers, also of 12,313, has
         numbers. The last columns say which times of a row have the mark `†`.
 
-        against: a device, for the tables of what was published on it (`sweep report --against`). Raises ConfigError for a
+        reference: a device, for the table `reference` of what others published for it (`sweep report --reference`). Raises ConfigError for a
         name that is no table and a device that is none. Empty where the run has nothing for it.
         """
-        published = () if against is None else tables_against(find_device(against))
+        published = reference_tables(find_device(reference) if reference else None)
         for page in lay_out(self._results, [name], (*TABLES, *published)):
             header, rows = written_out(page)
             printed = pd.DataFrame(rows, columns=header, dtype="string").replace(NOTHING, pd.NA)

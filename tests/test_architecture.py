@@ -170,7 +170,7 @@ def test_no_module_imports_itself_through_others() -> None:
         "plan configs/demo.yaml --memory",
         "status {run}",
         "report {run}",
-        "report {run} --against h100",
+        "report {run} --reference h100",
         "show {run} {cell}",
         "publish {run} --out {run}/../published",
         "schema",

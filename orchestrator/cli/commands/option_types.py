@@ -17,8 +17,19 @@ if TYPE_CHECKING:
     pass
 
 
-class PublishedDevice(click.ParamType[str]):
-    """A device that numbers were published of. They are read where they are asked for, so that `--help` is there at once."""
+class RenamedOption(click.Option):
+    """Option whose first name is the current one. The former names still work, and the help does not show them."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        names, self.opts = self.opts, self.opts[:1]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = names
+
+
+class ReferenceDevice(click.ParamType[str]):
+    """A device that others have published numbers for."""
 
     name = "device"
 
@@ -36,9 +47,9 @@ class PublishedDevice(click.ParamType[str]):
         return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
 
     def _words(self) -> list[str]:
-        from orchestrator.report.references.devices import ALL, devices
+        from orchestrator.report.references.devices import ALL, DEVICES
 
-        return [*devices(), ALL]
+        return [*DEVICES, ALL]
 
 
 class Percentage(click.ParamType[float]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.cli.commands.option_types import Megabytes, PublishedDevice
+from orchestrator.cli.commands.option_types import Megabytes, ReferenceDevice, RenamedOption
 from orchestrator.store.remote.address import FolderType, RunLocation, RunLocationType
 
 if TYPE_CHECKING:
@@ -27,12 +27,16 @@ if TYPE_CHECKING:
     "--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]"
 )
 @click.option(
+    "--reference",
     "--against",
-    type=PublishedDevice(),
+    cls=RenamedOption,
+    type=ReferenceDevice(),
     default="all",
-    help="Whose numbers stand beside its own.  [all]",
+    help="Compare the report with the numbers that others published for this device.  [all]",
 )
-def publish(run_folders: tuple[RunLocation, ...], out: Path, limit_mb: float, against: str) -> None:
+def publish(
+    run_folders: tuple[RunLocation, ...], out: Path, limit_mb: float, reference: str
+) -> None:
     """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
 
     Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as SVG. Names of hosts
@@ -42,7 +46,7 @@ def publish(run_folders: tuple[RunLocation, ...], out: Path, limit_mb: float, ag
     """
     from orchestrator.report.export.export import MB, publish
 
-    done = publish(run_folders, out, round(limit_mb * MB), against)
+    done = publish(run_folders, out, round(limit_mb * MB), reference)
     for sentence in done.left_out:
         click.echo(f"left out: {sentence}")
     click.echo(

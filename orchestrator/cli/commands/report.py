@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.commands.option_types import PublishedDevice
+from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption
 from orchestrator.common.errors import (
     ConfigError,
 )
@@ -40,9 +40,11 @@ if TYPE_CHECKING:
     help="Only the cells that match, as of `sweep run`; as with --cells.",
 )
 @click.option(
+    "--reference",
     "--against",
-    type=PublishedDevice(),
-    help="Also what others published of the same cells on this device.",
+    cls=RenamedOption,
+    type=ReferenceDevice(),
+    help="Add the table `reference`: what others published for the same cells on this device.",
 )
 def report(
     run_folders: tuple[RunLocation, ...],
@@ -50,7 +52,7 @@ def report(
     form: str,
     cells: str | None,
     wheres: tuple[str, ...],
-    against: str | None,
+    reference: str | None,
 ) -> None:
     """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
 
@@ -58,7 +60,7 @@ def report(
 
     Without --table, --cells or --where, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
 
-    With --against, each published number stands beside the cells that it may be of, with the ratio and what is doubtful of it.
+    With --reference, the table `reference` compares published numbers with the cells that they may belong to.
 
     Several runs stand in the same tables, told apart by their names; what is written is in a folder within the first.
 
@@ -71,13 +73,13 @@ def report(
     from orchestrator.config.selection import parse_selection
     from orchestrator.report.formats.files import FORMATS, files_of
     from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
-    from orchestrator.report.references.tables import nothing_in_common, published_tables
+    from orchestrator.report.references.tables import nothing_in_common, reference_tables
     from orchestrator.report.tables.registry import TABLES
     from orchestrator.store.open import open_runs, published_reference
 
     run, conditions = open_runs(run_folders), parse_selection((), wheres).where
     results = load_results(run)
-    beside = published_tables(against or published_reference(run))
+    beside = reference_tables(reference or published_reference(run))
     some = cells is not None or bool(conditions)
     whole = _whole_report(run, results, beside) if not tables and not some else None
     chosen = results if cells is None else choose_cells(results, _named_cells(cells))
@@ -85,7 +87,9 @@ def report(
     pages = (
         whole.pages
         if whole
-        else lay_out(chosen, _with_published(tables, beside if against else ()), (*TABLES, *beside))
+        else lay_out(
+            chosen, _with_published(tables, beside if reference else ()), (*TABLES, *beside)
+        )
     )
     if form == "md" and whole and whole.words:
         click.echo(whole.first_words)
@@ -95,12 +99,12 @@ def report(
         elif tables:
             click.echo(to_markdown(page))
         else:
-            device = against if page.table in beside else None
+            device = reference if page.table in beside else None
             click.echo(
                 first_rows(page, _command_for(page.table.name, run_folders, cells, wheres, device))
             )
-    if against is not None and len(results.cells) and not lay_out(chosen, (), beside):
-        click.echo(nothing_in_common(against), err=True)
+    if reference is not None and len(results.cells) and not lay_out(chosen, (), beside):
+        click.echo(nothing_in_common(reference), err=True)
     elif not pages:
         click.echo(
             "nothing measured yet"
@@ -158,12 +162,12 @@ def _command_for(
     run_folders: tuple[RunLocation, ...],
     cells: str | None,
     wheres: tuple[str, ...],
-    against: str | None,
+    reference: str | None,
 ) -> str:
     """What prints that table alone, of the same cells."""
     some = [
         *(["--cells", cells] if cells else []),
         *(word for where in wheres for word in ("--where", where)),
     ]
-    options = [*some, *(["--against", against] if against else [])]
+    options = [*some, *(["--reference", reference] if reference else [])]
     return shlex.join(["sweep", "report", *map(str, run_folders), *options, "--table", table])

@@ -31,7 +31,7 @@ from orchestrator.common.files import writing
 from orchestrator.common.hashing import file_digest
 from orchestrator.report.build import make_report
 from orchestrator.report.export.redaction import Redaction
-from orchestrator.report.references.tables import published_tables
+from orchestrator.report.references.tables import reference_tables
 from orchestrator.store.layout import CONFIG_FILE, PUBLICATION_FILE
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
@@ -64,11 +64,11 @@ class Published:
 
 
 def publish(
-    folders: Sequence[RunLocation], out: Path, most_bytes: int, against: str | None
+    folders: Sequence[RunLocation], out: Path, most_bytes: int, reference: str | None
 ) -> Published:
     """Runs, in one folder that stays within a size; what was published there before is replaced.
 
-    against: whose numbers stand beside theirs in the report. Raises RunError where a folder holds no run, where `out` holds
+    reference: the device whose published numbers the report compares them with. Raises RunError where a folder holds no run, where `out` holds
     something else than what was published before, and where it would be too large; RunUnwritable.
     """
     named = runs_by_name(folders)
@@ -89,11 +89,11 @@ def publish(
             load_results(RunCollection({name: Run(folder / name) for name in runs}, folder)).cells
         )
         left_out = (*redaction.said(), _NOT_COPIED, *_missing(runs.values()))
-        _write_contents(folder, {"runs": list(runs), "against": against, "left_out": left_out})
+        _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
         publication.write_report(
-            make_report(publication, results, published_tables(against)).files(FORMATS, PICTURES)
+            make_report(publication, results, reference_tables(reference)).files(FORMATS, PICTURES)
         )
         sizes = _sizes(folder)
         if sum(sizes.values()) > most_bytes:

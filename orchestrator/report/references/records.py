@@ -1,8 +1,9 @@
-"""From tables to records: one a number, with all that says which cell it is of."""
+"""Published tables as records: one ReferenceNumber for each number, with the cell it belongs to."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
@@ -12,44 +13,42 @@ from typing import Any
 from model.config import SIZES
 from orchestrator.report.references.devices import ALL
 from orchestrator.report.references.schema import (
-    ABSENT,
+    EMPTY_CELLS,
     LABELS,
     OUT_OF_MEMORY,
-    Cell,
-    Measure,
-    Table,
+    ReferenceQuantity,
+    ReferenceTable,
+    TableCell,
     Writeup,
     writeups,
 )
 
-Params = Mapping[
-    str, tuple[Any, ...]
-]  # by axis, the values that it may have: one where the write-up says it
+# The possible values of each axis. There is one where the write-up is clear about it.
+Axes = Mapping[str, tuple[Any, ...]]
 
 _FACTORS = {
     "s": Decimal(1000), "us": Decimal("0.001"), "ns": Decimal("0.000001"),
     "MiB": Decimal(1024**2), "GiB": Decimal(1024**3), "GB": Decimal(1024**3), "%": Decimal("0.01"),
 }  # fmt: skip
+# nsys prints the unit of a time in each cell, such as `873 ns`.
 _WITH_UNIT = re.compile(r"(-?[\d.]+) (s|ms|μs|us|ns|MiB|GiB|GB)")
 _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 
 
 @dataclass(frozen=True)
-class Number:
-    """One published number, or that a cell ran out of memory (`value` null).
+class ReferenceNumber:
+    """One published number, or a cell that ran out of memory (`value` is None).
 
-    value, unit: as printed, or as taken where the unit is not said. said: what the write-up itself says of the table, by
-    subject. doubts: a sentence each, typed in with the table.
+    value, unit: as printed. sd: the standard deviation in the same row, in the unit of `amount`. over: the number of passes that the value covers. row: position in its table.
     """
 
     writeup: str
     table: str
     title: str
-    kind: str
     task: str
     device: str
     year: int
-    params: Params
+    axes: Axes
     labels: Mapping[str, str]
     metric: str
     phase: str
@@ -58,129 +57,131 @@ class Number:
     value: Decimal | None
     unit: str
     over: int = 1
-    or_unit: str | None = None
-    said: tuple[tuple[str, str], ...] = ()
-    doubts: tuple[str, ...] = ()
-    repeats: bool = False
+    notes: tuple[str, ...] = ()
+    is_repeated: bool = False
     row: int = 0
+    sd: float | None = None
 
     @property
     def amount(self) -> float | None:
-        """Of one pass, in ms, bytes or as a plain number."""
-        return self.amount_in(self.unit)
-
-    def amount_in(self, unit: str) -> float | None:
-        """Had it been printed in `unit`, of one pass."""
+        """The value for one pass, in milliseconds, bytes or as a plain number."""
         if self.value is None:
             return None
-        passes = self.over if unit == self.unit else 1
-        return float(self.value * _FACTORS.get(unit, Decimal(1)) / passes)
+        return float(self.value * _FACTORS.get(self.unit, Decimal(1)) / self.over)
 
-    def one(self, axis: str) -> Any:
-        """The value of an axis, if only one is possible."""
-        values = self.params.get(axis, ())
+    def only(self, axis: str) -> Any:
+        """Return the value of an axis, or None if the write-up leaves it open."""
+        values = self.axes.get(axis, ())
         return values[0] if len(values) == 1 else None
 
 
 @cache
-def published() -> tuple[Number, ...]:
-    """Every number of every write-up."""
-    return tuple(
-        number
-        for writeup in writeups()
-        for table in writeup.table
-        for number in _numbers(writeup, table)
-    )
+def published() -> tuple[ReferenceNumber, ...]:
+    """Return every number of every write-up."""
+    tables = [(writeup, table) for writeup in writeups() for table in writeup.table]
+    return tuple(number for writeup, table in tables for number in numbers_of(writeup, table))
 
 
-def published_on(device: str) -> tuple[Number, ...]:
-    """device: one of them, or ALL."""
+def published_on(device: str) -> tuple[ReferenceNumber, ...]:
+    """Return the numbers of one device, or of every device for ALL."""
     return tuple(number for number in published() if device in (number.device, ALL))
 
 
-def _numbers(writeup: Writeup, table: Table) -> Iterator[Number]:
-    for place, row in enumerate(table.rows):
-        keys = {
-            column: cell
-            for column, cell in zip(table.columns, row, strict=True)
-            if isinstance(column, str)
-        }
-        said = {
-            axis: value for axis, value in {**table.params, **keys}.items() if value not in ABSENT
-        }
-        for column, cell in zip(table.columns, row, strict=True):
-            if isinstance(column, Measure) and cell not in ABSENT:
-                yield _number(writeup, table, column, cell, {**said, **column.params}, place)
+def numbers_of(writeup: Writeup, table: ReferenceTable) -> Iterator[ReferenceNumber]:
+    """Yield the numbers of a table, row by row. Raise ValueError for a text that is no number."""
+    ranks: Counter[object] = Counter()
+    for index in range(len(table.rows)):
+        numbers = list(_row_numbers(writeup, table, index))
+        deviations = {_measured(one): one.amount for one in numbers if one.statistic == "sd"}
+        for number in numbers:
+            if number.statistic == "mean":
+                number = replace(number, sd=deviations.get(_measured(number)))
+            yield _with_rank(number, ranks) if number.metric == "kernel_share" else number
 
 
-def _holds(where: Mapping[str, Cell], said: Mapping[str, Cell]) -> bool:
-    return all(said.get(axis) == value for axis, value in where.items())
+def _row_numbers(writeup: Writeup, table: ReferenceTable, index: int) -> Iterator[ReferenceNumber]:
+    row = table.rows[index]
+    stated = {**table.cell, **table.axes_of(row)}
+    stated = {axis: value for axis, value in stated.items() if value not in EMPTY_CELLS}
+    for quantity, printed in zip(table.columns, row, strict=True):
+        if isinstance(quantity, ReferenceQuantity) and printed not in EMPTY_CELLS:
+            number = _number(writeup, table, quantity, {**stated, **quantity.cell})
+            value, unit = _parse_value(printed, quantity.unit)
+            yield replace(number, value=value, unit=unit, row=index)
+
+
+def _measured(number: ReferenceNumber) -> tuple[object, ...]:
+    """Return what a mean and its standard deviation have in common within a row."""
+    return number.metric, number.phase, number.variant, tuple(sorted(number.axes.items()))
 
 
 def _number(
-    writeup: Writeup, table: Table, column: Measure, cell: Cell, said: Mapping[str, Cell], row: int
-) -> Number:
-    of_row = [doubt.says for doubt in table.row_doubts if _holds(doubt.where, said)]
-    value, unit = _value(cell, column.unit)
-    number = Number(
+    writeup: Writeup,
+    table: ReferenceTable,
+    quantity: ReferenceQuantity,
+    stated: Mapping[str, TableCell],
+) -> ReferenceNumber:
+    """Return a record without its value."""
+    axes = {axis: _possible(value) for axis, value in stated.items() if axis not in LABELS}
+    row_notes = [one.note for one in table.row_notes if one.where.items() <= stated.items()]
+    return ReferenceNumber(
         writeup=writeup.name,
         table=table.name,
         title=table.title,
-        kind=table.kind,
         task=table.task,
         device=table.device,
         year=writeup.year,
-        params={axis: _values(value) for axis, value in said.items() if axis not in LABELS},
-        labels={label: str(said[label]) for label in LABELS if label in said},
-        metric=column.metric,
-        phase=column.phase,
-        statistic=column.statistic,
-        variant=column.variant,
-        value=value,
-        unit=unit,
-        over=column.over,
-        or_unit=column.or_unit,
-        said=tuple(table.said.model_dump(exclude_none=True).items()),
-        doubts=(*table.doubts, *column.doubts, *of_row),
-        repeats=table.repeats is not None,
-        row=row,
+        axes=_with_size(axes, writeup.year),
+        labels={label: str(stated[label]) for label in LABELS if label in stated},
+        metric=quantity.metric,
+        phase=quantity.phase,
+        statistic=quantity.statistic,
+        variant=quantity.variant,
+        value=None,
+        unit=quantity.unit,
+        over=quantity.over,
+        notes=(*table.notes, *row_notes),
+        is_repeated=table.repeats is not None,
     )
-    return replace(number, params=_with_size(number.params, writeup.year))
 
 
-def _value(cell: Cell, unit: str) -> tuple[Decimal | None, str]:
-    """What a cell says. One with a unit of its own, such as `873 ns`, has it before the column's. Raises ValueError."""
-    if cell == OUT_OF_MEMORY:
+def _with_rank(number: ReferenceNumber, ranks: Counter[object]) -> ReferenceNumber:
+    """Label the share of a kernel with its rank: tables list the kernels of a cell in descending order."""
+    cell = (number.phase, tuple(sorted(number.axes.items())))
+    ranks[cell] += 1
+    return replace(number, labels={**number.labels, "rank": str(ranks[cell])})
+
+
+def _parse_value(printed: TableCell, unit: str) -> tuple[Decimal | None, str]:
+    """Return value and unit of a table cell. A unit in the cell has precedence over that of the column."""
+    if printed == OUT_OF_MEMORY:
         return None, unit
-    if isinstance(cell, int | Decimal) and not isinstance(cell, bool):
-        return Decimal(cell), unit
-    found = _WITH_UNIT.fullmatch(str(cell))
+    if isinstance(printed, int | Decimal) and not isinstance(printed, bool):
+        return Decimal(printed), unit
+    found = _WITH_UNIT.fullmatch(str(printed))
     if not found:
-        raise ValueError(f"{cell!r} is no number")
+        raise ValueError(f"{printed!r} is no number")
     return Decimal(found[1]), found[2].replace("μ", "u")
 
 
-def _values(given: Cell) -> tuple[Any, ...]:
-    return (
-        tuple(given)
-        if isinstance(given, list)
-        else (float(given) if isinstance(given, Decimal) else given,)
-    )
+def _possible(stated: TableCell) -> tuple[Any, ...]:
+    if isinstance(stated, list):
+        return tuple(stated)
+    return (float(stated) if isinstance(stated, Decimal) else stated,)
 
 
-def _with_size(params: Params, year: int) -> Params:
-    """The size by its name, where a model is spelled out. Raises ValueError where the two disagree, or there is no such size."""
-    spelled = {name: params[name][0] for name in _DIMENSIONS if name in params}
-    if len(spelled) < len(_DIMENSIONS):
-        return {axis: values for axis, values in params.items() if axis not in _DIMENSIONS}
-    alike = [
-        size
-        for size, dims in SIZES[year].items()
-        if all(getattr(dims, name) == spelled[name] for name in _DIMENSIONS)
-    ]
-    if not alike or params.get("size", (alike[0],)) != (alike[0],):
-        raise ValueError(f"{params.get('size')} is not {spelled} in {year}")
-    return {
-        "size": (alike[0],),
-        **{axis: values for axis, values in params.items() if axis not in _DIMENSIONS},
-    }
+def _with_size(axes: Axes, year: int) -> Axes:
+    """Replace the dimensions of a model by the name of its size.
+
+    Raise ValueError if no size has these dimensions, or if the table names another size.
+    """
+    dimensions = {name: axes[name][0] for name in _DIMENSIONS if name in axes}
+    others = {axis: values for axis, values in axes.items() if axis not in _DIMENSIONS}
+    if len(dimensions) < len(_DIMENSIONS):
+        return others
+    for size, known in SIZES[year].items():
+        if all(getattr(known, name) == dimensions[name] for name in _DIMENSIONS):
+            if others.get("size", (size,)) != (size,):
+                break
+            return {"size": (size,), **others}
+    raise ValueError(f"{axes.get('size')} is not {dimensions} in {year}")

@@ -1,9 +1,13 @@
-"""What a file of `writeups` may say. Strict: an unknown word is an error, so that each number names a cell as we name it."""
+"""The format of the files in `writeups/`, which hold the published tables of others.
+
+The format is strict: an unknown axis, value, unit or field is an error. Each transcribed number therefore names its cell in
+the words that our own axes use, and a slip of the transcription shows when the files are loaded.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache
 from importlib import resources
@@ -11,196 +15,152 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from orchestrator.report.references.devices import devices
+from orchestrator.report.references.devices import DEVICES
 from tasks.spec.registry import value_order
 
 Phase = Literal["", "built", "forward", "backward", "optimizer", "step"]
 Statistic = Literal["mean", "median", "min", "max", "sd", "rounded"]
 Unit = Literal["s", "ms", "us", "ns", "B", "MiB", "GiB", "%", "1"]
-Kind = Literal[
-    "timings",
-    "memory",
-    "attention",
-    "kernels",
-    "gemm-share",
-    "softmax",
-    "accumulation",
-    "allocations",
-    "calculation",
-]
 Metric = Literal[
-    "duration", "total", "warmup_total",  # of a phase; of all steps together; of the warm-up together
-    "peak", "peak_more", "held", "held_more", "held_per_pair", "saved", "saved_and_state", "saved_squares",
-    "tensor", "tensor_more",
-    "kernel_time", "launches", "share", "top_share", "gemm_share", "softmax_over_matmul",
+    "duration", "total", "warmup_total",  # of a phase; of all steps; of all warm-up steps
+    "peak", "peak_more", "held", "held_more", "held_per_pair",
+    "saved", "saved_and_state", "saved_squares",
+    "tensor", "allocation", "allocation_more",
+    "kernel_share", "kernel_time", "kernel_launches", "kernel_duration",
+    "part_time", "part_share", "gemm_share", "softmax_over_matmul",
     "speed_up", "parameters", "sum", "absolute_error",
 ]  # fmt: skip
-Cell = bool | int | Decimal | str | list[str]
+TableCell = bool | int | Decimal | str | list[str]
 
-ABSENT = ("N/A", "-")  # a cell of a table that says nothing
+EMPTY_CELLS = ("N/A", "-")
 OUT_OF_MEMORY = "OOM"
-# What tells rows apart and is no axis of ours, or not one to compare by. among: which kernels are ranked; each: what a
-# time is of, if not of all layers.
+# Columns that identify a row and are no axis of ours. `among`: the kernels that are ranked; `each`: what a time is for,
+# if not for all layers; `device`: the part of the machine (cpu, mps or cuda).
 LABELS = ("part", "kernel", "device", "rank", "among", "each")
 _COUNTS = (
     "context_length", "batch_size", "d_model", "d_ff", "num_layers", "num_heads", "d_head",
     "warmup_steps", "measured_steps", "count",
 )  # fmt: skip
 _SWITCHES = ("upcast", "at_once", "projections", "causal")
-_WORDS: Mapping[str, Sequence[str]] = {
-    axis: value_order(axis)
-    for axis in (
-        "size",
-        "precision",
-        "compile",
-        "compile_mode",
-        "attention",
-        "accumulator",
-        "addend",
-        "pass",
-        "optimizer",
-    )
-}
+_CHOICES = (
+    "size", "precision", "compile", "compile_mode", "attention", "accumulator", "addend", "pass",
+    "optimizer",
+)  # fmt: skip
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", protected_namespaces=())
 
 
-class Said(_Strict):
-    """What the write-up itself says, in its words or next to them. What it does not say is left out."""
-
-    precision: str | None = None
-    batch_size: str | None = None
-    steps: str | None = Field(None, description="warm-up and measured")
-    optimizer: str | None = Field(None, description="or what a step consists of")
-    size: str | None = None
-    kernel: str | None = None
-    torch: str | None = None
-
-
-class Measure(_Strict):
+class ReferenceQuantity(_Strict):
     """A column of numbers.
 
-    unit: what they are taken as, of one pass. unit_said: what is printed, where that is not the same. over: so many passes
-    are in each number. or_unit: what else an unsaid unit could be. params: what names the cell beyond the table's params.
-    variant: what tells it from another column of the same cell.
+    unit: the unit of the printed numbers. over: the number of passes that one number covers. cell: axes that hold for this
+    column in addition to those of the table. variant: distinguishes two columns about the same cell.
     """
 
     metric: Metric
     phase: Phase = ""
     statistic: Statistic = "mean"
     unit: Unit
-    unit_said: str | None = None
     over: int = 1
-    or_unit: Literal["ms"] | None = None
-    params: dict[str, Cell] = Field(default_factory=dict)
+    cell: dict[str, TableCell] = Field(default_factory=dict)
     variant: str = ""
-    doubts: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _known_params(self) -> Self:
-        check_params(self.params)
+    def _check_cell(self) -> Self:
+        check_cell(self.cell)
         return self
 
 
-class RowDoubt(_Strict):
-    """A doubt about the rows that have these values."""
+class RowNote(_Strict):
+    """A note for the rows that have these values."""
 
-    where: dict[str, Cell]
-    says: str
+    where: dict[str, TableCell]
+    note: str
 
 
-class Table(_Strict):
-    """A table as it was published.
+class ReferenceTable(_Strict):
+    """One published table.
 
-    params: what names the cell of all its numbers, in the words of our axes; a list where it may be any of several, nothing
-    where it is not said. columns: an axis, a label or a Measure. repeats: the table whose numbers it prints once more.
+    cell: axes that hold for all rows. A list means that the write-up leaves open which of the values it was; a missing axis
+    means that the write-up does not state it. notes: why its numbers may not be comparable. columns: an axis, a label or a
+    ReferenceQuantity. repeats: the table of the same write-up whose numbers it prints again.
     """
 
     name: str
     title: str
-    kind: Kind
     task: Literal["train_step", "attention", "accumulation"]
     device: str
-    device_said: str | None = None
     repeats: str | None = None
-    said: Said = Said()
-    params: dict[str, Cell]
-    doubts: list[str] = Field(default_factory=list)
-    row_doubts: list[RowDoubt] = Field(default_factory=list)
-    columns: list[str | Measure]
-    rows: list[list[Cell]]
+    cell: dict[str, TableCell]
+    notes: list[str] = Field(default_factory=list)
+    row_notes: list[RowNote] = Field(default_factory=list)
+    columns: list[str | ReferenceQuantity]
+    rows: list[list[TableCell]]
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
-        check_params(self.params)
-        if self.device not in devices():
-            raise ValueError(f"{self.name}: device {self.device!r} is not one of devices.toml")
-        keys = [column for column in self.columns if isinstance(column, str)]
+    def _check(self) -> Self:
+        check_cell(self.cell)
+        if self.device not in DEVICES:
+            raise ValueError(f"{self.name}: unknown device {self.device!r}")
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(
-                    f"{self.name}: a row of {len(row)} cells under {len(self.columns)} columns: {row}"
-                )
-            check_params(
-                dict(
-                    zip(
-                        keys,
-                        (c for c, of in zip(row, self.columns, strict=True) if isinstance(of, str)),
-                        strict=True,
-                    )
-                )
-            )
+                size = f"{len(row)} cells for {len(self.columns)} columns"
+                raise ValueError(f"{self.name}: a row has {size}: {row}")
+            check_cell(self.axes_of(row))
         return self
+
+    def axes_of(self, row: list[TableCell]) -> dict[str, TableCell]:
+        """Return the axes and labels that a row states."""
+        pairs = zip(self.columns, row, strict=True)
+        return {column: value for column, value in pairs if isinstance(column, str)}
 
 
 class Writeup(_Strict):
-    """name: as a table of the report shows it. year: of the course, whose sizes are meant."""
+    """The published tables of one write-up. year: the year of the course, which defines the model sizes."""
 
     name: str
     title: str
     source: str
     year: int
-    table: list[Table]
+    table: list[ReferenceTable]
 
     @model_validator(mode="after")
-    def _names_differ(self) -> Self:
+    def _check_names(self) -> Self:
         names = [table.name for table in self.table]
         if len(set(names)) != len(names):
             raise ValueError(f"{self.name}: two tables have the same name")
         unknown = {table.repeats for table in self.table} - {*names, None}
         if unknown:
-            raise ValueError(f"{self.name}: repeats {unknown}, which is no table")
+            raise ValueError(f"{self.name}: `repeats` names unknown tables: {unknown}")
         return self
 
 
-def check_params(params: Mapping[str, Any]) -> None:
-    """Raises ValueError for what is no axis or label, or none of its values."""
-    for axis, given in params.items():
+def check_cell(cell: Mapping[str, Any]) -> None:
+    """Raise ValueError for a key that is no axis or label, and for a value that its axis does not have."""
+    for axis, given in cell.items():
         for value in given if isinstance(given, list) else [given]:
-            if value not in ABSENT and not _may_be(axis, value):
-                raise ValueError(f"{axis} = {value!r}: no such axis or no such value of it")
+            if value not in EMPTY_CELLS and not _is_possible(axis, value):
+                raise ValueError(f"{axis} = {value!r}: no such axis, or no such value of it")
 
 
-def _may_be(axis: str, value: Any) -> bool:
+def _is_possible(axis: str, value: Any) -> bool:
     if axis in _SWITCHES:
         return isinstance(value, bool)
     if axis in _COUNTS:
         return isinstance(value, int) and not isinstance(value, bool)
     if axis == "value":
         return isinstance(value, Decimal)
-    return isinstance(value, int | str) if axis in LABELS else value in _WORDS.get(axis, ())
+    if axis in LABELS:
+        return isinstance(value, int | str)
+    return axis in _CHOICES and value in value_order(axis)
 
 
 @cache
 def writeups() -> tuple[Writeup, ...]:
-    """Every file of `writeups`, in the order of their names. Numbers keep the digits that are printed."""
-    files = sorted(
-        resources.files(__package__).joinpath("writeups").iterdir(), key=lambda file: file.name
-    )
-    return tuple(
-        Writeup.model_validate(tomllib.loads(file.read_text(encoding="utf-8"), parse_float=Decimal))
-        for file in files
-        if file.name.endswith(".toml")
-    )
+    """Return all write-ups in the order of their file names. Decimal preserves the printed digits."""
+    folder = resources.files(__package__).joinpath("writeups")
+    files = sorted(folder.iterdir(), key=lambda file: file.name)
+    texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".toml")]
+    return tuple(Writeup.model_validate(tomllib.loads(text, parse_float=Decimal)) for text in texts)

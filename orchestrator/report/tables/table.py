@@ -9,7 +9,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.tables.layouts import PHASE, Header, Layout, Rows
 
-NOTES = "doubts"  # title of a column of sentences, one a line, that become numbered notes
+NOTES = "note"  # title of a column of sentences, one a line, that become numbered notes
 
 
 @dataclass(frozen=True)

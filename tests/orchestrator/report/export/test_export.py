@@ -184,7 +184,7 @@ def test_the_charts_are_the_same_too(runs: list[Path], tmp_path: Path, elsewhere
 
 
 def test_the_tables_are_those_of_the_runs(published: Path, runs: list[Path]) -> None:
-    assert command("report", *runs, "--against", "all").exit_code == 0
+    assert command("report", *runs, "--reference", "all").exit_code == 0
     own = files_of(runs[0] / "with-capped" / "report")
     for name, content in files_of(published / "report").items():
         if name.endswith(".md") and not any(secret.encode() in own[name] for secret in SECRETS):
@@ -254,8 +254,8 @@ def test_a_table_alone_is_that_alone(published: Path) -> None:
         "## End to end"
     ]
     assert (
-        command("report", published, "--table", "against-timings").exit_code == 0
-    )  # known without --against
+        command("report", published, "--table", "reference").exit_code == 0
+    )  # known without --reference
 
 
 @pytest.mark.render

@@ -1,18 +1,18 @@
-"""Each table of each write-up has one of ours: by name, and in a run that has such a cell by a row of its own."""
+"""Each table of each write-up is answered by the table `reference` and by columns of a run."""
 
 from __future__ import annotations
 
-import re
+from typing import get_args
 
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.markdown import Page, lay_out, notes_of
-from orchestrator.report.references.devices import ALL, devices
-from orchestrator.report.references.explanations import explanations
-from orchestrator.report.references.records import Number, published
-from orchestrator.report.references.schema import writeups
-from orchestrator.report.references.tables import against, counterparts
+from orchestrator.report.formats.markdown import Page, lay_out
+from orchestrator.report.references.answers import _TENSORS, ANSWERS
+from orchestrator.report.references.devices import ALL
+from orchestrator.report.references.records import ReferenceNumber, published
+from orchestrator.report.references.schema import Metric, writeups
+from orchestrator.report.references.tables import NAME, reference_table
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
@@ -22,23 +22,185 @@ from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, Sample
 
 TABLES = [(one.name, table.name) for one in writeups() for table in one.table]
-REPEATED = {(one.name, table.name) for one in writeups() for table in one.table if table.repeats}
+TITLES = {(one.name, table.name): table.title for one in writeups() for table in one.table}
+REPEATED = {
+    (one.name, table.name): table.repeats
+    for one in writeups()
+    for table in one.table
+    if table.repeats
+}
 PHASES = ("forward", "backward", "optimizer", "step")
 MODULES = ("scores", "softmax", "attention output")
 PARTS = (*MODULES, "ffn", "norm", "embedding", "attention", "residual")
 
+# The frame and column of a run that answers each metric, in rows of the table `reference`.
+COLUMNS = {
+    "duration": "cells.{phase}_ms_{statistic}",
+    "peak": "cells.peak_allocated_bytes",
+    "held": "cells.{phase}_held_allocated_bytes",
+    "saved": "cells.saved_bytes",
+    "saved_squares": "cells.saved_squares",
+    "tensor": "cells.{tensor}",
+    "allocation": "allocations.size_bytes",
+    "gemm_share": "kernels.ms",
+    "kernel_share": "kernels.ms",
+    "part_time": "kernels.ms",
+    "softmax_over_matmul": "kernels.ms",
+    "sum": "cells.sum",
+    "absolute_error": "cells.error",
+}
+# Why the other metrics have no row. Each stands in a table of which other numbers have rows.
+WITHOUT_ROWS = {
+    "total": "mean times steps, in the same row",
+    "warmup_total": "depends on what the warm-up includes, such as loading kernels",
+    "peak_more": "difference of two peaks of the same table",
+    "held_more": "difference of two held amounts of the same row",
+    "allocation_more": "difference of two allocations of the same row",
+    "held_per_pair": "quotient of the previous column and the squared length",
+    "saved_and_state": "calculated: saved tensors plus parameters and optimizer state",
+    "speed_up": "quotient of two times of the same row",
+    "part_share": "quotient of two times of the same table",
+    "kernel_time": "one kernel of one GPU, summed over an unknown number of steps",
+    "kernel_launches": "one kernel of one GPU, counted over an unknown number of steps",
+    "kernel_duration": "one kernel of one GPU; its share of the kernel time has a row",
+    "parameters": "the same closed form as ours: test_transcription compares them",
+}
+COUNTERPARTS = {
+    "analysis report": {
+        "timings": "cells.forward_ms_mean cells.step_ms_mean",
+        "timings-nsys": "cells.forward_ms_mean",
+        "top-kernels": "kernels.ms",
+        "top-not-gemm": "kernels.ms",
+        "gemm-share": "kernels.ms",
+        "softmax-matmul": "kernels.ms",
+        "softmax-matmul-ratio": "kernels.ms",
+        "accumulation": "cells.sum",
+        "mixed-forward": "cells.forward_ms_median",
+        "mixed-both": "cells.step_ms_median",
+        "mixed-scores": "kernels.ms",
+        "memory": "cells.peak_allocated_bytes",
+        "memory-autocast": "cells.peak_allocated_bytes",
+        "memory-compared": "repeats memory",
+        "residual-stream": "cells.residual_stream_bytes",
+        "allocations": "allocations.size_bytes",
+        "top-allocations": "allocations.size_bytes",
+        "attention-forward": "cells.forward_ms_mean",
+        "attention-backward": "cells.backward_ms_mean",
+        "attention-memory": "cells.forward_held_allocated_bytes",
+        "attention-accounting": "cells.square_bytes cells.forward_held_allocated_bytes",
+        "attention-squares": "cells.saved_squares cells.saved_bytes",
+        "jit": "cells.step_ms_mean cells.peak_allocated_bytes",
+    },
+    "answer.md": {
+        "timings": "cells.forward_ms_mean cells.backward_ms_mean",
+        "timings-nsys": "cells.forward_ms_mean cells.backward_ms_mean",
+        "kernels-forward": "kernels.ms",
+        "kernels-both": "kernels.ms",
+        "softmax-in-attention": "kernels.ms",
+        "accumulation": "cells.sum cells.error",
+        "timings-bf16-large": "cells.forward_ms_mean cells.backward_ms_mean",
+        "steps-bf16-large": "cells.step_ms_mean",
+        "timings-fp32-large": "repeats timings-nsys",
+        "timings-bf16-2.7B": "cells.forward_ms_mean cells.backward_ms_mean",
+        "steps-bf16-2.7B": "cells.step_ms_mean",
+        "timings-fp32-2.7B": "repeats timings-nsys",
+        "memory": "cells.peak_allocated_bytes",
+        "memory-bf16": "cells.peak_allocated_bytes",
+        "largest-allocations": "allocations.size_bytes",
+        "memory-calculated": "cells.saved_bytes",
+        "attention": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.forward_held_allocated_bytes "
+            "cells.peak_allocated_bytes"
+        ),
+        "attention-scaling": "cells.forward_held_allocated_bytes",
+    },
+    "assignment report": {
+        "timings-macbook-air": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "timings": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "timings-no-warm-up": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "timings-one-warm-up": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "timings-bf16": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "timings-compiled": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "timings-compiled-bf16": "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean",
+        "accumulation": "cells.sum",
+        "attention-m4": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean "
+            "cells.built_held_allocated_bytes cells.forward_held_allocated_bytes "
+            "cells.backward_held_allocated_bytes"
+        ),
+        "attention-m4-compiled": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean "
+            "cells.built_held_allocated_bytes cells.forward_held_allocated_bytes "
+            "cells.backward_held_allocated_bytes"
+        ),
+        "attention": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean "
+            "cells.built_held_allocated_bytes cells.forward_held_allocated_bytes "
+            "cells.backward_held_allocated_bytes"
+        ),
+        "attention-compiled": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean "
+            "cells.built_held_allocated_bytes cells.forward_held_allocated_bytes "
+            "cells.backward_held_allocated_bytes"
+        ),
+        "attention-compiled-bf16": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.step_ms_mean "
+            "cells.built_held_allocated_bytes cells.forward_held_allocated_bytes "
+            "cells.backward_held_allocated_bytes"
+        ),
+    },
+    "section 1.2": {
+        "attention": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.forward_held_allocated_bytes"
+        ),
+        "attention-compiled": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.forward_held_allocated_bytes"
+        ),
+        "forward-compiled": "cells.forward_ms_mean",
+        "forward-compiled-rounded": "repeats forward-compiled",
+        "forward": "cells.forward_ms_mean",
+        "forward-rounded": "repeats forward",
+        "step-compiled": "cells.step_ms_mean",
+        "step-compiled-rounded": "repeats step-compiled",
+        "step": "cells.step_ms_mean",
+        "step-rounded": "repeats step",
+    },
+    "yyin-dev": {
+        "kernels-forward": "kernels.ms",
+        "kernels-backward": "kernels.ms",
+        "kernels-both": "kernels.ms",
+        "kernels-not-matmul": "kernels.ms",
+        "kernels-step": "kernels.ms",
+        "gemm-share": "kernels.ms",
+        "softmax-in-attention": "kernels.ms",
+        "accumulation": "cells.sum",
+        "mixed-precision": "cells.step_ms_mean",
+        "memory": "cells.peak_allocated_bytes",
+        "memory-mixed": "cells.peak_allocated_bytes",
+        "residual-stream": "cells.residual_stream_bytes",
+        "largest-allocation": "allocations.size_bytes",
+        "attention": (
+            "cells.forward_ms_mean cells.forward_held_allocated_bytes cells.backward_ms_mean"
+        ),
+        "attention-compiled": (
+            "cells.forward_ms_mean cells.backward_ms_mean cells.forward_held_allocated_bytes"
+        ),
+        "training-compiled": "cells.step_ms_mean",
+    },
+}
 
-def cell_params(number: Number) -> dict[str, object]:
-    """Of the first cell that a number may be of, on a GPU."""
-    named = {axis: values[0] for axis, values in number.params.items()}
+
+def cell_params(number: ReferenceNumber) -> dict[str, object]:
+    """Return the parameters of the first cell that a number may belong to, on a GPU."""
+    named = {axis: values[0] for axis, values in number.axes.items()}
     base = {"size": "small", "context_length": 128} if number.task == "train_step" else {}
     if number.task == "attention" and "attention" not in named:
         base = {"attention": "naive"}
     return {"device": "cpu" if number.task == "accumulation" else "cuda", **base, **named}
 
 
-def outcome_of(number: Number) -> Outcome:
-    """As if it had been measured with every instrument: 10 ms a phase, 1 GiB of whatever takes memory."""
+def outcome_of(number: ReferenceNumber) -> Outcome:
+    """Return an outcome with every instrument: 10 ms for each phase, 1 GiB for each kind of memory."""
     attempt = Attempt(make_cell(number.task, cell_params(number)), 1, "/nowhere", Settings())
     timings = [Sample("timing", "duration", "ms", 10.0, "synced", phase, 0) for phase in PHASES]
     memory = [
@@ -51,14 +213,15 @@ def outcome_of(number: Number) -> Outcome:
         )
         for what in ("held", "peak")
     ]
-    kept = [
+    saved = [
         Sample("memory", metric, "bytes", 2.0**30, "steady", "")
-        for metric in ("saved_bytes", "residual_stream_bytes")
+        for metric in ("saved_bytes", "residual_stream_bytes", "saved_squares")
     ]
     watched = [
         Sample("kernels", "attributed_to_phase", "1", 1.0, "profiled"),
         Sample("memory_snapshot", "peak_allocated_bytes", "bytes", 2.0**30, "steady"),
         Sample("finding", "sum", "1", 10.0),
+        Sample("finding", "error", "1", 0.01),
     ]
     kernels = [
         KernelRow(
@@ -91,17 +254,17 @@ def outcome_of(number: Number) -> Outcome:
         AllocationRow("peak", "backward", role, part, "scope", "forward", "", 2**20, 12, 12 * 2**20)
         for role, part in roles
     ]
-    samples = (*timings, *memory, *kept, *watched)
+    samples = (*timings, *memory, *saved, *watched)
     measured = {"samples": samples, "kernels": tuple(kernels), "allocations": tuple(allocations)}
     return Outcome(attempt, Status.OK, "", "", {}, {}, started_at=1.7e9, wall_s=2.5, **measured)
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """A cell for each published table."""
-    first: dict[tuple[str, str], Number] = {}
+    """A run with one cell for each published table."""
+    first: dict[tuple[str, str], ReferenceNumber] = {}
     for number in published():
-        if number.amount is not None and number.metric != "parameters":
+        if number.amount is not None and number.metric in ANSWERS:
             first.setdefault((number.writeup, number.table), number)
     run = Run(tmp_path_factory.mktemp("counterparts") / "run")
     with open_for_writing(run) as writer:
@@ -113,73 +276,72 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.fixture(scope="module")
-def pages(results: Results) -> dict[str, Page]:
-    return {page.table.name: page for page in lay_out(results, (), against(ALL))}
+def page(results: Results) -> Page:
+    (found,) = lay_out(results, [NAME], (reference_table(ALL),))
+    return found
 
 
-def test_every_published_table_is_listed_with_ours() -> None:
-    found = counterparts()
-    assert list(found) == TABLES
-    assert all(found.values())
-    assert {name for names in found.values() for name in names} == {
-        table.name for table in against(ALL)
+def columns_for(key: tuple[str, str]) -> list[str]:
+    """Return the columns of a run that answer the numbers of a published table."""
+    found: dict[str, None] = {}
+    for number in published():
+        shown = number.metric in ANSWERS and number.statistic not in ("sd", "rounded")
+        if (number.writeup, number.table) != key or not shown:
+            continue
+        tensor = _TENSORS.get(number.labels.get("part", ""), "")
+        if number.metric == "tensor" and not tensor:
+            continue  # Q, K, V and the output are not measured one by one
+        column = COLUMNS[number.metric].format(
+            phase=number.phase, statistic=number.statistic, tensor=tensor
+        )
+        found[column] = None
+    return list(found)
+
+
+def test_every_published_table_has_an_entry() -> None:
+    listed = [(writeup, table) for writeup, tables in COUNTERPARTS.items() for table in tables]
+    assert sorted(listed) == sorted(TABLES)
+    assert len(TABLES) == 80
+
+
+def test_every_metric_has_rows_or_a_reason() -> None:
+    assert set(COLUMNS) == set(ANSWERS)
+    assert set(COLUMNS) | set(WITHOUT_ROWS) == set(get_args(Metric))
+    assert not set(COLUMNS) & set(WITHOUT_ROWS)
+
+
+@pytest.mark.parametrize("key", TABLES, ids=": ".join)
+def test_an_entry_names_the_columns_that_answer_the_table(key: tuple[str, str]) -> None:
+    writeup, table = key
+    if key in REPEATED:
+        assert COUNTERPARTS[writeup][table] == f"repeats {REPEATED[key]}"
+    else:
+        assert COUNTERPARTS[writeup][table].split() == columns_for(key)
+
+
+def test_the_columns_exist(results_of_every_kind: Results) -> None:
+    frames = {
+        "cells": results_of_every_kind.cells,
+        "kernels": results_of_every_kind.kernels(),
+        "allocations": results_of_every_kind.allocations(),
     }
+    entries = {text for tables in COUNTERPARTS.values() for text in tables.values()}
+    columns = {name for text in entries if "repeats" not in text for name in text.split()}
+    for name in columns:
+        frame, column = name.split(".")
+        assert column in frames[frame], name
 
 
 @pytest.mark.parametrize("key", [key for key in TABLES if key not in REPEATED], ids=": ".join)
-def test_every_published_table_has_a_row_beside_ours(
-    key: tuple[str, str], pages: dict[str, Page]
-) -> None:
-    """With a ratio, wherever it says which size and length it is of."""
-    writeup = key[0]
-    (title,) = (
-        table.title for one in writeups() for table in one.table if (one.name, table.name) == key
-    )
-    of_table = re.compile(rf"{re.escape(f'{writeup}: {title}')}(: .*|, .*)?")
-    found = [pages[table] for table in counterparts()[key] if table in pages]
-    beside = [
-        (page, row)
-        for page in found
-        for row in page.rows
-        if of_table.fullmatch(row[page.header.index("published in")])
-    ]
-    assert beside
-    for page, row in beside:
-        notes = notes_of(page, row)
-        assert [note for note in notes if note.startswith("What differs in `")] == [
-            explanations()[key]
-        ]
-        named = "Without a ratio" not in " ".join(notes)
-        theirs = row[
-            next(place for place, title in enumerate(page.header) if title.startswith("theirs"))
-        ]
-        ratio = row[page.header.index("ours / theirs")]
-        assert (ratio != "–") is (named and theirs != "OOM") or theirs == "0.00"
-
-
-def test_all_devices_stand_in_one_table(pages: dict[str, Page], results: Results) -> None:
-    timings = pages["against-timings"]
-    found = {row[timings.header.index("on")] for row in timings.rows}
-    assert (
-        {"H100 80 GB", "RTX 5090", "A100 40 GB", "MacBook Air"}
-        <= found
-        <= {device.name for device in devices().values()}
-    )
-    (one,) = lay_out(results, ["against-timings"], against("h100"))
-    assert "on" not in one.header
-
-
-def test_what_differs_is_said_of_each() -> None:
-    said = explanations()
-    assert list(said) == TABLES
-    assert said["yyin-dev", "training-compiled"] == (
-        "What differs in `torch_compile: Transformer benchmark (forward + backward + optimizer)`: H100 80 GB (peak TFLOP/s 67 in "
-        "fp32, 494.5 in tf32, 989 in bf16, 3350 GB/s); in fp32 or tf32 (which is not said); a step with an optimizer (forward, "
-        "backward and optimizer); batch 4; warm-up not said."
-    )
-    assert (
-        "whether forward keeps a graph for a backward pass is not said"
-        in said["analysis report", "timings"]
-    )
-    assert "0, 1, 5 steps of warm-up" in said["analysis report", "timings"]
-    assert "in bf16; no optimizer" in said["assignment report", "timings-bf16"]
+def test_every_published_table_has_a_row_in_reference(key: tuple[str, str], page: Page) -> None:
+    """A row has a ratio unless its shape is not stated, their cell ran out of memory, or they printed zero."""
+    source = f"{key[0]}: {TITLES[key]}"
+    starts = (f"{source} (", f"{source}: ")
+    rows = [dict(zip(page.header, row, strict=True)) for row in page.rows]
+    rows = [row for row in rows if row["source"].startswith(starts)]
+    assert rows
+    for row in rows:
+        numbers = [] if row["note"] == "–" else row["note"].split(", ")
+        notes = " ".join(page.notes[int(number) - 1] for number in numbers)
+        is_comparable = "No ratio" not in notes and row["theirs"] != "OOM"
+        assert (row["ratio"] != "–") is is_comparable or row["theirs"].startswith("0.00")

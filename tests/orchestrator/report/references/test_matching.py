@@ -1,4 +1,4 @@
-"""Which cells of ours a number is of: the same in all that is said, whatever in what is not."""
+"""Tests of which cells a published number is compared with."""
 
 from __future__ import annotations
 
@@ -6,29 +6,55 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-import pandas as pd
 import pytest
 
-from orchestrator.report.references.matching import fits, left_open, matches, siblings
-from orchestrator.report.references.records import Number
+from orchestrator.report.references.matching import fits, matches, unstated
+from orchestrator.report.references.records import ReferenceNumber
 
-SAID: dict[str, tuple[Any, ...]] = {
-    "size": ("xl",), "context_length": (512,), "batch_size": (4,), "precision": ("fp32", "tf32"), "compile": ("eager",),
+STATED: dict[str, tuple[Any, ...]] = {
+    "size": ("xl",),
+    "context_length": (512,),
+    "batch_size": (4,),
+    "precision": ("fp32", "tf32"),
+    "compile": ("eager",),
     "pass": ("forward_backward",),
-}  # fmt: skip
+}
 OURS = {
-    "cell": "a", "task": "train_step", "size": "xl", "year": 2025, "context_length": 512, "batch_size": 4, "precision": "fp32",
-    "compile": "eager", "pass": "forward_backward", "optimizer": "course", "warmup_steps": 5, "vocab_size": 10_000,
+    "cell": "a",
+    "task": "train_step",
+    "size": "xl",
+    "year": 2025,
+    "context_length": 512,
+    "batch_size": 4,
+    "precision": "fp32",
+    "compile": "eager",
+    "pass": "forward_backward",
+    "optimizer": "course",
+    "warmup_steps": 5,
+    "vocab_size": 10_000,
     "d_model": None,
-}  # fmt: skip
-NUMBER = Number(
-    "w", "t", "T", "timings", "train_step", "h100", 2025, SAID, {}, "duration", "step", "mean", "", Decimal("1.5"), "s"
-)  # fmt: skip
+}
+NUMBER = ReferenceNumber(
+    writeup="w",
+    table="t",
+    title="T",
+    task="train_step",
+    device="h100",
+    year=2025,
+    axes=STATED,
+    labels={},
+    metric="duration",
+    phase="step",
+    statistic="mean",
+    variant="",
+    value=Decimal("1.5"),
+    unit="s",
+)
 
 
-def said(**changes: Any) -> Number:
-    params = {axis: values for axis, values in {**SAID, **changes}.items() if values is not None}
-    return replace(NUMBER, params=params)
+def stated(**changes: Any) -> ReferenceNumber:
+    axes = {axis: values for axis, values in {**STATED, **changes}.items() if values is not None}
+    return replace(NUMBER, axes=axes)
 
 
 @pytest.mark.parametrize(
@@ -47,102 +73,74 @@ def said(**changes: Any) -> Number:
         ({"vocab_size": 50_000}, False),
         ({"compile": "blocks"}, False),
         ({"pass": "train_step"}, False),
-        ({"optimizer": "fused"}, True),  # not said
+        ({"optimizer": "fused"}, True),  # not stated
         ({"attention": "naive"}, True),
-        ({"attention": "flash"}, False),  # what is not said is the course's own
+        ({"attention": "flash"}, False),  # an unstated attention is the course's
     ],
     ids=str,
 )
-def test_a_cell_is_the_same_in_all_that_is_said(changes: dict[str, Any], fit: bool) -> None:
+def test_a_cell_fits_if_it_agrees_with_every_stated_axis(
+    changes: dict[str, Any], fit: bool
+) -> None:
     assert fits(NUMBER, {**OURS, **changes}) is fit
 
 
-def test_what_is_not_said_is_left_open_and_named() -> None:
-    unsaid = said(batch_size=None, context_length=None)
-    assert fits(unsaid, {**OURS, "batch_size": 32, "context_length": 128})
-    assert (
-        "context_length, batch_size, precision (fp32 or tf32), optimizer, warmup_steps. Without a ratio"
-        in left_open(unsaid)
+def test_unstated_axes_fit_any_value_and_are_named() -> None:
+    number = stated(batch_size=None, context_length=None)
+    assert fits(number, {**OURS, "batch_size": 32, "context_length": 128})
+    assert unstated(number) == (
+        "Not stated: context_length, batch_size, precision (fp32 or tf32), optimizer, warmup_steps. "
+        "No ratio, because shapes may differ."
     )
-    assert "Without a ratio" not in left_open(NUMBER)
-    assert "batch_size" not in left_open(NUMBER)
+    assert unstated(NUMBER) == "Not stated: precision (fp32 or tf32), optimizer, warmup_steps."
 
 
 @pytest.mark.parametrize(
     ("theirs", "ours", "fit"),
     [(5, 5, True), (10, 5, True), (0, 0, True), (0, 5, False), (5, 1, False)],
 )
-def test_warm_is_warm(theirs: int, ours: int, fit: bool) -> None:
-    assert fits(said(warmup_steps=(theirs,)), {**OURS, "warmup_steps": ours}) is fit
+def test_numbers_of_warm_up_steps_from_five_on_are_equivalent(
+    theirs: int, ours: int, fit: bool
+) -> None:
+    assert fits(stated(warmup_steps=(theirs,)), {**OURS, "warmup_steps": ours}) is fit
 
 
-def test_warm_by_rule_is_warm() -> None:
+def test_adaptive_timing_counts_as_warm() -> None:
     adaptive = {**OURS, "timing": "adaptive", "warmup_steps": None, "measured_steps": None}
-    assert fits(said(warmup_steps=(5,), measured_steps=(10,)), adaptive)
-    assert not fits(said(warmup_steps=(0,)), adaptive)
+    assert fits(stated(warmup_steps=(5,), measured_steps=(10,)), adaptive)
+    assert not fits(stated(warmup_steps=(0,)), adaptive)
 
 
-def test_phases_of_a_training_step_are_those_of_both_passes() -> None:
+def test_a_phase_of_a_training_step_is_that_of_forward_and_backward() -> None:
     forward = replace(NUMBER, phase="forward")
     assert fits(forward, {**OURS, "pass": "train_step"})
-    assert "pass" not in left_open(
-        replace(forward, params={**SAID, "pass": ("forward_backward", "train_step")})
+    assert "pass" not in unstated(
+        replace(forward, axes={**STATED, "pass": ("forward_backward", "train_step")})
     )
-    assert not fits(forward, {**OURS, "pass": "forward"})  # of inference
-    either = replace(forward, params={**SAID, "pass": ("forward", "forward_grad")})
+    assert not fits(forward, {**OURS, "pass": "forward"})  # inference
+    either = replace(forward, axes={**STATED, "pass": ("forward", "forward_grad")})
     assert fits(either, {**OURS, "pass": "forward"})
     assert fits(either, {**OURS, "pass": "train_step"})
-    assert "pass (forward or forward_grad)" in left_open(either)
-    assert not fits(
-        replace(forward, params={**SAID, "pass": ("forward",)}), {**OURS, "pass": "train_step"}
-    )
+    assert "pass (forward or forward_grad)" in unstated(either)
+    inference = replace(forward, axes={**STATED, "pass": ("forward",)})
+    assert not fits(inference, {**OURS, "pass": "train_step"})
 
 
-def test_a_run_from_before_an_axis_fits() -> None:
-    assert fits(said(attention=("naive",)), OURS)
-    assert not fits(said(attention=("naive",)), {**OURS, "attention": "flash"})
+def test_a_run_without_the_axis_fits() -> None:
+    assert fits(stated(attention=("naive",)), OURS)
+    assert not fits(stated(attention=("naive",)), {**OURS, "attention": "flash"})
 
 
-def test_how_many_steps_were_measured_is_no_matter() -> None:
-    assert fits(said(measured_steps=(5,)), {**OURS, "measured_steps": 10})
+def test_the_number_of_measured_steps_is_not_compared() -> None:
+    assert fits(stated(measured_steps=(5,)), {**OURS, "measured_steps": 10})
 
 
-def test_each_number_meets_each_cell_of_its_task() -> None:
+def test_each_number_is_compared_with_every_cell_of_its_task() -> None:
     rows = [
         OURS,
         {**OURS, "cell": "b", "precision": "tf32"},
         {**OURS, "cell": "c", "task": "attention"},
     ]
-    found = [
-        (number.phase, row["cell"])
-        for number, row in matches([NUMBER, replace(NUMBER, phase="optimizer")], rows)
-    ]
+    numbers = [NUMBER, replace(NUMBER, phase="optimizer")]
+    found = [(number.phase, row["cell"]) for number, row in matches(numbers, rows)]
     assert found == [("step", "a"), ("step", "b"), ("optimizer", "a"), ("optimizer", "b")]
-
-
-def test_a_sibling_differs_in_one_axis_alone() -> None:
-    axes = ("precision", "compile", "compile_mode", "context_length")
-    eager = {
-        "cell": "e",
-        "task": "t",
-        "precision": "fp32",
-        "compile": "eager",
-        "compile_mode": None,
-        "context_length": 128,
-    }
-    compiled = {**eager, "cell": "m", "compile": "model", "compile_mode": "default"}
-    longer = {**compiled, "cell": "l", "context_length": 256}
-    found = siblings([eager, compiled, longer], axes, "compile", "eager", ("compile_mode",))
-    assert {cell: base["cell"] for cell, base in found.items()} == {"e": "e", "m": "e"}
-
-
-def test_a_cell_of_a_task_without_the_axis_is_no_base() -> None:
-    """As beside sums and norms, which are not compiled."""
-    axes = ("compile", "context_length")
-    rows = [{"cell": "n", "task": "norms", "compile": pd.NA, "context_length": pd.NA}]
-    eager = {"cell": "e", "task": "t", "compile": "eager", "context_length": 128}
-    assert set(
-        siblings(
-            [*rows, eager, {**eager, "cell": "m", "compile": "model"}], axes, "compile", "eager"
-        )
-    ) == {"e", "m"}

@@ -1,0 +1,279 @@
+"""Our value for each published quantity: a column of `cells`, or a figure from a cell's kernels or allocations.
+
+Metrics without an entry in ANSWERS follow from other numbers of the same table (differences, quotients, totals over steps)
+or describe single kernels, whose launches on another GPU are not comparable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis.axes import GIB, MIB, Row, has_value
+from orchestrator.analysis.results import Results
+from orchestrator.report.references.matching import dimensions_of, is_first_forward
+from orchestrator.report.references.records import ReferenceNumber
+from orchestrator.report.tables.formatters import format_ms
+from orchestrator.report.tables.kernel_layouts import (
+    ATTENTION_MATMULS,
+    GEMM,
+    OUTSIDE_OPERATORS,
+    ms_of_parts,
+)
+
+_PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
+NOT_GEMM = "not matmul"  # the label of shares that are ranked without the matrix products
+# Our modules for each part that a write-up names.
+_MODULES = {
+    "scores": ("scores",),
+    "softmax": ("softmax",),
+    "values": ("attention output",),
+    "matmul": ATTENTION_MATMULS,
+    "attention": (
+        "q projection", "k projection", "v projection", "rope", *ATTENTION_MATMULS, "softmax",
+        "attention", "o projection",
+    ),
+}  # fmt: skip
+_FORWARD_ROLES = ("activations", "temporary")
+# The roles and the module of our allocations for each part that a write-up names.
+_ALLOCATED: Mapping[str, tuple[tuple[str, ...], str | None]] = {
+    "AttnScores": (_FORWARD_ROLES, "scores"),
+    "Softmax": (_FORWARD_ROLES, "softmax"),
+    "softmax": (_FORWARD_ROLES, "softmax"),
+    "AttnOut": (_FORWARD_ROLES, "attention output"),
+    "Attn": (_FORWARD_ROLES, "attention"),
+    "FFN": (_FORWARD_ROLES, "ffn"),
+    "Norm": (_FORWARD_ROLES, "norm"),
+    "Embed": (_FORWARD_ROLES, "embedding"),
+    "Block": (_FORWARD_ROLES, "residual"),
+    "Gradient": (("gradients",), None),
+    "Opt State": (("optimizer state",), None),
+}
+# Our column for each tensor whose size a write-up calculates.
+_TENSORS = {
+    "": "residual_stream_bytes",
+    "Attention scores (Q @ K^T)": "square_bytes",
+    "Softmax intermediate (exp_x)": "square_bytes",
+    "Attention weights (softmax output)": "square_bytes",
+    "theoretical total": "forward_held_allocated_bytes",
+    "measured": "forward_held_allocated_bytes",
+}
+_LARGEST = 10  # allocations of a part; the write-ups list no more
+
+
+@dataclass(frozen=True)
+class KernelFigures:
+    """The kernel times of one cell."""
+
+    kernels: pd.DataFrame
+
+    @cached_property
+    def gemm_share(self) -> float:
+        of_gemm = self.kernels["kernel_class"] == GEMM
+        return float(self.kernels.loc[of_gemm, "ms"].sum() / self.kernels["ms"].sum())
+
+    def share(self, phase: str, among: str, rank: int) -> float | None:
+        """Return the share of the phase's kernel time that its kernel of this rank takes."""
+        inside = self.kernels[self.kernels["phase"].isin(_PASSES.get(phase, (phase,)))]
+        chosen = inside[inside["kernel_class"] != GEMM] if among == NOT_GEMM else inside
+        longest = chosen.groupby("name", observed=True)["ms"].sum().nlargest(rank)
+        return float(longest.iloc[-1] / inside["ms"].sum()) if len(longest) == rank else None
+
+    def part_ms(self, phase: str, part: str) -> float | None:
+        """Return the milliseconds of a part of the model, or None if it is fused with another part."""
+        among = self.kernels
+        if part == "matmul":
+            among = among[among["kernel_class"] == GEMM]
+        found = ms_of_parts(among, _MODULES[part], "phase").get(phase)
+        return None if found is None else float(found)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a run recorded besides its cells, by cell id."""
+
+    results: Results
+
+    @cached_property
+    def kernels(self) -> Mapping[str, KernelFigures]:
+        cells = self.results.cells
+        if "attributed_to_phase" not in cells:
+            return {}
+        watched = cells.loc[cells["attributed_to_phase"].notna(), "cell"]
+        kernels = self.results.kernels()
+        kernels = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+        kernels = kernels[kernels["cell"].isin(watched)]
+        by_cell = kernels.groupby("cell", observed=True)
+        return {str(cell): KernelFigures(own) for cell, own in by_cell}
+
+    @cached_property
+    def allocations(self) -> Mapping[str, pd.DataFrame]:
+        """The single allocations at the peak."""
+        cells = self.results.cells
+        if "snapshot_peak_allocated_bytes" not in cells:
+            return {}
+        watched = cells.loc[cells["snapshot_peak_allocated_bytes"].notna(), "cell"]
+        rows = self.results.allocations()
+        rows = rows[rows["count"].notna() & (rows["moment"] == "peak")]
+        rows = rows[rows["cell"].isin(watched)]
+        return {str(cell): own for cell, own in rows.groupby("cell", observed=True)}
+
+    def largest_allocations(self, cell: str, part: str) -> list[float]:
+        """Return the bytes of the largest allocations of a part, or of all parts for an empty one."""
+        if cell not in self.allocations:
+            return []
+        rows = self.allocations[cell]
+        if part:
+            roles, module = _ALLOCATED.get(part, ((), None))
+            rows = rows[rows["role"].isin(roles)]
+            rows = rows[rows["part"] == module] if module else rows
+        rows = rows.nlargest(_LARGEST, "size_bytes")
+        sizes = np.repeat(rows["size_bytes"], rows["count"].astype(int))
+        return [float(size) for size in sizes[:_LARGEST]]
+
+
+OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How our value for a metric is found and printed.
+
+    title: the quantity with its unit. is_step_time: True for
+    times that a slow CPU may lengthen, which the report marks. sd: our standard deviation, if the quantity has one.
+    """
+
+    title: str
+    ours: OurValue
+    show: Callable[[float], str]
+    is_step_time: bool = False
+    sd: OurValue = lambda number, row, figures: None
+
+    def title_for(self, number: ReferenceNumber) -> str:
+        """Return the quantity as the table prints it."""
+        labels = {"part": "", "rank": "", "each": "all layers", **number.labels}
+        if number.labels.get("among") == NOT_GEMM:
+            labels["rank"] += " (without matrix products)"
+        phase = number.phase or "both passes"
+        text = self.title.format(phase=phase, statistic=number.statistic, **labels)
+        return " ".join(text.split())  # an absent label leaves two spaces
+
+
+def _column(row: Row, name: str) -> float | None:
+    return float(row[name]) if has_value(row, name) else None
+
+
+def _own(column: str) -> OurValue:
+    return lambda number, row, figures: _column(row, column)
+
+
+def _duration(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    return _milliseconds(row, number.phase, number.statistic)
+
+
+def _duration_sd(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    return _milliseconds(row, number.phase, "sd")
+
+
+def _milliseconds(row: Row, phase: str, statistic: str) -> float | None:
+    """Return a time of a phase. A published step is synchronized at its end, as is `step_synced`."""
+    stems = ("step_synced", "step") if phase == "step" else (phase,)
+    for stem in stems:
+        if _column(row, f"{stem}_ms_median"):
+            return _column(row, f"{stem}_ms_{statistic}")
+    return None
+
+
+def _peak(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    if is_first_forward(number, row):
+        return _column(row, "first_forward_peak_allocated_bytes")
+    return _column(row, "peak_allocated_bytes")
+
+
+def _held(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    return _column(row, f"{number.phase}_held_allocated_bytes")
+
+
+def _tensor(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    return _column(row, _TENSORS.get(number.labels.get("part", ""), ""))
+
+
+def _error(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    error = _column(row, "error")
+    return None if error is None else abs(error)
+
+
+def _gemm_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    kernels = figures.kernels.get(row["cell"])
+    return kernels.gemm_share if kernels else None
+
+
+def _kernel_share(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    kernels, labels = figures.kernels.get(row["cell"]), number.labels
+    if kernels is None:
+        return None
+    return kernels.share(number.phase, labels.get("among", ""), int(labels["rank"]))
+
+
+def _part_time(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    kernels = figures.kernels.get(row["cell"])
+    found = kernels.part_ms(number.phase, number.labels["part"]) if kernels else None
+    if found is None or number.labels.get("each") != "layer":
+        return found
+    dimensions = dimensions_of(row)
+    return None if dimensions is None else found / dimensions.num_layers
+
+
+def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    kernels = figures.kernels.get(row["cell"])
+    if kernels is None:
+        return None
+    softmax, matmul = (kernels.part_ms(number.phase, part) for part in ("softmax", "matmul"))
+    return softmax / matmul if softmax is not None and matmul else None
+
+
+def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
+    """Return the bytes of the allocation of the same rank, or of the largest one of the same part."""
+    if "rank" in number.labels:
+        sizes = figures.largest_allocations(row["cell"], "")
+        index = int(number.labels["rank"]) - 1
+    else:
+        sizes, index = figures.largest_allocations(row["cell"], number.labels.get("part", "")), 0
+    return sizes[index] if index < len(sizes) else None
+
+
+def _gib(nbytes: float) -> str:
+    return f"{nbytes / GIB:.2f}"
+
+
+def _mib(nbytes: float) -> str:
+    return f"{nbytes / MIB:.2f}"
+
+
+_percent = "{:.1%}".format
+
+ANSWERS: Mapping[str, Answer] = {
+    "duration": Answer(
+        "{phase} {statistic} (ms)",
+        _duration,
+        format_ms,
+        is_step_time=True,
+        sd=_duration_sd,
+    ),
+    "peak": Answer("peak memory (GiB)", _peak, _gib),
+    "held": Answer("memory after {phase} (GiB)", _held, _gib),
+    "saved": Answer("saved tensors (MiB)", _own("saved_bytes"), _mib),
+    "saved_squares": Answer("saved squares", _own("saved_squares"), "{:.1f}".format),
+    "tensor": Answer("tensor {part} (MiB)", _tensor, _mib),
+    "allocation": Answer("largest allocation {rank} {part} (MiB)", _allocation, _mib),
+    "gemm_share": Answer("share of matrix products", _gemm_share, _percent),
+    "kernel_share": Answer("share of kernel {rank}, {phase}", _kernel_share, _percent),
+    "part_time": Answer("{part} in {phase}, {each} (ms)", _part_time, format_ms),
+    "softmax_over_matmul": Answer("softmax / matmul in {phase}", _softmax_over_matmul, _percent),
+    "sum": Answer("sum", _own("sum"), "{:.9f}".format),
+    "absolute_error": Answer("error of the sum", _error, "{:.9f}".format),
+}
