@@ -16,7 +16,8 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, files_of, without_tags
-from orchestrator.report.formats.markdown import Page, answers_to_markdown, lay_out, provenance
+from orchestrator.report.formats.markdown import RenderedTable, answers_to_markdown, lay_out
+from orchestrator.report.formats.provenance import provenance
 from orchestrator.report.key_findings import KeyFinding, answers, first_sentences
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import to_html
@@ -37,7 +38,7 @@ class RenderedReport:
     run: Run
     results: Results
     found: Sequence[KeyFinding]
-    pages: Sequence[Page]
+    pages: Sequence[RenderedTable]
     drawing: Drawing
     page: str = PAGE  # within the folder
 

@@ -42,7 +42,7 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
     Example: sweep compare results/demo results/other
     """
     from orchestrator.analysis.comparison import compare as held_against
-    from orchestrator.report.formats.markdown import describe_comparison
+    from orchestrator.report.comparison_text import describe_comparison
     from orchestrator.store.open import open_run
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)

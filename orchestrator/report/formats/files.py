@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import MOST_ROWS, Page, to_markdown, written_out
+from orchestrator.report.formats.markdown import MOST_ROWS, RenderedTable, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
 _BETWEEN = (
@@ -19,7 +19,7 @@ _LETTER_PT = 5.25  # how wide one of its digits is, and a little
 _BETWEEN_COLUMNS_PT = 12
 
 
-def to_csv(page: Page) -> str:
+def to_csv(page: RenderedTable) -> str:
     """The header and the rows as they are printed elsewhere, but notes in full, 12,313 as 12313, and standard deviations and the
     marks of times in columns of their own; full precision is in cells.parquet."""
     text = io.StringIO()
@@ -28,7 +28,7 @@ def to_csv(page: Page) -> str:
     return text.getvalue()
 
 
-def to_latex(page: Page) -> str:
+def to_latex(page: RenderedTable) -> str:
     r"""A table with a caption, to be \input into a document that any LaTeX sets: nothing but ASCII, no wider than the text.
 
     What fills more than a page is a longtable.
@@ -40,7 +40,7 @@ def to_latex(page: Page) -> str:
     )
 
 
-def _latex_table(page: Page) -> str:
+def _latex_table(page: RenderedTable) -> str:
     header, *rows = _latex_rows(page)
     lines = [
         r"% needs \usepackage{booktabs,graphicx}",
@@ -61,7 +61,7 @@ def _latex_table(page: Page) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _latex_longtable(page: Page) -> str:
+def _latex_longtable(page: RenderedTable) -> str:
     """Every text of it is made smaller, not the whole: a box does not go over several pages."""
     scale = _scale_to_fit(page)
     header, *rows = _latex_rows(page, r"\fit" if scale < 1 else "")
@@ -92,30 +92,30 @@ def _latex_longtable(page: Page) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _scale_to_fit(page: Page) -> float:
+def _scale_to_fit(page: RenderedTable) -> float:
     """By which a table is no wider than a page's text, by the letters of its columns; 1 where it is not."""
     letters = sum(max(map(len, texts)) for texts in zip(page.header, *page.rows, strict=True))
     return min(1.0, _TEXT_PT / (letters * _LETTER_PT + len(page.header) * _BETWEEN_COLUMNS_PT))
 
 
-def _latex_rows(page: Page, around: str = "") -> list[str]:
+def _latex_rows(page: RenderedTable, around: str = "") -> list[str]:
     """The header and the rows. around: a command that each text is given to."""
     return [_latex_row(row, around) for row in (page.header, *page.rows)]
 
 
-def _latex_caption(page: Page) -> str:
+def _latex_caption(page: RenderedTable) -> str:
     caption = to_ascii_latex(_printable(f"{page.table.title}. {page.table.read} {page.provenance}"))
     return rf"\caption{{{caption}}}\label{{tab:{page.table.name}}}"
 
 
-def _latex_notes(page: Page) -> list[str]:
+def _latex_notes(page: RenderedTable) -> list[str]:
     return [
         rf"\par\footnotesize {number}. {to_ascii_latex(_printable(note))}"
         for number, note in enumerate(page.notes, 1)
     ]
 
 
-def to_typst(page: Page) -> str:
+def to_typst(page: RenderedTable) -> str:
     """A `figure` with a caption, to be included: a long one goes on over pages. Cells are strings: nothing in them is markup."""
     lines = [
         "#[",
@@ -135,7 +135,7 @@ def to_typst(page: Page) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_markdown_file(page: Page) -> str:
+def to_markdown_file(page: RenderedTable) -> str:
     return without_tags(to_markdown(page, aligned=False))
 
 
@@ -144,7 +144,7 @@ def without_tags(text: str) -> str:
     return text.replace("<", r"\<")
 
 
-FORMATS: Mapping[str, Callable[[Page], str]] = {
+FORMATS: Mapping[str, Callable[[RenderedTable], str]] = {
     "md": to_markdown_file,
     "csv": to_csv,
     "tex": to_latex,
@@ -153,7 +153,7 @@ FORMATS: Mapping[str, Callable[[Page], str]] = {
 
 
 def files_of(
-    pages: Iterable[Page], formats: Collection[str] = tuple(FORMATS)
+    pages: Iterable[RenderedTable], formats: Collection[str] = tuple(FORMATS)
 ) -> Iterator[tuple[str, str]]:
     """Every page in each of the formats, after the name of its file; each made when it is asked for."""
     return (

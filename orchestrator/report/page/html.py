@@ -15,7 +15,8 @@ from markupsafe import Markup, escape
 
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.markdown import Page, provenance
+from orchestrator.report.formats.markdown import RenderedTable
+from orchestrator.report.formats.provenance import provenance
 from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.packing import PackedCells, packed_chart, packed_rows
@@ -49,7 +50,7 @@ def to_html(
     results: Results,
     missing: int,
     found: Sequence[KeyFinding],
-    pages: Sequence[Page],
+    pages: Sequence[RenderedTable],
     drawing: Drawing,
     details: Details,
     is_published: bool = False,
@@ -120,6 +121,6 @@ def _with_code(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _cells(results: Results) -> list[Page]:
+def _cells(results: Results) -> list[RenderedTable]:
     header, rows = _CELLS.lay_out(results)
-    return [Page(_CELLS, header, rows, provenance(results))] if rows else []
+    return [RenderedTable(_CELLS, header, rows, provenance(results))] if rows else []

@@ -22,7 +22,8 @@ from orchestrator.hardware import gpu_catalog as gpus
 from orchestrator.hardware.gpu_catalog import known_gpus, peak_tflops, smallest_fitting
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
-from orchestrator.report.formats.markdown import lay_out, provenance, to_markdown
+from orchestrator.report.formats.markdown import lay_out, to_markdown
+from orchestrator.report.formats.provenance import provenance
 from orchestrator.report.key_findings import answers
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.registry import TABLES

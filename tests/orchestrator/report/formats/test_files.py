@@ -19,7 +19,13 @@ import pytest
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_latex, to_typst
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import MOST_ROWS, Page, lay_out, to_markdown, written_out
+from orchestrator.report.formats.markdown import (
+    MOST_ROWS,
+    RenderedTable,
+    lay_out,
+    to_markdown,
+    written_out,
+)
 from orchestrator.report.tables.formatters import HOST_MARK
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.store.open import open_for_writing
@@ -32,7 +38,7 @@ MakeOutcome = Callable[..., Outcome]
 
 
 @pytest.fixture
-def pages(results: Results) -> list[Page]:
+def pages(results: Results) -> list[RenderedTable]:
     return lay_out(results)
 
 
@@ -48,16 +54,16 @@ def results(tmp_path: Path, make_outcome: MakeOutcome) -> Results:
 
 
 @pytest.fixture(scope="module")
-def every_page(results_of_every_kind: Results) -> list[Page]:
+def every_page(results_of_every_kind: Results) -> list[RenderedTable]:
     return lay_out(results_of_every_kind)
 
 
 @pytest.fixture
-def ugly() -> Page:
-    return Page(TABLES[0], ["axis", UGLY], [["1", UGLY], ["2", "–"]], UGLY)
+def ugly() -> RenderedTable:
+    return RenderedTable(TABLES[0], ["axis", UGLY], [["1", UGLY], ["2", "–"]], UGLY)
 
 
-def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
+def test_every_page_is_there_in_every_format(pages: list[RenderedTable]) -> None:
     assert {page.table.name for page in pages} >= {"timings", "precision", "failures"}
     assert {name for name, _ in files_of(pages)} == {
         f"{page.table.name}.{suffix}" for page in pages for suffix in FORMATS
@@ -65,7 +71,7 @@ def test_every_page_is_there_in_every_format(pages: list[Page]) -> None:
 
 
 def test_markdown_in_a_file_is_what_is_printed_but_for_the_blanks_that_align_it_and_what_would_be_tags(
-    pages: list[Page], ugly: Page
+    pages: list[RenderedTable], ugly: RenderedTable
 ) -> None:
     for page in (*pages, ugly):
         printed, written = (
@@ -111,7 +117,7 @@ def test_a_mean_and_its_deviation_are_numbers(results: Results) -> None:
     assert rows[0][-1] == "forward; backward; optimizer step; total"
 
 
-def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
+def test_csv_reads_back_to_the_letter(pages: list[RenderedTable], ugly: RenderedTable) -> None:
     """But for the commas between thousands, and for no others, and for standard deviations, which have columns of their own."""
     grouped = 0
     for page in (*pages, replace(ugly, rows=[*ugly.rows, ["1,2", "12,34 ± 1,000"]])):
@@ -128,7 +134,7 @@ def test_csv_reads_back_to_the_letter(pages: list[Page], ugly: Page) -> None:
 
 @pytest.mark.render
 def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
-    results_of_every_kind: Results, every_page: list[Page], tmp_path: Path
+    results_of_every_kind: Results, every_page: list[RenderedTable], tmp_path: Path
 ) -> None:
     """Where the frame that was written comes back, every table in every format is the same to the letter."""
     with open_for_writing(Run(tmp_path / "run")) as writer:
@@ -142,7 +148,7 @@ def test_every_table_is_that_of_cells_parquet_to_the_printed_digit(
 
 
 def test_what_is_printed_is_what_the_frame_has(
-    every_page: list[Page], results_of_every_kind: Results
+    every_page: list[RenderedTable], results_of_every_kind: Results
 ) -> None:
     """To the last printed digit, by a way of its own: each number of a column is one of the frame, rounded."""
     for table, title, column, scale in (
@@ -166,7 +172,7 @@ def test_what_is_printed_is_what_the_frame_has(
             assert any(f"{value:.{digits}f}" == text for value in values), (table, text)
 
 
-def test_every_format_of_every_table_has_the_same_numbers(every_page: list[Page]) -> None:
+def test_every_format_of_every_table_has_the_same_numbers(every_page: list[RenderedTable]) -> None:
     """Read back out of what was written: as many numbers, and each to the same digit."""
     for page in every_page:
         numbers = [
@@ -190,7 +196,7 @@ def test_every_format_of_every_table_has_the_same_numbers(every_page: list[Page]
             )
 
 
-def test_nothing_of_a_name_is_markup(ugly: Page) -> None:
+def test_nothing_of_a_name_is_markup(ugly: RenderedTable) -> None:
     assert (
         r"a\_b \& 50\% \{x\} \textbackslash{} \textasciitilde{} \^{} \$1 \# \ensuremath{<}script"
         in to_latex(ugly)
@@ -202,7 +208,7 @@ def test_nothing_of_a_name_is_markup(ugly: Page) -> None:
     assert "\x1b" not in to_typst(ugly)
 
 
-def test_typst_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
+def test_typst_compiles(pages: list[RenderedTable], ugly: RenderedTable, tmp_path: Path) -> None:
     typst = pytest.importorskip("typst")
     for page in (*pages, ugly):
         (tmp_path / "table.typ").write_text(to_typst(page))
@@ -210,7 +216,7 @@ def test_typst_compiles(pages: list[Page], ugly: Page, tmp_path: Path) -> None:
 
 
 def test_a_long_table_goes_on_over_pages_in_typst_and_can_be_referred_to(
-    ugly: Page, tmp_path: Path
+    ugly: RenderedTable, tmp_path: Path
 ) -> None:
     typst = pytest.importorskip("typst")
     page = long(ugly)
@@ -238,7 +244,7 @@ def test_latex_has_ascii_alone_whatever_it_shows() -> None:
 
 
 def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
-    every_page: list[Page], ugly: Page
+    every_page: list[RenderedTable], ugly: RenderedTable
 ) -> None:
     for page in (*every_page, ugly, long(ugly)):
         text = to_latex(page)
@@ -249,16 +255,18 @@ def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
         assert text.startswith(rf"% needs \usepackage{{{needs}}}" + "\n")
 
 
-def test_what_fills_more_than_a_page_of_latex_goes_on_over_the_next(ugly: Page) -> None:
+def test_what_fills_more_than_a_page_of_latex_goes_on_over_the_next(ugly: RenderedTable) -> None:
     assert r"\begin{tabular}" in to_latex(replace(ugly, rows=ugly.rows[:1] * MOST_ROWS))
     assert r"\begin{longtable}" in to_latex(replace(ugly, rows=ugly.rows[:1] * (MOST_ROWS + 1)))
 
 
-def long(page: Page) -> Page:
+def long(page: RenderedTable) -> RenderedTable:
     return replace(page, rows=page.rows * MOST_ROWS)
 
 
-def test_latex_compiles_and_fits(every_page: list[Page], ugly: Page, tmp_path: Path) -> None:
+def test_latex_compiles_and_fits(
+    every_page: list[RenderedTable], ugly: RenderedTable, tmp_path: Path
+) -> None:
     """With the packages that it names and no others, whatever stands at the beginning of a row."""
     compiler = shutil.which("pdflatex")
     if compiler is None:

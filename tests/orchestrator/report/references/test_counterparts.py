@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.markdown import Page, lay_out
+from orchestrator.report.formats.markdown import RenderedTable, lay_out
 from orchestrator.report.references.answers import _TENSORS, ANSWERS
 from orchestrator.report.references.devices import ALL
 from orchestrator.report.references.records import ReferenceNumber, published
@@ -276,7 +276,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 @pytest.fixture(scope="module")
-def page(results: Results) -> Page:
+def page(results: Results) -> RenderedTable:
     (found,) = lay_out(results, [NAME], (reference_table(ALL),))
     return found
 
@@ -333,7 +333,9 @@ def test_the_columns_exist(results_of_every_kind: Results) -> None:
 
 
 @pytest.mark.parametrize("key", [key for key in TABLES if key not in REPEATED], ids=": ".join)
-def test_every_published_table_has_a_row_in_reference(key: tuple[str, str], page: Page) -> None:
+def test_every_published_table_has_a_row_in_reference(
+    key: tuple[str, str], page: RenderedTable
+) -> None:
     """A row has a ratio unless its shape is not stated, their cell ran out of memory, or they printed zero."""
     source = f"{key[0]}: {TITLES[key]}"
     starts = (f"{source} (", f"{source}: ")

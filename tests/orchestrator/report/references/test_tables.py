@@ -20,7 +20,7 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.formats.files import FORMATS, to_csv, to_latex, to_markdown
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import Page, lay_out, notes_of
+from orchestrator.report.formats.markdown import RenderedTable, lay_out, notes_of
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.html import to_html
 from orchestrator.report.references.devices import DEVICES
@@ -68,17 +68,17 @@ def run(run_of: MakeRun, make_outcome: MakeOutcome) -> Run:
     )
 
 
-def reference(results: Results, device: str = "h100") -> Page:
+def reference(results: Results, device: str = "h100") -> RenderedTable:
     (found,) = lay_out(results, ["reference"], (reference_table(device),))
     return found
 
 
-def records(page: Page, quantity: str = "") -> list[dict[str, str]]:
+def records(page: RenderedTable, quantity: str = "") -> list[dict[str, str]]:
     rows = [dict(zip(page.header, row, strict=True)) for row in page.rows]
     return [row for row in rows if row["quantity"].startswith(quantity)]
 
 
-def column(page: Page, title: str, quantity: str = "") -> list[str]:
+def column(page: RenderedTable, title: str, quantity: str = "") -> list[str]:
     return [row[title] for row in records(page, quantity)]
 
 
