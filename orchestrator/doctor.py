@@ -116,7 +116,7 @@ def _host(paces: Sequence[float]) -> Diagnosis:
         f"{median(slow) / best:.0%} of its full pace ({median(slow):.0f} of {best:.0f} small operations a ms), "
         "as when its cores are shared"
     )
-    remedy = f"CPU-bound steps (†) may take up to {best / median(slow):.1f} times as long: docs/measuring.md"
+    remedy = f"CPU-bound steps (†) may take up to {best / median(slow):.1f} times as long: docs/explanation/cpu-bound.md"
     return Diagnosis("host", None, said, remedy)
 
 

@@ -1,4 +1,4 @@
-"""What a stranger opens first runs: the notebook, studies one after the other, the README's lines on other programs."""
+"""What a stranger opens first runs: the notebook, studies one after the other, the lines on other programs of a guide."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
 
-README = (ROOT / "README.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "results-in-python.md").read_text()
 H200 = ROOT / "results" / "published" / "h200"
 PUBLISHED: dict[str, str] = YAML(typ="safe").load(ROOT / "examples" / "publication.yaml")
 
@@ -75,13 +75,11 @@ def test_the_notebook_runs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_duckdb_and_polars_read_the_same_numbers(here: Path) -> None:
-    """The very lines of the README."""
+    """The lines of the guide."""
     pytest.importorskip("duckdb")
     pytest.importorskip("polars")
     (lines,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-        if "duckdb" in block
+        block for block in re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL) if "duckdb" in block
     ]
     names: dict[str, object] = {}
     exec(lines, names)

@@ -117,7 +117,7 @@ def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
     if in_additions:
         count = f"{sum(ratio.holds_one for ratio in in_additions)} of {len(in_additions)}"
         yield (
-            "in additions (docs/measuring.md), which depend less on the CPU, "
+            "in additions (docs/explanation/cpu-bound.md), which depend less on the CPU, "
             f"{count} CPU-bound cells agree"
         )
     of_kernels = [one.of_kernels for one in comparisons if one.of_kernels]

@@ -23,7 +23,8 @@ def test_a_host_whose_cores_are_at_work_for_others_is_told_with_what_that_costs(
         "as when its cores are shared"
     )
     assert (
-        finding.remedy == "CPU-bound steps (†) may take up to 2.0 times as long: docs/measuring.md"
+        finding.remedy
+        == "CPU-bound steps (†) may take up to 2.0 times as long: docs/explanation/cpu-bound.md"
     )
 
 

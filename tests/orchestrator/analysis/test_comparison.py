@@ -579,7 +579,7 @@ def test_what_waits_for_its_host_agrees_in_additions(
     assert agreeing.startswith("0 of 4 cells agree within")
     assert (
         last
-        == "in additions (docs/measuring.md), which depend less on the CPU, 1 of 2 CPU-bound cells agree"
+        == "in additions (docs/explanation/cpu-bound.md), which depend less on the CPU, 1 of 2 CPU-bound cells agree"
     )
 
 

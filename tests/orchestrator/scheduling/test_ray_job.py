@@ -1,4 +1,4 @@
-"""The driver as a job of Ray's, by the command of docs/scale.md, on a cluster whose job server asks for a token."""
+"""The driver as a job of Ray's, by the command of docs/how-to/several-gpus-and-slurm.md, on a cluster whose job server asks for a token."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.killing import left_after, own_temporary_folder
 
 pytestmark = pytest.mark.ray
 
-SCALE = (ROOT / "docs" / "scale.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "several-gpus-and-slurm.md").read_text()
 CONFIG = """
 name: full
 defaults: {device: cpu, size: tiny, context_length: 8, batch_size: 1, warmup_steps: 0, measured_steps: 2, vocab_size: 100}
@@ -89,7 +89,7 @@ def test_the_command_of_the_page_measures_all_cells(
     (checkout / "configs" / "full.yaml").write_text(CONFIG)
     with pytest.raises(urllib.error.HTTPError, match="401"):
         urllib.request.urlopen(f"http://{jobs}/api/jobs/", timeout=30)
-    (command,) = re.findall(r"`(ray job submit .+)`", SCALE)
+    (command,) = re.findall(r"^(ray job submit .+)$", GUIDE, re.MULTILINE)
     words = shlex.split(command.replace("HEAD:8265", jobs).replace("/shared", str(shared)))
     done = subprocess.run(
         words, cwd=checkout, env=environment, capture_output=True, text=True, timeout=150

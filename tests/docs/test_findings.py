@@ -1,4 +1,4 @@
-"""docs/findings.md holds: its commands exist, and print its numbers from the published results."""
+"""The page of findings and the README hold: their numbers are in the published results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -19,13 +18,12 @@ from click.testing import CliRunner
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.cli.main import main
-from orchestrator.report.formats.markdown import lay_out, to_markdown
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.publication import Publication
 from orchestrator.store.run import Run
 from tests.conftest import ROOT
 
-PAGE = (ROOT / "docs" / "findings.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "findings-h200.md").read_text()
 PUBLISHED = Path("results/published")
 FOLDERS = sorted(path.parent.name for path in (ROOT / PUBLISHED).glob("*/publication.json"))
 BOLD = re.compile(r"\*\*(.+?)\*\*")
@@ -33,16 +31,16 @@ PROGRAMS = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)
 
 
 class Finding(NamedTuple):
-    """said: what stands before a command, back to the one before it."""
+    """A command of the page, and the text between it and the command before it."""
 
-    said: str
+    text: str
     command: str
 
 
 def findings_of(text: str) -> list[Finding]:
-    said, *blocks = text.split("```sh\n")
+    first, *blocks = text.split("```sh\n")
     parts = [block.partition("\n```") for block in blocks]
-    texts = [said, *(after for _, _, after in parts[:-1])]
+    texts = [first, *(after for _, _, after in parts[:-1])]
     return [Finding(text, command) for text, (command, _, _) in zip(texts, parts, strict=True)]
 
 
@@ -54,7 +52,7 @@ def test_each_finding_has_its_command() -> None:
     assert len(FINDINGS) > 5
     for finding in FINDINGS:
         assert re.match(r"sweep report results/published/h200 .+\Z", finding.command)
-    with_numbers = [finding for finding in FINDINGS if BOLD.search(finding.said)]
+    with_numbers = [finding for finding in FINDINGS if BOLD.search(finding.text)]
     assert len(with_numbers) >= len(FINDINGS) - 1  # one points at notes
     assert not BOLD.search(PAGE.rpartition("\n```")[2])
 
@@ -119,7 +117,7 @@ def test_its_numbers_are_printed(
     assert done.exit_code == 0, done.output
     assert "\n|" in done.stdout
     printed = set(re.findall(r"[^\s|\[\],()]+", done.stdout))
-    assert [number for number in BOLD.findall(finding.said) if number not in printed] == []
+    assert [number for number in BOLD.findall(finding.text) if number not in printed] == []
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -147,38 +145,27 @@ def test_the_published_cells_are_derived_from_the_published_samples(published: P
         pd.testing.assert_series_equal(stored[column], derived[column], check_dtype=False)
 
 
-SHOWN = {
-    "precision": (
-        "full",
-        {
-            "pass": ["train_step"],
-            "compile": ["eager"],
-            "context_length": [512, 1024],
-            "precision": ["fp32", "bf16"],
-        },
-    ),
-    "attention-ladder": (
-        "attention",
-        {
-            "context_length": [16384],
-            "precision": ["bf16_pure"],
-            "causal": [True],
-            "compile": ["eager"],
-            "d_head": [64],
-        },
-    ),
-}
+def test_the_table_of_the_readme_is_what_was_published() -> None:
+    cells = pd.read_parquet(ROOT / PUBLISHED / "h200" / "cells.parquet")
+    cells = cells[cells["run"] == "full"]
+    chosen = cells[(cells["pass"] == "train_step") & (cells["compile"] == "eager")]
+    chosen = chosen.set_index(["size", "context_length", "precision"])
+    readme = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| (\S+) \| ([\d,]+) \| (.+?) \|$", readme, re.MULTILINE)
+    assert len(rows) == 4
+    for size, context, rest in rows:
+        fp32, bf16, ratio, peak, limited_by = rest.split(" | ")
+        wide = chosen.loc[(size, int(context.replace(",", "")), "fp32")]
+        narrow = chosen.loc[(size, int(context.replace(",", "")), "bf16")]
+        assert fp32 == three_digits(wide["step_ms_median"])
+        assert bf16 == three_digits(narrow["step_ms_median"])
+        assert ratio == f"{wide['step_ms_median'] / narrow['step_ms_median']:.2f}×"
+        assert peak == f"{narrow['peak_allocated_bytes'] / 2**30:.1f}"
+        assert limited_by == ("the CPU" if narrow["waits_for_host"] else "the GPU")
 
 
-@pytest.mark.parametrize("name", SHOWN)
-def test_the_tables_of_the_readme_are_of_it(name: str, published: Path) -> None:
-    run, asked = SHOWN[name]
-    results = load_results(Run(published / PUBLISHED / "h200" / run))
-    cells = results.cells[results.cells[list(asked)].isin(asked).all(axis=1)]
-    (page,) = lay_out(replace(results, cells=cells), [name])
-    (table,) = (part for part in to_markdown(page).split("\n\n") if part.startswith("|"))
-    assert len(page.rows) >= 9
-    assert f"\n\n{table}\n\n" in (ROOT / "README.md").read_text()
+def three_digits(ms: float) -> str:
+    return f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"
 
 
 def test_a_run_reads_without_the_others(published: Path) -> None:

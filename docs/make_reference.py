@@ -1,0 +1,140 @@
+"""Write the pages of docs/reference from the code: `python docs/make_reference.py`.
+
+A test compares the pages with what this program makes of the code, so that they cannot be out of date.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from pydantic_core import PydanticUndefined
+
+from orchestrator.cli.main import main as sweep
+from orchestrator.report.tables.registry import TABLES
+from tasks.spec.parameters import Params
+from tasks.spec.registry import all_tasks
+
+FOLDER = Path(__file__).resolve().parent / "reference"
+NOTE = "<!-- Made by `python docs/make_reference.py`: change the code, not this page. -->\n"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page by its file name."""
+    return {"cli.md": cli_page(), "config.md": config_page(), "tables.md": tables_page()}
+
+
+def cli_page() -> str:
+    lines = [NOTE, "# Command line", "", "The text of `sweep COMMAND --help`, for every command."]
+    for name, command in sorted(sweep.commands.items()):
+        context = click.Context(command, info_name=f"sweep {name}", max_content_width=80)
+        lines += ["", f"## sweep {name}", "", "```text", command.get_help(context), "```"]
+    return "\n".join(lines) + "\n"
+
+
+def config_page() -> str:
+    lines = [
+        NOTE,
+        "# Configs and axes",
+        "",
+        "A config names a task and the values of its axes. Every combination is a cell. The JSON",
+        "Schema of a config, for your editor:",
+        "",
+        "```sh",
+        "sweep schema > sweep.schema.json",
+        "```",
+        "",
+        EXAMPLE.strip(),
+        "",
+        "`--set AXIS=VALUE` replaces values from the command line and wins over `override`. `--where` selects cells.",
+    ]
+    shared = set(Params.model_fields)
+    for name, task in sorted(all_tasks().items()):
+        lines += ["", f"## {name}", "", summary(task), ""]
+        lines += [*axis_table(task.params, set() if name == "train_step" else shared)]
+        if name != "train_step":
+            lines += [
+                "",
+                "It also has the axes " + ", ".join(f"`{axis}`" for axis in shared_order()) + ".",
+            ]
+    return "\n".join(lines) + "\n"
+
+
+EXAMPLE = """
+```yaml
+name: mine                        # results/mine
+defaults: {device: cuda}
+limits: {timeout_s: 600, attempts: 3}
+env: {PYTORCH_CUDA_ALLOC_CONF: "expandable_segments:True"}
+grids:
+  - task: train_step
+    axes:                         # every combination is a cell
+      size: [small, medium, large, xl, 2.7B]
+      context_length: [128, 256, 512, 1024]
+      precision: [fp32, tf32, bf16]
+    fixed: {optimizer: fused}
+    exclude: [{size: 2.7B, context_length: 1024}]
+    override: [{when: {size: small}, set: {measured_steps: 50}}]
+    include: [{size: small, context_length: 4096}]
+```
+"""
+
+
+def shared_order() -> list[str]:
+    return list(Params.model_fields)
+
+
+def summary(task: Any) -> str:
+    """Return the first line of the docstring of a task's module."""
+    return (inspect.getdoc(sys.modules[task.build.__module__]) or "").partition("\n")[0]
+
+
+def axis_table(params: type[Params], without: set[str]) -> Iterator[str]:
+    yield "| axis | values | default | meaning |"
+    yield "|---|---|---|---|"
+    for name, field in params.model_fields.items():
+        if name in without:
+            continue
+        default = "" if field.default is PydanticUndefined else str(field.default)
+        default = "" if default == "None" else default
+        meaning = field.description or ""
+        yield f"| `{field.alias or name}` | {values_of(field.annotation)} | {default} | {meaning} |"
+
+
+def values_of(annotation: Any) -> str:
+    """Return the words that an axis may have, or the kind of its values."""
+    words = [word for word in _leaves(annotation) if isinstance(word, str)]
+    if words:
+        return ", ".join(words)
+    kinds = {kind.__name__ for kind in _leaves(annotation) if isinstance(kind, type)}
+    return ", ".join(sorted(kinds - {"NoneType"}))
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    arguments = get_args(annotation)
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _leaves(argument)
+
+
+def tables_page() -> str:
+    lines = [
+        NOTE,
+        "# Tables",
+        "",
+        "`sweep report RUN --table NAME` prints one of them. A table without rows is left out.",
+        "",
+    ]
+    lines += ["| name | title | how to read it |", "|---|---|---|"]
+    lines += [f"| `{table.name}` | {table.title} | {table.read} |" for table in TABLES]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (FOLDER / name).write_text(text)

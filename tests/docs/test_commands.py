@@ -1,0 +1,64 @@
+"""Every command in the README and the pages runs on a machine without a GPU.
+
+A command that needs a GPU is planned instead, or made small enough for the CPU.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+
+from tests.conftest import ROOT
+from tests.docs.pages import TEXTS, sweep_commands
+from tests.support.traces import NsysExport
+
+pytestmark = [pytest.mark.docs, pytest.mark.timeout(600)]
+
+TINY = (
+    "--set device=cpu --set size=tiny --set context_length=16 --set precision=fp32 "
+    "--set compile=eager --set pass=forward --set batch_size=1 --set vocab_size=200 "
+    "--set measured_steps=5"
+)
+# Commands of one page use the results of the commands before them, and all share one folder.
+COMMANDS = list(dict.fromkeys(line for page in TEXTS for line in sweep_commands(page)))
+
+
+def made_small(command: str) -> str:
+    """Return the command with cells that take a second on the CPU."""
+    command = command.replace("s3://bucket", "file://{folder}/bucket").partition(" > ")[0]
+    if command.startswith("sweep max-"):
+        command = re.sub(r" --(where|set|gpu) (\"[^\"]*\"|'[^']*'|\S+)| --confirm", "", command)
+        small = TINY.replace("device=cpu", "device=cuda")
+        return f"{command} --gpu H200 --granularity 64 --up-to 128 {small}"
+    if "--memory" in command and "memory.yaml" in command:
+        return f"{command} --where size=small,context_length=128,precision=fp32,pass=forward"
+    if "--address" in command or "gpu_kind" in command or "memory_limit" in command:
+        return command.replace("sweep run", "sweep plan").replace("--address auto", "")
+    if command.startswith("sweep run configs/full.yaml"):
+        return re.sub(r" --(set|where|sample) ('[^']*'|\S+)", "", command) + f" {TINY}"
+    if command.startswith("sweep run configs/"):
+        return command.replace("sweep run", "sweep plan")
+    return command
+
+
+def test_every_command_runs(
+    sweep_here: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    shutil.copytree(ROOT / "results" / "published", tmp_path / "results" / "published")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
+    for command in COMMANDS:
+        cell = next((tmp_path / "results" / "full" / "artifacts").glob("*"), Path("none")).name
+        small = made_small(command).replace("CELL", cell).format(folder=tmp_path)
+        words = [*shlex.split(small)[1:]]
+        if words[0] == "run":
+            words += ["--scheduler", "serial"]
+        done = sweep_here(*words)
+        assert done.exit_code == 0, (command, done.output, done.exception)

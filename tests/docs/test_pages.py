@@ -1,0 +1,97 @@
+"""Every page is plain English, its links lead somewhere, and what it names exists."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+
+from orchestrator.cli.main import main
+from tests.conftest import ROOT
+from tests.docs.pages import TEXTS, headings, sweep_commands
+
+# Options of other programs that the pages name: sbatch, ray, pip, docker, pytest.
+OTHER_OPTIONS = {
+    "--nodes", "--gpus-per-node", "--time", "--working-dir", "--address", "--head", "--help",
+    "--version", "--init", "--fresh",
+}  # fmt: skip
+# Words that make a sentence hard to read; each is fine in a rare case.
+DIALECT = (
+    "said", "told", "tells", "beside", "kept", "elsewhere", "meanwhile", "so many", "as many as",
+    "what of", "of which", "is there", "goes on", "go on", "going on", "comes to", "of its own",
+    "of before", "at once", "in place of", "by turns", "no more", "any more", "whatever else",
+    "what follows", "is asked", "was asked", "anew", "whichever",
+)  # fmt: skip
+
+
+GENERATED = {"docs/columns.md", *(page for page in TEXTS if page.startswith("docs/reference/"))}
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_link_leads_to_a_page_and_a_heading(page: str) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", TEXTS[page]):
+        if link.startswith("https://"):
+            continue
+        file, _, heading = link.partition("#")
+        path = (ROOT / page).parent / file if file else ROOT / page
+        assert path.exists(), link
+        assert not heading or heading in headings(path), link
+
+
+def test_every_option_that_a_page_names_exists() -> None:
+    parameters = [parameter for command in main.commands.values() for parameter in command.params]
+    known = {option for parameter in parameters for option in parameter.opts}
+    for page, text in TEXTS.items():
+        if page == "CHANGELOG.md":  # names removed options
+            continue
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text))
+        assert named <= known | OTHER_OPTIONS, page
+
+
+def test_every_command_has_an_example_in_a_page() -> None:
+    commands = {line.split()[1] for page in TEXTS for line in sweep_commands(page)}
+    assert set(main.commands) <= commands
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_command_in_a_page_parses(page: str) -> None:
+    for line in sweep_commands(page):
+        words = shlex.split(line.split(" > ")[0])[1:]
+        with click.Context(main) as context:
+            name, command, rest = main.resolve_command(context, words)
+            assert command is not None
+            command.make_context(str(name), rest, parent=context)
+
+
+def test_every_help_text_has_an_example_that_parses() -> None:
+    for name, command in main.commands.items():
+        example = re.search(r"Example: sweep (.+)", command.help or "")
+        assert example, name
+        words = example[1].split(" > ")[0].split()
+        with click.Context(main) as context:
+            _, found, rest = main.resolve_command(context, words)
+            assert found is command
+            command.make_context(name, rest, parent=context)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(TEXTS["README.md"].splitlines()) <= 150
+
+
+def test_the_pages_are_in_plain_words() -> None:
+    written = [text for page, text in TEXTS.items() if page not in GENERATED]
+    prose = re.sub(r"```.*?```", "", " ".join(written), flags=re.DOTALL).lower()
+    found = [match for word in DIALECT for match in re.findall(rf"\b{word}\b", prose)]
+    assert len(found) <= len(prose.split()) / 1000, found
+
+
+@pytest.mark.parametrize("page", TEXTS)
+def test_every_config_in_a_page_is_valid(page: str) -> None:
+    from orchestrator.config.grid import expand
+    from orchestrator.config.schema import parse_config
+    from orchestrator.config.selection import Selection
+
+    for text in re.findall(r"```yaml\n(.*?)```", TEXTS[page], re.DOTALL):
+        assert expand(*parse_config(text, page), Selection({}, {})).cells
