@@ -41,7 +41,7 @@ def probe() -> dict[str, Any]:
     one fingerprint for each kind of GPU.
     """
     environment = read_environment()
-    gpus = []
+    gpus: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         found = torch.cuda.get_device_properties(index)
         gpus.append(
