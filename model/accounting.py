@@ -7,6 +7,7 @@ The FLOP formulas count a multiply-add as two operations and matrix products onl
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from model.config import VOCAB_SIZE, Dimensions
 
@@ -165,25 +166,36 @@ def attention_square_bytes(
     return batch_size * context_length**2 * (_FP32 if attention == "math" else element_bytes)
 
 
+@dataclass(frozen=True)
+class StepKind:
+    """The phases of a step, and its optimizer: `course`, `foreach` or `fused`."""
+
+    phases: tuple[str, ...] = ("forward", "backward", "optimizer")
+    optimizer: str = "course"
+
+
 def training_moments_bytes(
     dims: Dimensions,
     batch_size: int,
     context_length: int,
     vocab_size: int = VOCAB_SIZE,
-    phases: Iterable[str] = ("forward", "backward", "optimizer"),
-    optimizer: str = "course",
+    step: StepKind = StepKind(),
 ) -> dict[str, dict[str, int]]:
-    """What there is, by term, at each of the three moments of a steady step one of which is its peak: with A bytes of activations
+    """Return the bytes by term at each of three moments of a steady step, one of which is its peak.
 
-    - when the backward pass begins, no gradient yet, and two temporaries of the logits' size: 12 N + A + 2·4·BSV;
-    - when it ends, with all gradients and the activations of a layer: 16 N + A/L;
-    - in the optimizer: 16 N + T. T is five temporaries of the embedding's size in the course's loop, 4 N of torch's foreach,
-      nothing of its fused AdamW.
+    For N parameters, A bytes of activations, L layers, and B, S, V as in ACTIVATION_FORMULAS:
 
-    In fp32 with naive attention. Against what a tracker of all storages asks for in the course's 20 cells it errs by -0.9 to 0 %,
-    with torch's optimizers or without one by -1.1 to +1.2 %; the textbook's 16 N + A by +1.4 to +22 %, since gradients and
-    activations are never both whole.
+    - as the backward pass begins: 12 N + A + 2·4·BSV, with two temporaries of the logits' size and
+      no gradient yet;
+    - as it ends: 16 N + A/L, with all gradients and the activations of one layer;
+    - in the optimizer: 16 N + T, where T is five temporaries of the embedding's size in the course's
+      loop, 4 N in torch's foreach AdamW, and nothing in its fused one.
+
+    Valid for fp32 with naive attention. Compared with a tracker of all storages, the error in the
+    course's 20 cells is -0.9 to 0 %, with torch's optimizers or without one -1.1 to +1.2 %. The
+    textbook's 16 N + A errs by +1.4 to +22 %, because gradients and activations never peak together.
     """
+    phases = step.phases
     count = parameter_count(dims, vocab_size)
     state = state_bytes(count, count, phases)
     activations = sum(activation_bytes(dims, batch_size, context_length, vocab_size).values())
@@ -201,7 +213,7 @@ def training_moments_bytes(
         BACKWARD_ENDS: {**state, "activations": activations // dims.num_layers, "temporary": 0},
     }
     if "optimizer" in phases:
-        temporary = {"course": 5 * embedding, "foreach": _FP32 * count, "fused": 0}[optimizer]
+        temporary = {"course": 5 * embedding, "foreach": _FP32 * count, "fused": 0}[step.optimizer]
         moments[IN_OPTIMIZER] = {**state, "activations": 0, "temporary": temporary}
     return moments
 

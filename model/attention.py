@@ -224,13 +224,15 @@ def _softmax_again(scores: Tensor, top: Tensor, total: Tensor) -> Tensor:
 
 
 def _gradients(
-    grad: Tensor, weights: Tensor, output: Tensor, query: Tensor, key: Tensor, value: Tensor
+    grad: Tensor, weights: Tensor, output: Tensor, inputs: tuple[Tensor, Tensor, Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of query, key and value, from that of the output.
+    """Return the gradients of `inputs` (query, key and value) from the output's gradient.
 
-    With the weights P and their gradient dP, that of the scores is P * (dP - rowsum(P * dP)), and that sum is
-    rowsum(dO * O) as in FlashAttention (Dao et al., 2022, appendix B.2): one square beside P is enough.
+    With the weights P and their gradient dP, the gradient of the scores is P * (dP - rowsum(P * dP)).
+    That sum equals rowsum(dO * O), as in FlashAttention (Dao et al., 2022, appendix B.2), so that one
+    square in addition to P is enough.
     """
+    query, key, value = inputs
     d_weights, d_value = _through_output(grad, weights, value)
     d_scores = _through_softmax(d_weights, grad, weights, output)
     return *_through_scores(d_scores, query, key), d_value
@@ -269,7 +271,7 @@ class _WeightsOnly(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, output, weights = ctx.saved_tensors
         with _no_autocast(query):
-            return (*_gradients(grad, weights, output, query, key, value), None)
+            return (*_gradients(grad, weights, output, (query, key, value)), None)
 
 
 class _Recompute(torch.autograd.Function):
@@ -288,4 +290,4 @@ class _Recompute(torch.autograd.Function):
         query, key, value, output, top, total = ctx.saved_tensors
         with _no_autocast(query):
             weights = _softmax_again(_scores_in_place(query, key, ctx.causal), top, total)
-            return (*_gradients(grad, weights, output, query, key, value), None)
+            return (*_gradients(grad, weights, output, (query, key, value)), None)

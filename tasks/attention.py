@@ -145,13 +145,12 @@ def _prepare(
     """What goes into a step, what computes it, and the tensors that receive gradients."""
     import torch
 
-    from tasks.harness.attention_backends import choose_attention
+    from tasks.harness.attention_backends import AttentionShape, choose_attention
     from tasks.harness.precision import stored_dtype
 
     place, dtype, gradients = device.torch_device, stored_dtype(params), params.pass_ != "forward"
-    attend = choose_attention(
-        params, params.context_length, params.causal, params.d_head, place, gradients
-    )
+    attention = AttentionShape(params.context_length, params.causal, params.d_head, gradients)
+    attend = choose_attention(params, attention, place)
     heads = (
         (1,) if params.attention == "flex" else ()
     )  # which is not lowered without, in a graph with more around it

@@ -1,10 +1,11 @@
-"""Chooses an implementation of attention for a cell, or says why this device cannot do it."""
+"""Chooses the implementation of attention for a cell, or skips the cell if the device cannot run it."""
 
 from __future__ import annotations
 
 import re
 import warnings
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -14,53 +15,66 @@ from tasks.harness.device import Skip, backend_refused
 from tasks.harness.precision import autocast, stored_dtype
 from tasks.spec.parameters import AttentionAxisParams
 
+# Implementations made of plain operations, which run everywhere.
 _PLAIN = ("naive", "torch_softmax", "weights_only", "recompute")
 _PROBE_LENGTH = 128
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """Length of the sequences, mask, width of a head, and the need for a backward pass."""
+
+    length: int
+    causal: bool
+    d_head: int
+    has_gradients: bool
+
+
 def choose_attention(
-    params: AttentionAxisParams,
-    length: int,
-    causal: bool,
-    d_head: int,
-    device: torch.device,
-    gradients: bool,
+    params: AttentionAxisParams, shape: AttentionShape, device: torch.device
 ) -> Attention:
-    """Raises Skip, with torch's own reasons where it gives them."""
-    if params.attention == "flex" and device.type == "cpu" and gradients:
+    """Return the cell's attention. Raise Skip, with torch's reasons, if the device cannot run it."""
+    if params.attention == "flex" and device.type == "cpu" and shape.has_gradients:
         raise Skip("attention: flex has no backward pass on the CPU")
     if params.attention in IMPLEMENTATIONS and params.attention not in _PLAIN:
-        _probe(params, causal, d_head, device, gradients)
+        _probe(params, replace(shape, length=_PROBE_LENGTH), device)
     if params.attention == "flex":
         load_compiler()
-    return make_attention(params.attention, length, causal, device)
+    return make_attention(params.attention, shape.length, shape.causal, device)
 
 
-def _probe(
-    params: AttentionAxisParams, causal: bool, d_head: int, device: torch.device, gradients: bool
-) -> None:
-    """Tries a short sequence: what torch supports depends on its version, the dtype, the width and the hardware."""
-    shape = (3, 1, 1, _PROBE_LENGTH, d_head)
-    inputs = torch.zeros(shape, dtype=stored_dtype(params), device=device, requires_grad=gradients)
-    attend = make_attention(params.attention, _PROBE_LENGTH, causal, device)
-    with warnings.catch_warnings(record=True) as said:
+def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.device) -> None:
+    """Raise Skip if attention fails on a short sequence.
+
+    What torch supports depends on its version, the dtype, the width and the hardware, so trying is the
+    only reliable test.
+    """
+    inputs = torch.zeros(
+        (3, 1, 1, shape.length, shape.d_head),
+        dtype=stored_dtype(params),
+        device=device,
+        requires_grad=shape.has_gradients,
+    )
+    attend = make_attention(params.attention, shape.length, shape.causal, device)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             with autocast(params)():
                 result = attend(*inputs)
-            if gradients:
+            if shape.has_gradients:
                 result.sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if not backend_refused(error):
                 raise
-            raise Skip(
-                f"attention: {params.attention} cannot do this here: {_reasons(said) or error}"
-            ) from error
+            reasons = _reasons(caught) or error
+            raise Skip(f"attention: {params.attention} cannot do this here: {reasons}") from error
 
 
-def _reasons(said: Iterable[warnings.WarningMessage]) -> str:
-    """What torch says of the backend that was asked for; of the others it says that they are switched off."""
-    texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in said]
-    return " ".join(
-        text for text in texts if not re.search("not used because:$|runtime disabled", text)
-    )
+def _reasons(caught: Iterable[warnings.WarningMessage]) -> str:
+    """Return torch's reasons why the requested backend does not work.
+
+    torch also warns about each of the other backends, that it is disabled; these are left out.
+    """
+    texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in caught]
+    disabled = re.compile("not used because:$|runtime disabled")
+    return " ".join(text for text in texts if not disabled.search(text))

@@ -15,6 +15,7 @@ from model.accounting import (
     BACKWARD_BEGINS,
     BACKWARD_ENDS,
     IN_OPTIMIZER,
+    StepKind,
     activation_bytes,
     attention_square_bytes,
     parameter_count,
@@ -76,7 +77,7 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
         count = parameter_count(dims, params.vocab_size)
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)
-    moments = training_moments_bytes(dims, *shape, PHASES[params.pass_], params.optimizer)
+    moments = training_moments_bytes(dims, *shape, StepKind(PHASES[params.pass_], params.optimizer))
     peak = peak_moment(moments)
     terms, whole = moments[peak], activation_bytes(dims, *shape)
     formulas = _state_formulas(

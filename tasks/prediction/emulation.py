@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from tasks.prediction.kernels import fused_attention
+from tasks.prediction.kernels import SdpaCall, fused_attention
 
 _LOW = {
     "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d", "conv3d", "einsum", "linear",
@@ -123,7 +123,7 @@ class GpuFunctions(TorchFunctionMode):
                 return self._cross_entropy(*args, **options)
             args, options = self._cast_inputs(name, args, options)
         if func is functional.scaled_dot_product_attention:
-            return fused_attention(*args, **options)
+            return fused_attention(SdpaCall(*args, **options))
         return func(*args, **options)
 
     def _cast_inputs(

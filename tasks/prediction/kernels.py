@@ -9,6 +9,7 @@ fp32 takes 128.5 MiB: three gradients of 32 MiB and the same sums.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,27 +50,35 @@ SCRATCH: Mapping[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
 }
 
 
-def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """`scaled_dot_product_attention` by the kernel that a GPU would choose among those that are switched on.
+@dataclass
+class SdpaCall:
+    """Arguments of `torch.nn.functional.scaled_dot_product_attention`, in torch's order."""
 
-    Where both are, cuDNN's comes before flash on some GPUs, and takes as much. On `meta` torch itself would fall back to the
-    plain formula, whatever is switched on. Raises RuntimeError, worded as torch does, where none is left.
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    attn_mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+
+
+def fused_attention(call: SdpaCall) -> Tensor:
+    """Return the output of the attention kernel that a GPU would choose among the enabled ones.
+
+    On some GPUs cuDNN's kernel comes before flash, and needs as much memory. On `meta` torch itself
+    would always fall back to the plain formula. Raise RuntimeError with torch's message if every
+    kernel is disabled.
     """
+    query, key, value = call.query, call.key, call.value
+    attn_mask, dropout_p = call.attn_mask, call.dropout_p
+    is_causal, scale = call.is_causal, call.scale
     low = query.dtype in (torch.float16, torch.bfloat16)
-    gradients = torch.is_grad_enabled() and any(
-        tensor.requires_grad for tensor in (query, key, value)
-    )
+    has_gradients = any(tensor.requires_grad for tensor in (query, key, value))
+    gradients = torch.is_grad_enabled() and has_gradients
     backends: Any = torch.backends.cuda
-    if enable_gqa:
+    if call.enable_gqa:
         key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
     given = (query, key, value)
     if low and attn_mask is None and backends.flash_sdp_enabled():

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from model.transformer import TransformerLM
-from tasks.harness.attention_backends import choose_attention
+from tasks.harness.attention_backends import AttentionShape, choose_attention
 from tasks.harness.compilation import compile_options
 from tasks.harness.device import Device, Skip
 from tasks.harness.model_parts import blocks_of
@@ -38,9 +38,8 @@ def _build_transformer(params: TrainStepParams, device: Device) -> nn.Module:
     dims = params.dimensions
     assert dims is not None
     has_gradients = params.pass_ != "forward"
-    attend = choose_attention(
-        params, params.context_length, True, dims.d_head, device.torch_device, has_gradients
-    )
+    shape = AttentionShape(params.context_length, True, dims.d_head, has_gradients)
+    attend = choose_attention(params, shape, device.torch_device)
     return TransformerLM(dims, params.context_length, params.vocab_size, attend)
 
 

@@ -25,7 +25,7 @@ from tasks.harness.workload import run_step
 from tasks.prediction.allocator import CachingAllocator, cublas_workspace_bytes
 from tasks.prediction.closed_form import closed_form
 from tasks.prediction.emulation import gpu_emulated
-from tasks.prediction.kernels import SCRATCH, fused_attention
+from tasks.prediction.kernels import SCRATCH, SdpaCall, fused_attention
 from tasks.prediction.predictor import Predictor, track
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, memory_identity
 from tasks.prediction.trace import replay
@@ -313,7 +313,7 @@ def test_fused_backward_passes_take_what_an_h200_measured(
         )
         tracker.begin("first")
         tracker.enter("forward")
-        output = fused_attention(query, key, value, is_causal=True)
+        output = fused_attention(SdpaCall(query, key, value, is_causal=True))
         tracker.leave("forward")
         tracker.enter("backward")
         output.backward(grad)
