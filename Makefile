@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 
-.PHONY: demo test test-all lint gpu-test clean
+.PHONY: demo test test-slow test-all lint gpu-test clean
 
 demo: $(VENV)/.runs
 	$(BIN)/sweep run configs/demo.yaml
@@ -16,9 +16,13 @@ demo: $(VENV)/.runs
 test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-# Everything that needs no GPU.
+# All other tiers that need no GPU, and both together.
+ALL := $(BIN)/python -m pytest -q -n 3 --dist loadgroup --mutants 10000 --durations 30
+test-slow: $(VENV)/.tests
+	$(ALL) -m "process or ray or compile or render or fuzz or docs or browser or speed"
+
 test-all: $(VENV)/.tests
-	$(BIN)/python -m pytest -q -n 3 --dist loadgroup -m "not gpu" --mutants 10000 --durations 30
+	$(ALL) -m "not gpu"
 
 lint: $(VENV)/.tests
 	$(BIN)/ruff check .

@@ -1,12 +1,13 @@
-"""What the tests share: small cells, a run folder, the command line as a user calls it."""
+"""Shared fixtures: small cells, a run folder, the command line as a user calls it; and the limit of the default tier."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -26,9 +27,13 @@ from tasks.spec.tables import KernelRow, Sample
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# For a plain processor: what torch tries out of the vector units, once for each empty cache, takes longer than to compile what
-# is compiled here.
+# Before it compiles for the CPU with an empty cache, torch tries each set of vector instructions.
+# That takes longer than compiling the small cells of the tests.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
+
+# The markers of the slow tiers; a test without one belongs to the default tier.
+TIERS = {"process", "ray", "compile", "render", "fuzz", "docs", "browser", "speed", "gpu", "seam"}
+DEFAULT_TIER_CPU_S = 2.0
 
 FAST = {
     "device": "cpu", "size": "tiny", "vocab_size": 200, "context_length": 16, "batch_size": 1, "warmup_steps": 1,
@@ -54,14 +59,35 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Give all processes of this test run one cache of compiled code; workers inherit it."""
+    if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="inductor-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(
-        key=lambda item: len(item.path.parts)
-    )  # whole sweeps lie nearest the root: first, so that at the end nobody waits
+    # Whole sweeps are in the outer folders. They come first, so that no worker is left with one.
+    items.sort(key=lambda item: len(item.path.parts))
     if not _has_cuda():
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
+    """Fail a test of the default tier that takes too long.
+
+    CPU seconds of this process and its children count, because they hardly change on a busy
+    machine, and only where CI is set, because a slow laptop changes them.
+    """
+    before = os.times()
+    yield
+    seconds = sum(os.times()[:4]) - sum(before[:4])
+    if os.environ.get("CI") and not TIERS & set(item.keywords) and seconds > DEFAULT_TIER_CPU_S:
+        pytest.fail(f"took {seconds:.1f} CPU seconds: speed it up or mark its tier")
 
 
 def _has_cuda() -> bool:

@@ -31,6 +31,8 @@ from tasks.train_step import build_on
 from tests.conftest import sweep_command
 from tests.support.pace import processor_s, takes_less_than
 
+pytestmark = pytest.mark.speed
+
 CONFIG = REPORTED.replace("cuda", "cpu").replace("SEEDS", ", ".join(map(str, range(28))))
 
 
@@ -134,7 +136,9 @@ def test_a_prediction_takes_no_longer_than_the_steps_that_it_follows() -> None:
     while not followed or (min(followed) >= min(bare) and len(followed) < 3):
         began = time.process_time()
         predictor = Predictor()
-        assert all(predictor.predict(records.SweepRequest(cell)).how == "tracked" for cell in cells)
+        assert all(
+            predictor.predict(records.PredictionRequest(cell)).how == "tracked" for cell in cells
+        )
         followed.append(time.process_time() - began)
         began = time.process_time()
         for cell in cells:
