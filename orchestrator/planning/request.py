@@ -16,6 +16,8 @@ from orchestrator.store.open import open_run
 from orchestrator.store.remote.address import RunLocation
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Settings, StartMethod
+from tasks.spec.parameters import default_values
+from tasks.spec.registry import all_tasks
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class SweepRequest:
         if self.searching and "config" in before:
             sweep = {name: before[name] for name in sweep if name in before}
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
-        tasks = [grid.task for grid in self.config.grids]
-        return build_manifest(before, sweep, tasks, invocation)
+        tasks = {grid.task: all_tasks()[grid.task].params for grid in self.config.grids}
+        defaults = {name: default_values(params) for name, params in tasks.items()}
+        return build_manifest(before, sweep, defaults, invocation)
 
 
 def resolve(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,8 +13,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
 
 from orchestrator.common.errors import RunError, RunMismatch
-from tasks.spec.parameters import default_values
-from tasks.spec.registry import all_tasks
 
 MANIFEST_FILE = "run.json"
 RESTORED_BY = "`sweep run` with the same config writes it again"
@@ -103,17 +101,16 @@ def read_manifest(file: Path, called: str, newest: int) -> dict[str, Any]:
 def build_manifest(
     before: Mapping[str, Any],
     sweep: Mapping[str, Any],
-    tasks: Iterable[str],
+    defaults: Mapping[str, Mapping[str, Any]],
     invocation: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the manifest of a run that one more command writes to.
 
     before: the manifest as it is, empty for a new run. sweep: the keys that describe the sweep;
-    they replace the earlier ones. tasks: the tasks of its grids.
+    they replace the earlier ones. defaults: the default of each axis, by task. A report hides the
+    axes at their default, and a later version of a task may have other defaults.
     """
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    # A report hides the axes at their default. A later version of a task may have other defaults.
-    defaults = {task: default_values(all_tasks()[task].params) for task in tasks}
     return {
         "name": sweep["name"],
         "program": _program_version(),
