@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.spec.cell import in_a_line
+from tasks.spec.cell import escape_unprintable
 
 _LONGEST_REASON = 160  # characters
 _GIB, _MIB = 1024**3, 1024**2
@@ -40,7 +40,7 @@ def failure_reason(evidence: Mapping[str, Any]) -> str:
     if isinstance(evidence.get("asked_bytes"), int):
         return _failed_allocation(evidence)
     message = str(evidence.get("reason") or evidence.get("message") or "")
-    reason = in_a_line(message.split("\n")[0])
+    reason = escape_unprintable(message.split("\n")[0])
     if len(reason) <= _LONGEST_REASON:
         return reason
     return f"{reason[: _LONGEST_REASON - 1]}…"

@@ -1,1 +1,1 @@
-"""The contract between measuring and orchestrating: parameters, cells, attempts and records. Imports no torch."""
+"""The contract between measuring and orchestrating: axes, cells, attempts, rows. Imports no torch."""

@@ -1,4 +1,4 @@
-"""One attempt at a cell: what the measuring process is given, as JSON, and the files that it leaves."""
+"""One attempt at a cell: the input of the measuring process, as JSON, and the names of its files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ ATTEMPT_FILE = "attempt.json"
 JOURNAL_FILE = "journal.jsonl"
 LOG_FILE = "log.txt"
 PHASE_FILE = "phase"
-BEFORE_ITS_TASK = ("", "start")  # stages of an attempt: its process is on its way there
-PREPARATION_S = 300.0  # for it to come there, which is not of a cell's own time
+BEFORE_ITS_TASK = ("", "start")  # stages before the process begins its task
+# Limit for these stages. A cell's own time limit starts after them, because importing torch on a busy
+# host may take minutes.
+PREPARATION_S = 300.0
 
 
 # How the measuring process starts: forked by a process that has imported torch, or as a new process.
@@ -25,9 +27,11 @@ StartMethod = Literal["fork", "spawn"]
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure, as against what. Not part of a cell's identity.
+    """How to measure. Not part of a cell's identity, which says what is measured.
 
-    cores: those that its process keeps to; None: all.
+    timeout_s: limit from the begin of the task. env: variables for the measuring process.
+    host_memory_gib: limit on the resident set. import_paths: added to `sys.path` for your own model.
+    start_method: None: forked if possible. cores: the process is restricted to these; None: all.
     """
 
     timeout_s: float = 600.0
@@ -35,7 +39,7 @@ class Settings:
     env: Mapping[str, str] = field(default_factory=dict)
     host_memory_gib: float | None = None
     import_paths: tuple[str, ...] = ()
-    start_method: StartMethod | None = None  # None: forked where that works
+    start_method: StartMethod | None = None
     cores: tuple[int, ...] | None = None
 
     @classmethod
@@ -50,9 +54,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at a cell. `folder` holds everything it leaves behind.
+    """One try at a cell. `folder` holds all its files.
 
-    replaces: the number of the attempt up to which the cell's successes count no more once this is one; 0 for none.
+    replaces: if this attempt succeeds, it replaces the cell's successes up to this number; 0: none.
     """
 
     cell: Cell

@@ -16,11 +16,7 @@ ID_LENGTH = 12
 
 @dataclass(frozen=True)
 class Cell:
-    """A task with its parameters.
-
-    The id hashes the task's name, its version and the parameters that differ from their defaults, so that an axis
-    added later with a default orphans no result.
-    """
+    """A task with its parameters."""
 
     task: str
     version: int
@@ -28,43 +24,44 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
+        """A hash of task, version and non-default parameters.
+
+        Defaults are left out so that a new axis, whose default is what was measured before, does
+        not change the ids of stored results.
+        """
         identity = json.dumps([self.task, self.version, self.params.non_default()], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
 
     def __hash__(self) -> int:
-        return hash(self.id)  # parameters may hold what has no hash
+        return hash(self.id)  # parameters may hold a dict, which has no hash
 
     def describe(self, axes: Iterable[str] | None = None) -> str:
-        """For people: the task and the named axes, or whatever differs from the defaults."""
+        """Return a line for people: the task with these axes, or with the non-default ones."""
         values = self.params.values()
-        shown = (
-            self.params.non_default() if axes is None else {name: values.get(name) for name in axes}
-        )
-        return in_a_line(
-            " ".join(
-                [
-                    self.task,
-                    *(f"{name}={value}" for name, value in shown.items() if value is not None),
-                ]
-            )
-        )
+        shown = self.params.non_default()
+        if axes is not None:
+            shown = {name: values.get(name) for name in axes}
+        words = [f"{name}={value}" for name, value in shown.items() if value is not None]
+        return escape_unprintable(" ".join([self.task, *words]))
 
 
-def in_a_line(text: str) -> str:
-    """What would break or darken a line, or command a terminal, as Python writes it."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    )
+def escape_unprintable(text: str) -> str:
+    """Return the text with unprintable characters as Python escapes them.
+
+    A value may hold line breaks or control sequences of a terminal.
+    """
+    if text.isprintable():
+        return text
+    letters = [letter if letter.isprintable() else repr(letter)[1:-1] for letter in text]
+    return "".join(letters)
 
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:
-    """The axes in which some of the cells differ."""
+    """Return the axes in which some of the cells differ."""
     first: dict[str, Any] = {}
-    varying: dict[str, None] = {}
+    varying: set[str] = set()
     for cell in cells:
         for name, value in cell.params.values().items():
             if first.setdefault(name, value) != value:
-                varying[name] = None
+                varying.add(name)
     return [name for name in first if name in varying]

@@ -1,8 +1,9 @@
-"""Which cells compile the same: what the first of them leaves in a shared cache, the others find.
+"""Groups cells that compile the same graphs: the first one fills the shared cache for the others.
 
-Seen with torch 2.13 on the CPU, blocks compiled: another seed, other steps, optimizer, vocabulary or number of layers, and the
-passes `forward_backward` and `forward_grad`, found all that `train_step` had left; `forward` did not. Inductor's locks are one a
-graph, so that cells which compile different ones do not wait for each other.
+Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
+optimizer, vocabulary or number of layers, or with the pass `forward_backward` or `forward_grad`, found
+everything that `train_step` had compiled. `forward` did not. Inductor locks one graph at a time, so
+cells that compile different graphs do not wait for each other.
 """
 
 from __future__ import annotations
@@ -15,32 +16,35 @@ from tasks.spec.axes import Affects, axes_without
 from tasks.spec.cell import Cell
 
 _NAMES_OF_DIMENSIONS = frozenset({"size", "year", "d_model", "d_ff", "num_layers", "num_heads"})
+# Not part of a block's graph: all blocks share one, and embedding and head are outside.
 _AROUND_THE_BLOCKS = frozenset({"num_layers", "vocab_size"})
-# The optimizer is not compiled, and a forward pass with gradients is compiled together with its backward pass.
+# The optimizer is not compiled, and a forward pass with gradients is compiled together with its
+# backward pass.
 _GRADIENTS = {"train_step": "forward_backward", "forward_grad": "forward_backward"}
 
 
 @cache
 def shared_graph(cell: Cell) -> str | None:
-    """What tells a cell's compiled graphs from another's. None where it compiles nothing, or into a cache of its own."""
+    """Return an identity of the graphs that a cell compiles: equal for cells that share them.
+
+    None if the cell compiles nothing, or into a separate cache.
+    """
     values = cell.params.values()
     if not cell.params.compiled or values.get("compile_cache") == "cold":
         return None
-    traced = _spelled_out(cell, values)
+    traced = _traced_values(cell, values)
     if values.get("compile") == "blocks":
         traced = {name: value for name, value in traced.items() if name not in _AROUND_THE_BLOCKS}
     return repr((cell.task, cell.version, sorted(traced.items())))
 
 
-def _spelled_out(cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that are traced, a size by its dimensions."""
+def _traced_values(cell: Cell, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters that enter the graphs, with a size replaced by its dimensions."""
     untraced = axes_without(type(cell.params), Affects.GRAPH)
     traced = {name: value for name, value in values.items() if name not in untraced}
     traced["pass"] = _GRADIENTS.get(values.get("pass", ""), values.get("pass"))
     dimensions = getattr(cell.params, "dimensions", None)
     if dimensions is None:
         return traced
-    return {
-        **{name: value for name, value in traced.items() if name not in _NAMES_OF_DIMENSIONS},
-        **vars(dimensions),
-    }
+    others = {name: value for name, value in traced.items() if name not in _NAMES_OF_DIMENSIONS}
+    return {**others, **vars(dimensions)}

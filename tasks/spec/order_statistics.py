@@ -1,8 +1,9 @@
-"""How well a median is known, by the samples' order alone: no distribution is assumed.
+"""Confidence intervals of a median from the order of the samples, without assuming a distribution.
 
-The number of samples below the median is Binomial(n, 1/2), so that of n independent samples in their order x(1) … x(n) the
-interval [x(k), x(n+1-k)] covers the median with a probability that depends on n and k only (H. A. David and H. N. Nagaraja,
-Order Statistics, 3rd edition, section 7.1). Both what measures and what reports go by it.
+The number of samples below the median is Binomial(n, 1/2). Of n independent samples in ascending order
+x(1) … x(n), the interval [x(k), x(n+1-k)] therefore covers the median with a probability that depends
+on n and k only (H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, section 7.1). Adaptive
+timing and the report both use it.
 """
 
 from __future__ import annotations
@@ -13,31 +14,33 @@ from itertools import count, islice, takewhile
 from statistics import median
 
 CONFIDENCE = 0.95
-FEWEST = 6  # samples whose interval, from the least to the greatest, reaches the confidence
+FEWEST = 6  # samples: with five, even the interval from least to greatest covers less than 95 %
 
 
 @cache
 def median_rank(n: int) -> int:
-    """The rank k for which [x(k), x(n+1-k)] covers the median with at least 95 % confidence.
+    """Return the largest rank k for which [x(k), x(n+1-k)] covers the median with 95 % confidence.
 
-    Fewer than six samples cannot reach 95 %; their interval is from the least to the greatest, and `coverage` says
-    how much that is.
+    Fewer than six samples cannot reach 95 %. Their interval is from the least to the greatest, and
+    `coverage` returns its confidence.
     """
-    covered = (1 - 2 * ways / 2**n for ways in _ways_below(n))
-    reached = takewhile(
-        lambda share: share >= CONFIDENCE, islice(covered, n // 2)
-    )  # it falls with k
+    coverages = (1 - 2 * ways / 2**n for ways in _ways_below(n))
+    # The coverage falls with k, so the first ranks are those that are wide enough.
+    reached = takewhile(lambda share: share >= CONFIDENCE, islice(coverages, n // 2))
     return max(1, sum(1 for _ in reached))
 
 
 @cache
 def coverage(n: int, k: int) -> float:
-    """The probability that the median lies in [x(k), x(n+1-k)] of n independent samples."""
+    """Return the probability that the median is in [x(k), x(n+1-k)] of n independent samples."""
     return float(1 - 2 * next(islice(_ways_below(n), k - 1, None)) / 2**n)
 
 
 def _ways_below(n: int) -> Iterator[int]:
-    """In how many of the 2ⁿ ways in which n samples lie about the median fewer than k are below it, for k = 1, 2, …"""
+    """Yield, for k = 1, 2, …, the number of outcomes with fewer than k of n samples below the median.
+
+    There are 2ⁿ outcomes in all. Integers avoid the overflow of binomial coefficients in floats.
+    """
     ways, term = 0, 1
     for k in count(1):
         ways += term
@@ -46,6 +49,9 @@ def _ways_below(n: int) -> Iterator[int]:
 
 
 def half_width(samples: Sequence[float]) -> float:
-    """Half of the interval of the median, as a fraction of the median. Raises IndexError without a sample."""
+    """Return half of the median's interval as a fraction of the median.
+
+    Raise IndexError without samples.
+    """
     ordered, rank = sorted(samples), median_rank(len(samples))
     return (ordered[-rank] - ordered[rank - 1]) / 2 / median(ordered)

@@ -13,7 +13,11 @@ from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
 @dataclass(frozen=True)
 class Outcome:
-    """An attempt and all that came of it."""
+    """An attempt with its result.
+
+    stage, phase: where it ended; empty if it succeeded. started_at: seconds since the epoch.
+    wall_s: duration with everything around the steps.
+    """
 
     attempt: Attempt
     status: Status

@@ -10,7 +10,7 @@ from orchestrator.common.text import end_location
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
-from tasks.spec.cell import in_a_line
+from tasks.spec.cell import escape_unprintable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     rows = attempts.sort_values("attempt").to_dict("records")
     params, last = json.loads(rows[-1]["params"]), rows[-1]
     yield f"cell {cell} of task {last['task']}, version {last['task_version']}"
-    yield in_a_line(
+    yield escape_unprintable(
         "parameters: "
         + ", ".join(f"{name}={value}" for name, value in params.items() if value not in (None, {}))
     )
@@ -66,7 +66,7 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
 
 def _on_a_terminal(line: str) -> str:
     """What a cell said, which commands nothing there."""
-    return in_a_line(line.expandtabs())
+    return escape_unprintable(line.expandtabs())
 
 
 def _result(
