@@ -17,7 +17,6 @@ from orchestrator.execution.host_probe import dispatch_rates, probe_here, profil
 from orchestrator.hardware.host import HostInfo
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote.address import RunLocation, is_address
-from orchestrator.store.remote.claim import claimed
 from orchestrator.store.remote.folder import RemoteFolder
 
 _GIB = 1024**3
@@ -158,8 +157,8 @@ def _compiler() -> Diagnosis:
 
 def _place(address: str) -> Diagnosis:
     try:
-        with claimed(RemoteFolder(address)):
-            return Diagnosis("bucket", True, f"{address} can be read and written")
+        RemoteFolder(address).require_writable()
+        return Diagnosis("bucket", True, f"{address} can be read and written")
     except SweepError as error:
         return Diagnosis("bucket", False, error.message, error.remedy)
 

@@ -86,7 +86,7 @@ def rows_there() -> tuple[Rows, int]:
 def torture(folder: Path, options: argparse.Namespace) -> bool:
     chance, bucket = random.Random(options.seed), Bucket()
     bucket.fails = lambda method, key: (
-        method == "PUT" and "/drivers/" not in key and chance.random() < _REFUSED
+        method == "PUT" and "owner.json" not in key and chance.random() < _REFUSED
     )
     rows: Rows = {}
     counts: Counter[str] = Counter()

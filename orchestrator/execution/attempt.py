@@ -30,6 +30,7 @@ from tasks.spec.attempt import (
     LOG_FILE,
     PHASE_FILE,
     PREPARATION_S,
+    RERUN_FILE,
     Attempt,
 )
 from tasks.spec.outcome import Outcome
@@ -70,6 +71,7 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
     attempt = _in_environment(attempt, environment or {})
     attempt.path.mkdir(parents=True, exist_ok=True)
     (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
+    write_rerun_script(attempt)
     variables = child_environment(attempt)
     CHILD_STARTER.prepare(attempt, variables)
     started_at, began = time.time(), time.monotonic()
@@ -149,6 +151,11 @@ def rerun_command(attempt: Attempt) -> str:
             str(attempt.path / ATTEMPT_FILE),
         ]
     )
+
+
+def write_rerun_script(attempt: Attempt) -> None:
+    """Write the command that measures the cell again into the attempt's folder, for people."""
+    (attempt.path / RERUN_FILE).write_text(f"{rerun_command(attempt)}\n")
 
 
 def recover(attempt: Attempt) -> Outcome | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.hashing import text_digest
+from orchestrator.execution.attempt import write_rerun_script
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 
 _MARK = ".driver"
@@ -104,3 +105,4 @@ def unpack(parcel: AttemptArchive) -> None:
     if file_of_attempt.exists():  # says where it is: see `RunWriter.attempts_without_row`
         said = json.loads(file_of_attempt.read_text())
         file_of_attempt.write_text(json.dumps({**said, "folder": parcel.attempt.folder}, indent=1))
+        write_rerun_script(parcel.attempt)  # the archive's names paths of the other host

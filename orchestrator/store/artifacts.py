@@ -1,4 +1,4 @@
-"""What an attempt left in its folder, as people read it: the end of its log, and how to measure it again by hand."""
+"""The files of an attempt that people read: the end of its log and the command that measures it again."""
 
 from __future__ import annotations
 
@@ -6,31 +6,29 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.execution.attempt import rerun_command
 from orchestrator.store.run import Run
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.spec.attempt import LOG_FILE, RERUN_FILE
 
 _LINES = 20
-_TAIL_BYTES = 16_384
+_TAIL_BYTES = 16_384  # a log may be larger than memory
 
 
 @dataclass(frozen=True)
 class Artifacts:
-    """log: its last lines. by_hand: a command of the shell. Each is empty where the folder does not have it."""
+    """Texts of an attempt's folder, each empty if its file is missing."""
 
-    log: tuple[str, ...]
-    by_hand: str
+    log: tuple[str, ...]  # its last lines
+    rerun_command: str
 
 
 def read_artifacts(run: Run, cell: str, number: int) -> Artifacts:
+    """Return what people read of an attempt. Attempts before rerun.sh existed have no command."""
     folder = run.attempt_folder(cell, number)
     log, command = "", ""
     with suppress(OSError):
         log = _tail(folder / LOG_FILE)
-    with suppress(
-        OSError, ValueError, KeyError, TypeError
-    ):  # not here, torn, or of a task that has changed since
-        command = rerun_command(Attempt.from_json((folder / ATTEMPT_FILE).read_text()))
+    with suppress(OSError):
+        command = (folder / RERUN_FILE).read_text().strip()
     return Artifacts(tuple(log.splitlines()[-_LINES:]), command)
 
 

@@ -12,82 +12,102 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote.address import RunLocation, is_address
 from orchestrator.store.remote.folder import RemoteFolder
-from orchestrator.store.remote.remote_run import RemoteRun, open_remote_for_writing
+from orchestrator.store.remote.mirror import RemoteRun, open_remote_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
 
-_LONGEST_NAME = 60  # letters, of up to 4 bytes; file systems take 255 bytes
+# A character may take 4 bytes, and most file systems allow 255 bytes in a name.
+_LONGEST_NAME = 60
 
 
-def open_runs(folders: Sequence[RunLocation]) -> Run:
-    """One, or several as one. Raises RunError for a folder that holds no run, and for one that is named twice."""
-    if len(folders) == 1 and is_publication(folders[0]):
-        return Publication(Path(folders[0]))
-    runs = list(runs_by_name(folders).values())
+def open_run(location: RunLocation) -> Run:
+    """Return the run of a folder or address, downloaded if it is remote.
+
+    Raise RunError for a file, ConfigError for an address that is wrong, RunUnreachable.
+    """
+    if is_address(location):
+        remote = RemoteRun(RemoteFolder(str(location)))
+        remote.refresh()
+        return remote
+    if Path(location).is_file():
+        raise RunError(f"{location}: is a file", "Name a folder")
+    return Run(Path(location))
+
+
+def open_runs(locations: Sequence[RunLocation]) -> Run:
+    """Return one run, or several read as one.
+
+    Raise RunError for a folder that holds no run, and for one that is given twice.
+    """
+    if len(locations) == 1 and is_publication(locations[0]):
+        return Publication(Path(locations[0]))
+    runs = list(runs_by_name(locations).values())
     return runs[0] if len(runs) == 1 else collect_runs(runs)
 
 
 def collect_runs(runs: Sequence[Run]) -> RunCollection:
-    """Raises RunError for the same twice."""
-    named = dict(zip(_names([run.folder for run in runs]), runs, strict=True))
+    """Return several runs read as one. Raise RunError if one is given twice."""
+    named = _by_name(runs)
     first, *others = named
-    return RunCollection(
-        named, named[first].folder / _short("-".join(["with", *others]).replace("/", "-"))
-    )
+    # The report of all of them goes into the first run's folder, under a name of its own.
+    report = "-".join(["with", *others]).replace("/", "-")
+    return RunCollection(named, named[first].folder / _shorten(report))
 
 
-def _short(name: str) -> str:
-    """A name that every file system takes, of as many runs as there may be."""
-    if len(name) <= _LONGEST_NAME:
-        return name
-    return f"{name[:_LONGEST_NAME]}-{text_digest(name)[:8]}"
+def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
+    """Return the runs by unique names, those of a publication one by one.
+
+    Raise RunError as `open_runs` does.
+    """
+    runs = []
+    for location in locations:
+        if is_publication(location):
+            runs += [open_run(folder) for folder in Publication(Path(location)).folders]
+        else:
+            runs.append(open_run(location))
+    return _by_name([run.require() for run in runs])
 
 
-def runs_by_name(folders: Sequence[RunLocation]) -> dict[str, Run]:
-    """Each by a name of its own, the runs of a publication one by one. Raises RunError as `open_runs` does."""
-    within = [
-        Publication(Path(folder)).folders if is_publication(folder) else [folder]
-        for folder in folders
-    ]
-    runs = [open_run(folder).require() for found in within for folder in found]
-    return dict(zip(_names([run.folder for run in runs]), runs, strict=True))
+def open_for_writing(run: Run, take_over: bool = False) -> AbstractContextManager[RunWriter]:
+    """Return a context manager that locks the run for this process and yields its writer.
+
+    take_over: own a bucket's folder even if another driver seems to be writing to it.
+    """
+    if isinstance(run, RemoteRun):
+        return open_remote_for_writing(run, take_over)
+    return open_folder_for_writing(run)
 
 
 def published_reference(run: Run) -> str | None:
-    """Of a publication, whose numbers its report has beside its own; None of any other run."""
-    return run.against if isinstance(run, Publication) else None
+    """Return the device whose numbers a publication's report compares with; None for other runs."""
+    return run.reference if isinstance(run, Publication) else None
 
 
-def _names(folders: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many as it takes. Raises RunError for the same folder twice."""
+def _by_name(runs: Sequence[Run]) -> dict[str, Run]:
+    names = _unique_names([run.folder for run in runs])
+    return dict(zip(names, runs, strict=True))
+
+
+def _unique_names(folders: Sequence[Path]) -> list[str]:
+    """Return the last part of each path, or as many parts as make the names differ.
+
+    Raise RunError if a folder is given twice.
+    """
     paths = [folder.resolve() for folder in folders]
-    twice = [path for path, count in Counter(paths).items() if count > 1]
-    if twice:
-        raise RunError(f"{twice[0]}: is named twice", "Name different runs")
-    most = max(len(path.parts) for path in paths)
-    for length in range(1, most + 1):
+    counts = Counter(paths)
+    for path, count in counts.items():
+        if count > 1:
+            raise RunError(f"{path}: is named twice", "Name different runs")
+    longest = max(len(path.parts) for path in paths)
+    for length in range(1, longest):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
-            break
-    return names
+            return names
+    return [str(path) for path in paths]
 
 
-def open_for_writing(run: Run) -> AbstractContextManager[RunWriter]:
-    """Return a context manager that gives the run to this process alone and yields its writer."""
-    return (
-        open_remote_for_writing(run) if isinstance(run, RemoteRun) else open_folder_for_writing(run)
-    )
-
-
-def open_run(where: RunLocation) -> Run:
-    """The run of a folder, or of an address, with what is there. Raises RunError for a file, RunUnreachable, ConfigError for no
-    address.
-    """
-    if not is_address(where):
-        if Path(where).is_file():
-            raise RunError(f"{where}: is a file", "Name a folder")
-        return Run(Path(where))
-    run = RemoteRun(RemoteFolder(str(where)))
-    run.refresh()
-    return run
+def _shorten(name: str) -> str:
+    if len(name) <= _LONGEST_NAME:
+        return name
+    return f"{name[:_LONGEST_NAME]}-{text_digest(name)[:8]}"

@@ -26,8 +26,8 @@ class Publication(RunCollection):
         super().__init__({name: Run(folder / name) for name in self.contents["runs"]}, folder)
 
     @property
-    def against(self) -> str | None:
-        """Whose numbers stand beside its own in its report (`sweep report --against`)."""
+    def reference(self) -> str | None:
+        """The device whose published numbers its report compares with."""
         found: str | None = self.contents.get("against")
         return found
 

@@ -48,7 +48,7 @@ def run_sweep(request: SweepRequest, choice: RunOptions, means: Means) -> Summar
     limit = means.time_limit_s
     deadline = None if limit is None else time.monotonic() + limit - SAVING_S
     summary, commit = Summary(), git_commit()
-    with restored_handlers(), open_for_writing(request.run) as writer:
+    with restored_handlers(), open_for_writing(request.run, means.take_over) as writer:
         writer.require_readable_parts()
         summary.recovered = recover_attempts(writer, commit)
         invocation = new_invocation(request, choice, commit, means.skip_predicted_oom)

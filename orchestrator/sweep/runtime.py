@@ -24,6 +24,7 @@ class Means:
     open_display: Callable[[int, Callable[[], float | None]], Display]
     time_limit_s: float | None = None
     mixed: bool = False
+    take_over: bool = False  # of a bucket's folder that another driver owns
     start_method: StartMethod | None = None
     skip_predicted_oom: bool = False
     say: Callable[[str], None] = lambda text: None

@@ -14,6 +14,7 @@ from tasks.spec.registry import make_cell
 ATTEMPT_FILE = "attempt.json"
 JOURNAL_FILE = "journal.jsonl"
 LOG_FILE = "log.txt"
+RERUN_FILE = "rerun.sh"
 PHASE_FILE = "phase"
 BEFORE_ITS_TASK = ("", "start")  # stages before the process begins its task
 # Limit for these stages. A cell's own time limit starts after them, because importing torch on a busy

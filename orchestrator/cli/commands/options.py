@@ -146,6 +146,11 @@ execution_options = with_options(
             is_flag=True,
             help="Let results of other hardware or software into the same folder.",
         ),
+        click.option(
+            "--take-over",
+            is_flag=True,
+            help="Write to a bucket folder although another driver seems to write to it.",
+        ),
     ]
 )
 
@@ -176,6 +181,7 @@ def open_runtime(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
         open_display=lambda total, left: make_display(total, label, console, left),
         time_limit_s=parse_time_limit(chosen["time_limit"]),
         mixed=chosen["mixed"],
+        take_over=chosen["take_over"],
         start_method=chosen["start_method"],
         say=say,
     )

@@ -40,8 +40,8 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     if left.log:
         yield f"log: {run.attempt_folder(cell, int(last['attempt'])) / LOG_FILE}"
         yield from (f"  {_on_a_terminal(line)}" for line in left.log)
-    if left.by_hand:
-        yield f"by hand: {left.by_hand}"
+    if left.rerun_command:
+        yield f"by hand: {left.rerun_command}"
     if run.is_published:
         yield "logs and artifacts are not published, nor how to measure this cell by hand"
 

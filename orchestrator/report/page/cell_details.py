@@ -74,7 +74,7 @@ def _cells(
             "attempts": [{name: attempt[name] for name in _OF_AN_ATTEMPT} for attempt in made],
             "samples": samples.of(cell),
             "log": "\n".join(artifacts.log),
-            "by_hand": artifacts.by_hand,
+            "by_hand": artifacts.rerun_command,
         }
 
 

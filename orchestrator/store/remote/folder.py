@@ -119,6 +119,14 @@ class RemoteFolder:
         with suppress(FileNotFoundError):
             self._files.delete_file(self._named(name))
 
+    def require_writable(self) -> None:
+        """Write, read and remove a small file. Raise RunUnreachable if that fails."""
+        name = f".write-test-{secrets.token_hex(4)}"
+        with reaching(self):
+            self.put(name, b"")
+            self.entries("")
+            self.remove(name)
+
     def _write(self, path: str, source: Path | bytes) -> None:
         if isinstance(source, bytes):
             with self._files.open_output_stream(path) as stream:

@@ -17,6 +17,7 @@ import pytest
 
 import orchestrator
 from orchestrator.analysis.results import load_results
+from orchestrator.execution.attempt import write_rerun_script
 from orchestrator.report.charts.registry import PLOTS, Drawing, Plot, begin_drawing, figure_files
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.key_findings import answers
@@ -25,7 +26,7 @@ from orchestrator.report.page.html import to_html
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE
+from tasks.spec.attempt import LOG_FILE
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT, watched, with_samples
@@ -110,7 +111,7 @@ def run(tmp_path: Path, make_outcome: MakeOutcome) -> Run:
         failed.evidence["message"] = SCRIPT  # type: ignore[index]
         failed.attempt.path.mkdir(parents=True)
         (failed.attempt.path / LOG_FILE).write_text(f"said at the end: {SCRIPT}")
-        (failed.attempt.path / ATTEMPT_FILE).write_text(failed.attempt.to_json())
+        write_rerun_script(failed.attempt)
         writer.append(failed, None)
     return Run(tmp_path / "run")
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
 import shutil
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,17 +21,19 @@ from click.testing import CliRunner, Result
 import orchestrator as sweep
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
+from orchestrator.execution.attempt import write_rerun_script
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store import run_writer
 from orchestrator.store.open import open_run
-from orchestrator.store.remote import claim, uploads
+from orchestrator.store.remote import mirror, owner
 from orchestrator.store.remote.address import split_cell
 from orchestrator.store.remote.folder import RemoteFolder, reaching
+from orchestrator.store.remote.owner import OWNER_FILE
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import Summary
 from orchestrator.sweep.runtime import Means
-from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
+from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
@@ -89,18 +89,22 @@ def request_of(tmp_path: Path, *lengths: int) -> SweepRequest:
 def measured(attempt: Attempt) -> Outcome:
     outcome = journalled(attempt)
     (attempt.path / LOG_FILE).write_text("all is well")
+    write_rerun_script(attempt)
     return outcome
 
 
 def go(
-    tmp_path: Path, *lengths: int, measure: Callable[[Attempt], Outcome] = measured
+    tmp_path: Path,
+    *lengths: int,
+    measure: Callable[[Attempt], Outcome] = measured,
+    take_over: bool = False,
 ) -> tuple[Summary, list[int]]:
     """The summary of a run, and what it measured."""
     scheduler = FakeScheduler(measure)
     summary = run_sweep(
         request_of(tmp_path, *lengths),
         RunOptions(),
-        Means(lambda example: scheduler, lambda total, left: Silent()),
+        Means(lambda example: scheduler, lambda total, left: Silent(), take_over=take_over),
     )
     return summary, lengths_of(scheduler)
 
@@ -112,7 +116,7 @@ def call(*words: object) -> Result:
 def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
     assert go(tmp_path, 16, 32)[1] == [16, 32]
     assert {"run.json", "cells.parquet"} <= bucket.names("runs/x/")
-    assert not bucket.names("runs/x/drivers/")
+    assert OWNER_FILE not in bucket.names("runs/x/")
     cell = next(iter(bucket.names("runs/x/attempts/"))).split("-")[0]
     on_host("second")
     assert go(tmp_path, 16, 32, 64)[1] == [64]
@@ -134,6 +138,7 @@ def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_pa
     assert {path.name for path in (run.folder / "artifacts").glob("*/1/*")} == {
         ATTEMPT_FILE,
         LOG_FILE,
+        RERUN_FILE,
     }
 
 
@@ -203,12 +208,11 @@ def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: 
     killed = dict(bucket.objects)
 
     on_host("second")
-    with pytest.raises(RunLocked, match=r"another driver is at work in it: process \d+ on "):
-        go(tmp_path)  # as far as can be known there, until it has not been heard of for a minute
-    make_older(bucket, "runs/x/drivers/")
-    assert go(tmp_path)[1] == [64, 128]
+    with pytest.raises(RunLocked, match=r"process \d+ on .* writes to it"):
+        go(tmp_path)  # this host cannot know that the driver was killed
+    assert go(tmp_path, take_over=True)[1] == [64, 128]
     assert len(sweep.load(ADDRESS).samples) == 4
-    assert all(name.endswith(".lapsed") for name in bucket.names("runs/x/drivers/"))
+    assert OWNER_FILE not in bucket.names("runs/x/")
 
     bucket.objects = killed
     on_host("first")
@@ -217,18 +221,11 @@ def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: 
     assert len(bucket.names("runs/x/attempts/")) == len(sweep.load(ADDRESS).samples) == 4
 
 
-def make_older(bucket: Bucket, beginning: str) -> None:
-    """As if put an hour ago."""
-    for name in bucket.names(beginning):
-        content, at = bucket.objects[f"bucket/{beginning}{name}"]
-        bucket.objects[f"bucket/{beginning}{name}"] = content, at - timedelta(hours=1)
-
-
 def test_what_fails_at_times_is_there_at_the_end(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RemoteFolder, "put", at_times(RemoteFolder.put, random.Random(1)))
-    monkeypatch.setattr(uploads, "AGAIN_S", 0.01)
+    monkeypatch.setattr(mirror, "RETRY_S", 0.01)
     lengths = [8 * count for count in range(1, 13)]
     assert go(tmp_path, *lengths)[1] == lengths
     on_host("second")
@@ -238,7 +235,7 @@ def test_what_fails_at_times_is_there_at_the_end(
 
 def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., None]:
     def put_or_fail(place: RemoteFolder, name: str, source: Path | bytes) -> None:
-        if not name.startswith("drivers/") and chance.random() < 0.3:
+        if name != OWNER_FILE and chance.random() < 0.3:
             raise OSError("the network is not what it was")
         put(place, name, source)
 
@@ -248,12 +245,12 @@ def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., N
 def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)  # of what is not there nothing is merged
     bucket.fails = lambda method, key: method == "PUT" and "/samples/" in key
     with pytest.raises(
         RunUnwritable,
-        match=r"8 files could not be carried there: .*the next `sweep run` from here carries them",
+        match=r"results could not be uploaded: .*the next `sweep run` from here uploads them",
     ):
         go(tmp_path)
     assert not bucket.names("runs/x/attempts/")
@@ -265,83 +262,68 @@ def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
     assert len(sweep.load(ADDRESS).samples) == 4
 
 
-def wait_until_no_claim_is_renewed(but: int = 0) -> None:
-    deadline = time.monotonic() + 20
-    while (
-        sum("_beat" in thread.name for thread in threading.enumerate()) > but
-        and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-
-
-def test_two_drivers_at_one_address(
-    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_second_driver_is_refused_unless_it_takes_over(
+    bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    """The second is sent away. A first that is not heard of for long, and was cut off, it learns that it is driver no more."""
-    monkeypatch.setattr(claim, "BEAT_S", 0.05)
-    began: list[Any] = []
+    began: list[Attempt] = []
 
     def measure(attempt: Attempt) -> Outcome:
         if not began:
             began.append(attempt)
-            (own,) = bucket.names("runs/x/drivers/")
             on_host("second")
             with pytest.raises(
-                RunLocked,
-                match=r"another driver is at work in it: process \d+ on .* since .*Wait for it",
+                RunLocked, match=r"process \d+ on .* \(since .*\) writes to it. Wait .*--take-over"
             ):
                 go(tmp_path)
-            monkeypatch.setattr(claim, "LAPSE_S", -1.0)
-            bucket.fails = lambda method, key: (
-                method == "PUT" and key.endswith(own)
-            )  # the first is cut off
-            go(tmp_path, 32)
-            bucket.fails = lambda method, key: False
+            go(tmp_path, 32, take_over=True)
             on_host("first")
-            wait_until_no_claim_is_renewed()
         return measured(attempt)
 
-    with pytest.raises(RunLocked, match="another driver has taken it over"):
+    with pytest.raises(RunLocked, match="has taken it over"):
         go(tmp_path, measure=measure)
-    assert go(tmp_path)[1] == [64, 128]  # what the first had measured is kept
+    on_host("third")
+    assert list(sweep.load(ADDRESS).cells["context_length"]) == [32]
+    on_host("first")
+    go(tmp_path)  # what the first had measured is uploaded now
+    on_host("third")
+    assert sorted(sweep.load(ADDRESS).cells["context_length"]) == [16, 32, 64, 128]
 
 
-def test_who_was_taken_over_carries_nothing_there_any_more(
-    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_refused_driver_prints_one_line(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+    request_of(tmp_path)
+    content = {"host": "other", "process": 7, "time": "2026-11-24T10:00:00+00:00"}
+    bucket.objects[f"bucket/runs/x/{OWNER_FILE}"] = json.dumps(content).encode(), datetime.now(UTC)
+    words = ("run", tmp_path / "test.yaml", "--out", ADDRESS, "--scheduler", "serial")
+    done = call(*words)
+    assert done.exit_code == 2
+    assert done.output == (
+        f"sweep: {ADDRESS}: process 7 on other (since 2026-11-24T10:00:00+00:00) writes to it. "
+        "Wait for it, or add --take-over if it was killed\n"
+    )
+
+
+def test_a_driver_that_was_taken_over_uploads_nothing_afterwards(
+    bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    """It was cut off while another measured its cells; the network is back before it knows."""
-    there: dict[str, Any] = {}
+    there: dict[str, bytes] = {}
 
     def measure(attempt: Attempt) -> Outcome:
         if not there:
-            (own,) = bucket.names("runs/x/drivers/")
             on_host("second")
-            monkeypatch.setattr(claim, "LAPSE_S", -1.0)
-            bucket.fails = lambda method, key: method == "PUT" and key.endswith(own)
-            assert go(tmp_path, measure=lambda one: replace(measured(one), wall_s=9.0))[1] == [
-                16,
-                32,
-                64,
-                128,
-            ]
-            bucket.fails = lambda method, key: False
-            there.update(
-                {
-                    name: bucket.objects[f"bucket/runs/x/{name}"][0]
-                    for name in bucket.names("runs/x/")
-                }
-            )
+            slow = lambda one: replace(measured(one), wall_s=9.0)  # noqa: E731
+            assert go(tmp_path, measure=slow, take_over=True)[1] == [16, 32, 64, 128]
+            for name in bucket.names("runs/x/"):
+                there[name] = bucket.objects[f"bucket/runs/x/{name}"][0]
             on_host("first")
         return measured(attempt)
 
     began = time.monotonic()
-    with pytest.raises(RunLocked, match="another driver has taken it over"):
+    with pytest.raises(RunLocked, match="has taken it over"):
         go(tmp_path, measure=measure)
-    assert time.monotonic() - began < 15  # nor does it try for long
-    kept = {name for name in there if name.startswith(("attempts/", "samples/", "artifacts/"))}
-    assert len(kept) >= 4
-    assert {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in kept} == {
-        name: there[name] for name in kept
+    assert time.monotonic() - began < 15  # it does not try for long
+    assert len([name for name in there if name.startswith("attempts/")]) == 4
+    assert there == {
+        name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in bucket.names("runs/x/")
     }
 
 
@@ -349,7 +331,7 @@ def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of fsspec have errors of their own: the rows stay here, that is said, and the next run carries them."""
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     put = RemoteFolder.put
 
     def refuse(self: RemoteFolder, name: str, source: Path | bytes) -> None:
@@ -361,36 +343,21 @@ def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
         broken.setattr(RemoteFolder, "put", refuse)
         with pytest.raises(
             RunUnwritable,
-            match=r"\d files could not be carried there: LookupError: the server went away",
+            match="results could not be uploaded: LookupError: the server went away",
         ):
             go(tmp_path)
     assert go(tmp_path)[1] == []
     assert len(bucket.names("runs/x/attempts/")) == 4
 
 
-def test_a_host_of_the_same_name_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = claim._who()
-    assert claim._is_dead({**own, "pid": 2**22 + 1})
-    assert not claim._is_dead(own)
-    assert not claim._is_dead({**own, "pid": 2**22 + 1, "boot": "another"})
-
-
-def test_a_claim_written_anew_in_the_moment_in_which_it_lapsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its driver had just found it there, and wrote, when the other removed it."""
-    monkeypatch.setattr(claim, "BEAT_S", 0.2)
-    place = RemoteFolder(tmp_path.as_uri())
-    with claim.claimed(place) as first:
-        (own,) = tmp_path.glob("drivers/*.json")
-        content = own.read_bytes()
-        monkeypatch.setattr(claim, "LAPSE_S", -1.0)
-        with claim.claimed(place) as second:
-            own.write_bytes(content)
-            wait_until_no_claim_is_renewed(but=1)
-            with pytest.raises(RunLocked, match="another driver has taken it over"):
-                first.require()
-            second.require()
+def test_an_owner_is_dead_only_if_its_process_was_on_this_machine() -> None:
+    own = owner._this_process()
+    no_process = 2**22 + 1  # above the largest process id of Linux
+    assert owner._is_dead({**own, "process": no_process})
+    assert owner._is_dead({**own, "process_started": own["process_started"] - 60})
+    assert not owner._is_dead(own)
+    assert not owner._is_dead({**own, "process": no_process, "machine": "another"})
+    assert not owner._is_dead({**own, "process": no_process, "host": "another"})
 
 
 def test_what_two_hosts_measured_counts_once(
@@ -401,9 +368,9 @@ def test_what_two_hosts_measured_counts_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One was cut off from the bucket with rows that another then measured: those there count, its own are set aside."""
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     go(tmp_path, 16)
-    bucket.fails = lambda method, key: method == "PUT" and "/drivers/" not in key
+    bucket.fails = lambda method, key: method == "PUT" and OWNER_FILE not in key
     with pytest.raises(RunUnwritable):
         go(tmp_path, 16, 32)
     bucket.fails = lambda method, key: False
@@ -419,7 +386,7 @@ def test_what_two_hosts_measured_counts_once(
     on_host("first")
     capsys.readouterr()
     assert go(tmp_path, 16, 32)[1] == []
-    assert f"{ADDRESS} has others: " in capsys.readouterr().err
+    assert f"{ADDRESS}: has other results than this host" in capsys.readouterr().err
     assert there == {name: bucket.objects[f"bucket/runs/x/{name}"][0] for name in there}
     run = open_run(ADDRESS)
     assert len(run.read("attempts")) == len(run.read("samples")) == 2
@@ -451,7 +418,7 @@ def test_what_two_hosts_merged_counts_once(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One merges what the bucket has, and is cut off before that is there; the other merges the same."""
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     go(tmp_path, 16, 32)
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
     bucket.fails = lambda method, key: method == "PUT" and "/merged-" in key
@@ -471,7 +438,7 @@ def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off, one host has samples of an attempt at which another then failed, without samples or files."""
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     bucket.fails = lambda method, key: (
         method == "PUT" and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
     )
@@ -490,7 +457,7 @@ def test_what_was_measured_and_has_no_row_there_keeps_its_number(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off between what an attempt measured and its row: the next host's attempt is another, with no sample of it."""
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     bucket.fails = lambda method, key: method == "PUT" and "/attempts/" in key
     with pytest.raises(RunUnwritable):
         go(tmp_path, 16)
@@ -515,7 +482,7 @@ def test_a_load_is_through_before_it_is_given_up(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fails does not leave the slower ones of its stage on their way: another host may be at work when they arrive."""
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
     arriving: list[str] = []
 
     def fails(method: str, key: str) -> bool:
@@ -532,28 +499,19 @@ def test_a_load_is_through_before_it_is_given_up(
     assert len(bucket.names("runs/x/samples/")) == 1
 
 
-def test_where_one_file_does_not_go_the_others_are_not_tried_in_vain(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_file_that_cannot_be_uploaded_blocks_no_other(
+    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploads, "PATIENCE_S", 0.0)
-    tried: list[str] = []
-
-    def carry(name: str) -> None:
-        tried.append(name)
-        time.sleep(0.2)
-        raise OSError("no route to host")
-
-    copy: Any = SimpleNamespace(
-        carry=carry,
-        place="s3://bucket/x",
-        folder="here",
-        ledger=SimpleNamespace(has=lambda name: False),
-    )
-    loads = uploads.Uploads(copy, lambda: None)
-    loads.put([str(number) for number in range(100)])
-    with pytest.raises(RunUnwritable, match="100 files could not be carried there"):
-        loads.finish()
-    assert 1 <= len(tried) < 40
+    monkeypatch.setattr(mirror, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(mirror, "RETRY_S", 0.01)
+    first = request_of(tmp_path).expansion.cells[0].id
+    bucket.fails = lambda method, key: method == "PUT" and f"/{first}/1/" in key
+    with pytest.raises(RunUnwritable):
+        go(tmp_path)
+    assert len(bucket.names("runs/x/attempts/")) == 3
+    bucket.fails = lambda method, key: False
+    assert go(tmp_path)[1] == []
+    assert len(bucket.names("runs/x/attempts/")) == 4
 
 
 def test_a_bucket_that_was_emptied_begins_anew(
@@ -590,16 +548,32 @@ def test_a_copy_that_is_lost_or_torn_is_made_again(
 ) -> None:
     go(tmp_path)
     folder = open_run(ADDRESS).folder
-    with (folder / ".carried").open("a") as file:
-        file.write('\n["attempts/')
-    for part in (folder / "samples").glob("*"):
+    torn, *lost = (folder / "samples").glob("*")
+    torn.write_bytes(torn.read_bytes()[:100])
+    for part in lost:
         part.unlink()
     assert len(sweep.load(ADDRESS).samples) == 4
-    (folder / ".carried").unlink()  # of all that is here nobody knows that it was carried
     assert go(tmp_path)[1] == []
     assert not (folder / "aside").exists()
     shutil.rmtree(folder)
     assert len(sweep.load(ADDRESS).samples) == 4
+
+
+def test_files_of_an_attempt_that_was_killed_here_are_not_shown_as_those_of_another_host(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    def stop(attempt: Attempt) -> Outcome:
+        (attempt.path / LOG_FILE).parent.mkdir(parents=True, exist_ok=True)
+        (attempt.path / LOG_FILE).write_text("cut off")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, 16, measure=stop)
+    on_host("second")
+    assert go(tmp_path, 16)[1] == [16]
+    on_host("first")
+    cell = sweep.load(ADDRESS).cells["cell"].item()
+    assert "all is well" in call("show", ADDRESS, cell).output
 
 
 @pytest.mark.parametrize(
