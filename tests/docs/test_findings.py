@@ -76,6 +76,7 @@ def test_what_stands_in_short_stands_below() -> None:
     ] == []
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("program", PROGRAMS)
 @pytest.mark.skipif(not FOLDERS, reason="nothing is published here")
 def test_its_programs_run(program: str) -> None:
@@ -107,6 +108,7 @@ def _read(folder: Path) -> Results:
     return load_results(Publication(folder.absolute()))
 
 
+@pytest.mark.docs
 @pytest.mark.usefixtures("read_once")
 @pytest.mark.parametrize("finding", FINDINGS, ids=IDS)
 def test_its_numbers_are_printed(
@@ -120,6 +122,7 @@ def test_its_numbers_are_printed(
     assert [number for number in BOLD.findall(finding.text) if number not in printed] == []
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_a_publication_loads(folder: str) -> None:
     """Every file has the digest that publication.json lists, and nothing else is tracked there."""
@@ -134,6 +137,7 @@ def test_a_publication_loads(folder: str) -> None:
     assert sum((publication.folder / name).stat().st_size for name in listed) < 25e6
 
 
+@pytest.mark.docs
 def test_the_published_cells_are_derived_from_the_published_samples(published: Path) -> None:
     """`cells.parquet` of a publication is what this program derives from its other tables."""
     folder = published / PUBLISHED / "h200"

@@ -1,0 +1,112 @@
+"""One real sweep for each seam: serial, Ray, resume, report and publish, each a process.
+
+The other tests of the default tier run in one process or with fakes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.conftest import ROOT, sweep_command
+
+# One group: the sweeps share a folder, and each needs both cores.
+pytestmark = [pytest.mark.seam, pytest.mark.xdist_group("seam")]
+
+CONFIG = """
+name: seam
+grids:
+  - task: train_step
+    fixed: {device: cpu, size: tiny, vocab_size: 50, batch_size: 1, pass: forward}
+    axes: {context_length: [8, 16, 24]}
+defaults: {warmup_steps: 1, measured_steps: 2}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seam")
+    (folder / "seam.yaml").write_text(CONFIG)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def serial_run(folder: Path) -> Path:
+    """A serial run whose driver was killed after its first cell, and that was then resumed."""
+    command = ["run", "seam.yaml", "--scheduler", "serial", "--out", "serial"]
+    driver = subprocess.Popen(
+        sweep_command(*command),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with driver:
+        assert driver.stdout
+        assert any(" ok " in line for line in driver.stdout)
+        driver.send_signal(signal.SIGKILL)
+    assert driver.returncode == -signal.SIGKILL
+    resumed = run_sweep(folder, *command)
+    assert "[1/2]" in resumed
+    return folder / "serial"
+
+
+def run_sweep(folder: Path, *words: object) -> str:
+    done = subprocess.run(
+        sweep_command(*words),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def assert_every_cell_is_measured_once(run: Path) -> None:
+    cells = pd.read_parquet(run / "cells.parquet")
+    assert cells["status"].tolist() == 3 * ["ok"]
+    assert sorted(cells["context_length"]) == [8, 16, 24]
+    assert (cells["step_ms_median"] > 0).all()
+    attempts = pd.concat(pd.read_parquet(part) for part in (run / "attempts").glob("*.parquet"))
+    assert attempts[attempts["status"] == "ok"].groupby("cell").size().tolist() == [1, 1, 1]
+
+
+def test_a_killed_serial_sweep_resumes_without_measuring_a_finished_cell_twice(
+    serial_run: Path,
+) -> None:
+    assert_every_cell_is_measured_once(serial_run)
+
+
+def test_a_third_run_has_nothing_to_do(serial_run: Path, folder: Path) -> None:
+    printed = run_sweep(folder, "run", "seam.yaml", "--scheduler", "serial", "--out", "serial")
+    assert "start" not in printed
+    assert_every_cell_is_measured_once(serial_run)
+
+
+def test_a_report_of_the_run_is_printed_and_written(serial_run: Path, folder: Path) -> None:
+    assert re.search(r"\| +tiny +\| +16 +\|", run_sweep(folder, "report", "serial"))
+    page = (serial_run / "report" / "index.html").read_text()
+    assert page.count('json" data-cell=') == 3
+
+
+def test_the_run_is_published_and_the_publication_has_its_cells(
+    serial_run: Path, folder: Path
+) -> None:
+    run_sweep(folder, "publish", "serial", "--out", "published")
+    measured = pd.read_parquet(serial_run / "cells.parquet").set_index("cell")
+    published = pd.read_parquet(folder / "published" / "cells.parquet").set_index("cell")
+    medians = {f"serial:{cell}": ms for cell, ms in measured["step_ms_median"].items()}
+    assert published["step_ms_median"].to_dict() == medians
+
+
+def test_ray_measures_every_cell(folder: Path) -> None:
+    run_sweep(folder, "run", "seam.yaml", "--out", "ray")
+    assert_every_cell_is_measured_once(folder / "ray")
