@@ -38,13 +38,14 @@ from tasks.traces.attribution import attribute
 from tasks.traces.chrome import from_json
 from tasks.train_step import build as build_training
 from tasks.training.parameters import TrainStepParams
+from tests.conftest import ROOT
 from tests.model.test_attention import BOUND, errors_in_eps
 from tests.orchestrator.execution.test_faults import files_of_good_cells
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 MakeAttempt = Callable[..., Attempt]
 GIB = 1024**3
-TESTS = str(Path(__file__).resolve().parent)
+TESTS = str(ROOT / "tests" / "support")
 
 
 def measured(outcome: Outcome, metric: str, mode: str, phase: str = "") -> list[float]:
