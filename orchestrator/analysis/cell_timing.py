@@ -16,7 +16,7 @@ from orchestrator.analysis.cells import that_count
 from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
 from orchestrator.analysis.results import Results, load_with_samples
 from orchestrator.analysis.statistics import summarise
-from orchestrator.analysis.timing_columns import step_additions, step_attempts, step_kernel_times
+from orchestrator.analysis.timing_columns import step_attempts, step_kernel_times
 from orchestrator.store.run import Run
 
 AGREEMENT = 0.02
@@ -45,8 +45,8 @@ class Side:
     low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
     clock_mhz: of the GPU after the timing, null where it is not known. decides: whose speed its time is, where that is known.
     needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
-    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms. additions:
-    what a step is in them, where the host's pace was read beside it. kernels_ms: what the kernels of a step take, where they were
+    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms.
+    kernels_ms: what the kernels of a step take, where they were
     watched. is_of_kernels: whether its times themselves are of these, since no step was timed.
     """
 
@@ -58,7 +58,6 @@ class Side:
     needs_host: bool = False
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
-    additions: Interval | None = None
     kernels_ms: Interval | None = None
     is_of_kernels: bool = False
 
@@ -95,7 +94,7 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
     needing = cells[needs_host(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
-    told, kernels = _intervals(step_additions(samples)), _kernels(cells, samples)
+    kernels = _kernels(cells, samples)
     return {
         cell: Side(
             *times,
@@ -104,7 +103,6 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
             cell in needs,
             waited.get(cell, 0.0),
             paces.get(cell),
-            told.get(cell),
             kernels.get(cell),
         )
         for cell, times in _times(steps).items()

@@ -35,7 +35,6 @@ from orchestrator.analysis.profile_columns import (
 )
 from orchestrator.analysis.throughput import with_rates, with_utilisation
 from orchestrator.analysis.timing_columns import (
-    additions,
     drain,
     first_steps,
     host_lead,
@@ -133,7 +132,6 @@ def findings(samples: pd.DataFrame) -> pd.DataFrame:
 GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
     synced_durations,
     pipelined_durations,
-    additions,
     kernel_time,
     first_steps,
     drain,

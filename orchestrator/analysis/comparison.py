@@ -112,17 +112,6 @@ class Comparison:
         return Interval(low, self.ratio, high).holds_one
 
     @property
-    def in_additions(self) -> Interval | None:
-        """B's over A's, of what is CPU-bound; None where that was not told so."""
-        if (
-            self.before.decides is not Decides.HOST
-            or self.before.additions is None
-            or self.after.additions is None
-        ):
-            return None
-        return self.after.additions.over(self.before.additions)
-
-    @property
     def of_kernels(self) -> Interval | None:
         """B's over A's; None where they were not watched on both sides."""
         if self.before.kernels_ms is None or self.after.kernels_ms is None:

@@ -32,14 +32,6 @@ def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def additions(samples: pd.DataFrame) -> pd.DataFrame:
-    """`step_additions_median`, … with its interval: the synced step, told in additions; `forward_additions_…` by phase."""
-    told = metric_rows(samples, "timing", "synced", "additions")
-    return summary_columns(
-        told, lambda phase: f"{phase}_additions_", ("median", "ci_low", "ci_high")
-    )
-
-
 def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
     """`step_kernel_time_ms_median`, … with its interval: of all kernels of a step; `forward_kernel_time_ms_…` by phase."""
     timed = metric_rows(samples, "kernel_time", "", "kernel_time")
@@ -54,12 +46,6 @@ def step_kernel_times(samples: pd.DataFrame) -> pd.DataFrame:
     """What the kernels of the steps took that the instrument `kernel_time` watched, of every attempt."""
     watched = _whole_steps(samples, "kernel_time", "kernel_time")
     return watched[watched["value"].notna()]
-
-
-def step_additions(samples: pd.DataFrame) -> pd.DataFrame:
-    """The synced steps, told in additions, of every attempt."""
-    steps = _whole_steps(samples, "additions")
-    return steps[steps["mode"] == "synced"]
 
 
 def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:

@@ -100,12 +100,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("step_synced_ms_{statistic}", "ms", "the whole step, waited for at the end of each phase"),
     Column("{phase}_pipelined_ms_{statistic}", "ms", "a phase of steps that run on, or the whole of them, by device events"),
     Column("{phase}_ms_{statistic}", "ms", "a phase, waited for at its end"),
-    Column(
-        "{phase}_additions_{statistic}",
-        "",
-        "a phase, or the whole step, waited for: as so many additions to one number, as the host had the GPU do them just before "
-        "the step and after it. Where it is CPU-bound this depends less on the CPU than ms do; median, ci_low, ci_high",
-    ),
     Column("drain_ms", "ms", "how far the device was behind the CPU after the last pipelined step"),
     Column("host_lead_ms", "ms", "how far the CPU was ahead of the device at the end of a phase, the largest median of all"),
     Column("{phase}_lead_ms", "ms", "how far the CPU was ahead of the device at the end of a phase, or of the step: the median"),

@@ -105,7 +105,7 @@ def _cpu_warning(differing: Sequence[Comparison]) -> Iterator[str]:
 
 
 def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
-    """Yield how many cells agree: in their times, and in numbers that depend less on the CPU."""
+    """Yield how many cells agree in their times and in their kernel times."""
     shares = []
     for kind in Decides:
         found = [one for one in comparisons if one.bound_by is kind]
@@ -113,13 +113,6 @@ def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
             shares.append(f"{_agreeing(found)} {_BOUND_BY[kind]}")
     whole = f"{_agreeing(comparisons)} cells agree within their intervals or {AGREEMENT:.0%}"
     yield f"{whole}: {', '.join(shares)}" if shares else whole
-    in_additions = [one.in_additions for one in comparisons if one.in_additions]
-    if in_additions:
-        count = f"{sum(ratio.holds_one for ratio in in_additions)} of {len(in_additions)}"
-        yield (
-            "in additions (docs/explanation/cpu-bound.md), which depend less on the CPU, "
-            f"{count} CPU-bound cells agree"
-        )
     of_kernels = [one.of_kernels for one in comparisons if one.of_kernels]
     if of_kernels:
         count = f"{sum(ratio.holds_one for ratio in of_kernels)} of {len(of_kernels)}"

@@ -291,8 +291,7 @@ _SAMPLES = TableDoc(
                 Column(
                     "additions",
                     "",
-                    "synced: the same as so many additions to one number, as the host had the GPU do them just before the step "
-                    "and after it, on the thread that launches the phase",
+                    "of older versions, and ignored: the duration in units of a one-element addition",
                 ),
                 Column("host", "ms", "pipelined and check: how long the host took to hand it to the GPU"),
                 Column("lead", "ms", "pipelined and check: how far the host was ahead of the GPU at the end of the phase"),

@@ -5,9 +5,6 @@ asks for, launch latency included. `pipelined` records device events and waits o
 run into each other as they do in training. Host stamps beside the events say how long the host took to enqueue and how
 far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
 
-Beside each synced step the pace of the host is read, by which its duration is also told in `additions`: of a step that waits for
-its host that number depends less on the host (tasks/process/cpu_speed.py).
-
 How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/spec/stopping.py finds
 to be enough, and as many pipelined ones, which cannot be looked at before the last; or none of these where a step of the
 warm-up that ran on, of the mode `check`, took as long as the synced ones.
@@ -18,7 +15,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from statistics import median
 
@@ -28,8 +24,7 @@ from tasks.harness.compilation import compile_facts, uses_cuda_graphs
 from tasks.harness.device import Device
 from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
-from tasks.harness.workload import Watcher, Workload
-from tasks.process.cpu_speed import Additions
+from tasks.harness.workload import Watcher
 from tasks.spec.order_statistics import half_width
 from tasks.spec.parameters import TimedParams
 from tasks.spec.stopping import StepDurations, StopRule
@@ -38,7 +33,6 @@ from tasks.spec.tables import Sample
 _STEP = "step"
 _STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
 _NS_PER_MS = 1e6
-_LEAST_PACED_MS = 2.0  # a step: to read the pace takes 0.4 ms for each thread, after which a shorter one would find a cooler GPU
 _LONG_MS = 750.0  # of a first step: what the host does to begin the next one is then nothing
 
 
@@ -57,38 +51,6 @@ class SyncedTimer:
     def leave(self, phase: str) -> None:
         self._device.synchronize()
         self.phases.append((phase, (time.perf_counter_ns() - self._began) / _NS_PER_MS))
-
-
-class Paced:
-    """Tells synced steps in additions. The pace of a step is that before it and after it, of the thread that launches a phase."""
-
-    def __init__(self, workload: Workload) -> None:
-        self._additions: Additions | None = None
-        if workload.device.kind == "cuda":
-            with suppress(
-                torch.OutOfMemoryError
-            ):  # of a cell that has not a byte left: its steps are none the worse
-                additions = Additions(workload.device.torch_device, "backward" in workload.phases)
-                self._before = additions.read()
-                self._additions = additions
-
-    def told(self, step: list[Sample]) -> list[Sample]:
-        """Of durations in ms of the step that has just been. Nothing where it is too short, or the host queues no work."""
-        ms = {sample.phase: sample.value or 0.0 for sample in step}
-        if self._additions is None or ms[_STEP] < _LEAST_PACED_MS:
-            return []
-        before, self._before = self._before, self._additions.read()
-        here, there = ((one + other) / 2 for one, other in zip(before, self._before, strict=True))
-        whole = ms.pop(_STEP)
-        counts = {
-            phase: own / (there if phase == "backward" else here) for phase, own in ms.items()
-        }
-        counts[_STEP] = sum(counts.values()) + (whole - sum(ms.values())) / here
-        number = step[0].step
-        return [
-            Sample("timing", "additions", "", count, "synced", phase, number)
-            for phase, count in counts.items()
-        ]
 
 
 def _event() -> torch.cuda.Event:
@@ -176,7 +138,7 @@ def count_compilation(session: Session) -> list[Sample]:
 def time_synced(session: Session) -> Iterator[Sample]:
     rule = _stop_rule(session)
     if rule is None:
-        return _paced_steps(session, session.count("measured_steps"))
+        return _synced_steps(session, "synced", session.count("measured_steps"))
     return _enough_synced_steps(session, rule)
 
 
@@ -238,9 +200,8 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
     """
     measured, steps, cold = StepDurations(rule), list[list[Sample]](), _cold_steps(session)
     with uncollected():
-        paced = Paced(session.workload)
         while measured.stopped_by is None:
-            steps.append(_paced_step(session, paced, len(steps)))
+            steps.append(_synced_step(session, "synced", len(steps)))
             measured.add(*_whole(steps[-1]))
     warm_up = measured.warm_up
     session.facts |= {
@@ -257,18 +218,6 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
         yield from (
             replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step
         )
-
-
-def _paced_steps(session: Session, count: int) -> Iterator[Sample]:
-    with uncollected():
-        paced = Paced(session.workload)
-        for step in range(count):
-            yield from _paced_step(session, paced, step)
-
-
-def _paced_step(session: Session, paced: Paced, number: int) -> list[Sample]:
-    step = _synced_step(session, "synced", number)
-    return [*step, *paced.told(step)]
 
 
 def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from itertools import cycle
 from statistics import median
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,43 +44,6 @@ def dispatch_rates(seconds: float) -> list[float]:
         pin_to_cores(next(turns))
         rates.append(dispatch_rate())
     return rates
-
-
-class Additions:
-    """How long the host takes to have a device add to one number: to launch a kernel as small as can be.
-
-    An eager step that waits for its host is launches of kernels, too. Counted in additions rather than ms it depends less on how
-    fast the host happens to be: which each thread is by itself, having a core of its own. A backward pass is launched by a thread
-    that autograd has for each device; there it is read in the backward pass of an addition.
-    """
-
-    def __init__(self, device: torch.device, backward: bool) -> None:
-        """backward: whether to read it on autograd's thread, too."""
-        self._number = torch.zeros(1, device=device)
-        self._leaf = torch.zeros(1, device=device, requires_grad=True) if backward else None
-
-    def read(self) -> tuple[float, float]:
-        """ms for one, on this thread and on that of backward passes, nan where it is not to be read there. The device is idle."""
-        here, there = _chunk_ns(self._number), [float("nan")]
-        if self._leaf is not None:
-            there.clear()
-            seen = _OnTheWayBack.apply(self._leaf, lambda: there.append(_chunk_ns(self._number)))  # type: ignore[no-untyped-call]
-            torch.autograd.grad(seen, self._leaf)
-        return here / _OPERATIONS / 1e6, there[0] / _OPERATIONS / 1e6
-
-
-class _OnTheWayBack(torch.autograd.Function):
-    """Hands a tensor on, and calls something when the gradient passes."""
-
-    @staticmethod
-    def forward(context: Any, tensor: Tensor, call: Callable[[], None]) -> Tensor:
-        context.call = call
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        context.call()
-        return gradient, None
 
 
 def _chunk_ns(number: Tensor) -> int:

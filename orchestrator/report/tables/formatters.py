@@ -160,18 +160,6 @@ def median_interval(stem: str) -> Value:
     return where_known(f"{stem}_median", show)
 
 
-def interval_in_additions(phase: str) -> Value:
-    """Return a formatter of a time in tiny GPU operations, with its interval."""
-
-    def show(row: Row) -> str:
-        low, middle, high = (
-            row[f"{phase}_additions_{which}"] for which in ("ci_low", "median", "ci_high")
-        )
-        return f"{middle:.0f} [{low:.0f}, {high:.0f}]"
-
-    return where_known(f"{phase}_additions_median", show)
-
-
 def relative_sd(stem: str) -> Value:
     return where_known(f"{stem}_sd", lambda row: f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}")
 

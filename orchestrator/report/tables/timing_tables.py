@@ -5,7 +5,6 @@ from __future__ import annotations
 from orchestrator.report.tables.cell_filters import both, having, marked, of_task, varying
 from orchestrator.report.tables.formatters import (
     gib,
-    interval_in_additions,
     mean_sd,
     measured,
     median_interval,
@@ -154,7 +153,6 @@ CPU_BOUND = Table(
     CellRows(
         (
             ("step", of_steps(median_interval("step_ms"))),
-            ("in additions", interval_in_additions("step")),
             ("CPU ahead, at most ms", ms("host_lead_ms")),
             ("phases that wait", number("waiting_share", ".0%")),
             ("other cells", number("neighbours")),

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -543,44 +543,6 @@ def test_what_agrees_does_so_within_the_intervals_or_two_percent(
     )
     assert judge("", before, after, CALM).agrees is agrees
     assert judge("", before, after, CALM).bound_by is None
-
-
-def in_additions(outcome: Outcome, counts: Sequence[float]) -> Outcome:
-    """Of the steps that count, after as many that were warm-up."""
-    warm_up = (
-        Sample("timing", "additions", "", 9e9, "warmup", "step", step)
-        for step, _ in enumerate(counts)
-    )
-    told = (
-        Sample("timing", "additions", "", count, "synced", "step", step)
-        for step, count in enumerate(counts)
-    )
-    return with_samples(outcome, *warm_up, *told)
-
-
-def test_what_waits_for_its_host_agrees_in_additions(
-    tmp_path: Path, make_outcome: MakeOutcome
-) -> None:
-    """Twice as long on a host half as fast is the same work; what is ahead of its GPU is not told so, nor what nobody told."""
-    counts = [1980.0, 1990.0, 2000.0, 2010.0, 2020.0, 2030.0, 2040.0]
-
-    def run(name: str, step_ms: float, more: float) -> Run:
-        return write(
-            tmp_path / name,
-            in_additions(queued(make_outcome(batch_size=1), step_ms, 0.1), counts),
-            in_additions(
-                queued(make_outcome(batch_size=2), step_ms, 0.1), [count * more for count in counts]
-            ),
-            in_additions(queued(make_outcome(batch_size=3), 9 * step_ms, 30.0), counts),
-            queued(make_outcome(batch_size=4), step_ms, 0.1),
-        )
-
-    *_, agreeing, last = describe_comparison(compare(run("a", 10.0, 1.0), run("b", 20.0, 1.3)))
-    assert agreeing.startswith("0 of 4 cells agree within")
-    assert (
-        last
-        == "in additions (docs/explanation/cpu-bound.md), which depend less on the CPU, 1 of 2 CPU-bound cells agree"
-    )
 
 
 def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeOutcome) -> None:

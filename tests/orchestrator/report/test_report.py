@@ -125,29 +125,6 @@ def test_the_numbers_are_those_of_the_samples(results_of: Callable[..., Results]
     assert row["achieved_tflops"] == pytest.approx(3e9 / (statistics.median(steps) / 1e3) / 1e12)
 
 
-def test_what_is_told_in_additions_is_of_synced_steps_that_count(
-    results_of: Callable[..., Results],
-) -> None:
-    counts, well = [2000.0, 1980.0, 2040.0, 2010.0, 1990.0, 2500.0], outcome([10.0] * 6)
-    told = [
-        Sample("timing", "additions", "", count, "synced", "step", step)
-        for step, count in enumerate(counts)
-    ]
-    forward = Sample("timing", "additions", "", 500.0, "synced", "forward", 0)
-    warm_up = Sample("timing", "additions", "", 9000.0, "warmup", "step", 0)
-    results = results_of(with_samples(well, *told, forward, warm_up))
-    row = results.cells.iloc[0]
-    assert [row[f"step_additions_{name}"] for name in ("median", "ci_low", "ci_high")] == [
-        2005.0,
-        1980.0,
-        2500.0,
-    ]
-    assert row["forward_additions_median"] == 500.0
-    waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
-    assert table(waiting, "host")["in additions"].item() == "2005 [1980, 2500]"
-    assert "additions" not in " ".join(results_of(outcome([10.0] * 6)).cells)
-
-
 UNSEEN = Sample("kernel_time", "kernel_time", "ms", None, note="of kernels only a GPU tells")
 
 

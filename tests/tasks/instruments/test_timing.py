@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from itertools import chain, cycle, repeat
@@ -53,17 +52,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(timing, "_event", lambda: Event(clock))
     monkeypatch.setattr(timing, "uncollected", nullcontext)
     return clock
-
-
-class Pace:
-    """Of a host that slows down by a tenth of a ms an addition each time it is asked, twice as slow in backward passes."""
-
-    def __init__(self, device: torch.device, backward: bool) -> None:
-        self.backward, self.ms = backward, 0.0
-
-    def read(self) -> tuple[float, float]:
-        self.ms += 0.1
-        return self.ms, 2 * self.ms if self.backward else math.nan
 
 
 def timed(
@@ -216,54 +204,6 @@ def expanded(timing: str, axes: str = "", *sets: str) -> Expansion:
     return expand(
         *parse_config(text, "t.yaml"), parse_selection(sets, ()) if sets else Selection({}, {})
     )
-
-
-def test_each_phase_is_told_in_additions_of_its_own_thread(
-    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the pace before the step and after it. What lies between the phases is of the thread that runs the step."""
-    monkeypatch.setattr(timing, "Additions", Pace)
-    left = iter([[30.0, 60.0, 9.0], [30.0, 60.0, 9.0], [0.4, 0.9, 0.5], [50.0, 100.0, 45.0]])
-
-    def step(phase: PhaseMarker) -> None:
-        forward, backward, between = next(left)
-        clock.ms += between
-        for name, took in (("forward", forward), ("backward", backward)):
-            with phase(name):
-                clock.ms += took
-
-    device: Any = SimpleNamespace(
-        kind="cuda", synchronize=lambda: None, torch_device=torch.device("cpu")
-    )
-    params = MatmulParams.model_validate({"warmup_steps": 1, "measured_steps": 3})
-    session = Session(
-        Workload(step, ("forward", "backward"), device, tokens=None), params, Progress()
-    )
-    warm_up = list(timing.warm_up(session))
-    told = [s for s in timing.time_synced(session) if s.metric == "additions"]
-    assert not [s for s in warm_up if s.metric == "additions"]
-    # The second step is too short to be told, and leaves the pace before it to the third.
-    expected = {
-        (0, "forward"): 30 / 0.15,
-        (0, "backward"): 60 / 0.3,
-        (0, "step"): (30 + 9) / 0.15 + 60 / 0.3,
-        (2, "forward"): 50 / 0.25,
-        (2, "backward"): 100 / 0.5,
-        (2, "step"): (50 + 45) / 0.25 + 100 / 0.5,
-    }
-    assert {(s.step, s.phase): s.value for s in told} == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("when", ["__init__", "read"])
-def test_without_room_for_a_number_nothing_is_told(
-    clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    def no_room(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(timing, "Additions", type("Cramped", (Pace,), {when: no_room}))
-    _, steps = timed(clock, repeat(8.0))
-    assert steps["synced"] == [8.0] * 10
 
 
 def test_fixed_cells_are_the_cells_they_were() -> None:
