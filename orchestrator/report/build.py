@@ -20,7 +20,7 @@ from orchestrator.report.formats.markdown import RenderedTable, answers_to_markd
 from orchestrator.report.formats.provenance import provenance
 from orchestrator.report.key_findings import KeyFinding, answers, first_sentences
 from orchestrator.report.page.cell_details import read_details
-from orchestrator.report.page.html import to_html
+from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import Table
 from orchestrator.store.artifacts import read_artifacts
@@ -67,18 +67,16 @@ class RenderedReport:
         self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
         self.run.fetch_artifacts()
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
-        yield (
-            self.page,
-            to_html(
-                self.results,
-                self.run.unfinished_count(),
-                self.found,
-                self.pages,
-                self.drawing,
-                details,
-                self.run.is_published,
-            ),
+        content = PageContent(
+            self.results,
+            self.found,
+            self.pages,
+            self.drawing,
+            details,
+            missing=self.run.unfinished_count(),
+            missing_status="not measured" if self.run.is_published else "pending",
         )
+        yield self.page, to_html(content)
 
 
 def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> RenderedReport:

@@ -1,14 +1,14 @@
-"""The report as one page that needs nothing else: no server, no network, no other file.
+"""The report as one HTML file that works offline.
 
-Whatever came from outside is escaped by Jinja, or stands in JSON that the page's script puts there as text.
+Texts from outside are escaped by Jinja, or are packed data that the script of the page inserts as text.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -19,17 +19,19 @@ from orchestrator.report.formats.markdown import RenderedTable
 from orchestrator.report.formats.provenance import provenance
 from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.page.cell_details import Details
-from orchestrator.report.page.packing import PackedCells, packed_chart, packed_rows
+from orchestrator.report.page.packing import packed
 from orchestrator.report.tables.formatters import end_location, failure_reason, gib, step_ms, text
 from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
-ROWS_AT_ONCE = 200  # of a table; further ones are shown when asked for, so that ten thousand cells open as fast as ten
+# Rows of a table that are in the HTML; "Show more rows" inserts the others. A report of ten thousand cells therefore opens as
+# fast as one of ten.
+ROWS_AT_ONCE = 200
 
 _CELLS = Table(
     "cells",
     "Every cell",
-    "A click on its id opens all that is known of a cell: parameters, attempts with their evidence, samples, log.",
+    "Click an id for everything about a cell: parameters, attempts with their evidence, samples, log.",
     CellRows(
         (
             ("task", text("task")),
@@ -46,19 +48,48 @@ _PLATFORM = ("gpu", "cpu", "torch", "cuda", "driver", "python", "host")
 _FAILURES = "failures"
 
 
-def to_html(
-    results: Results,
-    missing: int,
-    found: Sequence[KeyFinding],
-    pages: Sequence[RenderedTable],
-    drawing: Drawing,
-    details: Details,
-    is_published: bool = False,
-) -> Iterator[str]:
-    """In pieces, of which none grows with the number of cells but for the tables and the texts in which cells differ.
+@dataclass(frozen=True)
+class PageContent:
+    """What the page shows. missing: the number of cells without a result, which are called `missing_status`."""
 
-    missing: how many cells are not measured: pending, unless it is published. found: what it says in words. pages: its tables.
-    """
+    results: Results
+    answers: Sequence[KeyFinding]
+    tables: Sequence[RenderedTable]
+    drawing: Drawing
+    details: Details
+    missing: int = 0
+    missing_status: str = "pending"
+
+
+def to_html(content: PageContent) -> Iterator[str]:
+    """Yield the page in pieces, so that the details of all cells are never in memory together."""
+    results, drawing = content.results, content.drawing
+    figures = drawing.figures()
+    failures = [page for page in content.tables if page.table.name == _FAILURES]
+    tables = [page for page in content.tables if page.table.name != _FAILURES]
+    has_charts = any(not figure.problem for figure in figures)
+    return (
+        _environment()
+        .get_template("index.html")
+        .generate(
+            manifest=results.manifest,
+            provenance=provenance(results),
+            platforms=_platforms(results),
+            statuses=_statuses(content),
+            answers=content.answers,
+            failures=failures,
+            figures=figures,
+            tables=tables,
+            cells=_cells(results),
+            series=content.details.series,
+            details=((cell["cell"], packed(cell)) for cell in content.details.cells),
+            rows_at_once=ROWS_AT_ONCE,
+            vega=Markup(drawing.script()) if has_charts else "",
+        )
+    )
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("orchestrator.report.page"),
         autoescape=True,
@@ -66,58 +97,32 @@ def to_html(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {
-        "with_code": _with_code,
-        "packed_rows": packed_rows,
-        "packed_chart": packed_chart,
-    }
-    environment.policies["json.dumps_function"], environment.policies["json.dumps_kwargs"] = (
-        _to_json,
-        {},
-    )
-    figures = drawing.figures()
-    packed = PackedCells()
-    return environment.get_template("index.html").generate(
-        manifest=results.manifest,
-        provenance=provenance(results),
-        platforms=_platforms(results),
-        statuses=_statuses(results, missing, "not measured" if is_published else "pending"),
-        answers=found,
-        failures=[page for page in pages if page.table.name == _FAILURES],
-        figures=figures,
-        tables=[page for page in pages if page.table.name != _FAILURES],
-        cells=_cells(results),
-        series=details.series,
-        details=((cell["cell"], packed.pack(cell)) for cell in details.cells),
-        packed=packed,
-        rows_at_once=ROWS_AT_ONCE,
-        vega=Markup(drawing.script()) if any(not figure.problem for figure in figures) else "",
-    )
+    environment.filters |= {"with_code": _with_code, "packed": packed}
+    return environment
 
 
-def _to_json(value: object) -> str:
-    return msgspec.json.encode(value).decode()
-
-
-def _statuses(results: Results, missing: int, called: str) -> dict[str, int]:
-    ended = {
-        str(status): int(count) for status, count in results.cells["status"].value_counts().items()
-    }
-    return {**ended, called: missing} if ended and missing else ended
+def _statuses(content: PageContent) -> dict[str, int]:
+    """Return the number of cells by status."""
+    counts = content.results.cells["status"].value_counts()
+    statuses = {str(status): int(count) for status, count in counts.items()}
+    if statuses and content.missing:
+        statuses[content.missing_status] = content.missing
+    return statuses
 
 
 def _platforms(results: Results) -> list[dict[str, str]]:
-    """The different combinations of hardware and software that cells were measured on; a cell without any says nothing."""
+    """Return the distinct combinations of hardware and software. Cells that recorded none are left out."""
     present = [name for name in _PLATFORM if name in results.cells]
-    rows = results.cells[present].drop_duplicates().to_dict("records")
-    known = [
-        {str(name): str(value) for name, value in row.items() if not pd.isna(value)} for row in rows
-    ]
-    return [row for row in known if row]
+    platforms = []
+    for row in results.cells[present].drop_duplicates().to_dict("records"):
+        known = {str(name): str(value) for name, value in row.items() if not pd.isna(value)}
+        if known:
+            platforms.append(known)
+    return platforms
 
 
 def _with_code(text: str) -> Markup:
-    """What stands between backticks, as code."""
+    """Return HTML in which text between backticks is code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -2,8 +2,15 @@ const WORDS = /^(–|never|OOM.*|host OOM|time-out|ok|oom|host_oom|timeout|crash
 const NUMBER = /^[≈±+−-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?(?![A-Za-z\d.])/;
 const BAD = /^(OOM|host OOM|time-out|oom|host_oom|timeout|crashed|failed|lost)\b/;
 const AT_ONCE = Number(document.getElementById("report").dataset.rowsAtOnce);
-const [SERIES, TEXTS] = ["series", "texts"].map((id) => JSON.parse(document.getElementById(id).textContent)); // of all cells, by place
+const SERIES = await unpack(document.getElementById("series")); // name and unit of each series of samples
 const LONG = 60;
+
+// packing.py wrote the data: JSON, compressed with gzip, in base64.
+async function unpack(script) {
+  const bytes = Uint8Array.from(atob(script.textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Response(stream).json();
+}
 
 function numberIn(text) {
   const found = NUMBER.exec(text);
@@ -18,13 +25,18 @@ function element(tag, text = "", className = "") {
 }
 
 class SortableTable {
-  constructor(section) {
+  static async load(section) {
+    const hidden = section.querySelector("script.rows");
+    return new SortableTable(section, hidden ? await unpack(hidden) : []);
+  }
+
+  constructor(section, hiddenRows) {
     this.section = section;
     this.body = section.querySelector("tbody");
     this.heads = [...section.querySelectorAll("th")];
     this.titles = this.heads.map((head) => head.textContent);
     const shown = [...this.body.rows].map((row) => [...row.cells].map((cell) => cell.textContent));
-    this.rows = [...shown, ...rowsOf(JSON.parse(section.querySelector("script.rows").textContent))];
+    this.rows = [...shown, ...hiddenRows];
     this.haystacks = this.rows.map((row) => row.join(" ").toLowerCase());
     this.numeric = this.titles.map((_, column) => this.isNumeric(column));
     this.isHeatMap = section.querySelector("table.heat") !== null;
@@ -112,7 +124,7 @@ function warmth(gib, largest) {
   return Math.round(6 + 44 * Math.max(0, 1 + Math.log2(gib / largest) / 6));
 }
 
-function openCell() {
+async function openCell() {
   const dialog = document.getElementById("cell");
   const wanted = location.hash.startsWith("#cell-") ? decodeURIComponent(location.hash.slice("#cell-".length)) : null;
   const data = wanted && document.querySelector(`script[data-cell="${CSS.escape(wanted)}"]`);
@@ -120,7 +132,10 @@ function openCell() {
     if (dialog.open) dialog.close();
     return;
   }
-  document.getElementById("cell-content").replaceChildren(...describe(cellOf(wanted, JSON.parse(data.textContent), TEXTS)));
+  const hash = location.hash;
+  const cell = await unpack(data);
+  if (location.hash !== hash) return; // another cell was opened during the decompression
+  document.getElementById("cell-content").replaceChildren(...describe(cell));
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
 }
@@ -215,9 +230,9 @@ function colours() {
   };
 }
 
-function drawCharts() {
+async function drawCharts() {
   for (const holder of document.querySelectorAll(".chart")) {
-    const spec = chartOf(JSON.parse(holder.nextElementSibling.textContent));
+    const spec = await unpack(holder.nextElementSibling);
     const config = { ...spec.config, ...colours() };
     const options = { actions: false, ast: true, renderer: "svg", tooltip: { theme: isDark() ? "dark" : "light" } };
     window.vegaEmbed(holder, { ...spec, config }, options).catch((error) => {
@@ -231,7 +246,7 @@ function showTheme() {
   drawCharts();
 }
 
-const tables = [...document.querySelectorAll("section.table")].map((section) => new SortableTable(section));
+const tables = await Promise.all([...document.querySelectorAll("section.table")].map(SortableTable.load));
 tables.forEach((table) => table.refresh());
 document.getElementById("filter-all").addEventListener("input", () => tables.forEach((table) => table.refresh()));
 

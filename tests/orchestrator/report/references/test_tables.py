@@ -22,7 +22,7 @@ from orchestrator.report.formats.files import FORMATS, to_csv, to_latex, to_mark
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import RenderedTable, lay_out, notes_of
 from orchestrator.report.page.cell_details import Details
-from orchestrator.report.page.html import to_html
+from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.references.devices import DEVICES
 from orchestrator.report.references.tables import reference_table
 from orchestrator.store.open import open_for_writing
@@ -235,7 +235,8 @@ def test_markdown_has_numbered_notes_and_csv_has_them_in_full(run: Run) -> None:
 def test_the_page_has_numbered_notes(run: Run) -> None:
     results = load_results(run)
     page = reference(results)
-    html = "".join(to_html(results, 0, [], [page], Drawing(), Details([], iter([]))))
+    content = PageContent(results, [], [page], Drawing(), Details([], iter([])))
+    html = "".join(to_html(content))
     assert '<ol class="notes">' in html
     assert "<code>with float32</code>" in html
 
