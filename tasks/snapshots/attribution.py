@@ -13,7 +13,7 @@ from enum import StrEnum
 from itertools import groupby
 from typing import NamedTuple
 
-from tasks.snapshots.replay import Allocation, Phase, Record
+from tasks.snapshots.replay import Allocation, Record, ReplayPhase
 from tasks.traces.parts import OPTIMIZER, label_of
 from tasks.traces.timeline import PART_PREFIX
 
@@ -39,7 +39,7 @@ class Role(StrEnum):
     UNLABELLED = "unlabelled"
 
 
-class How(StrEnum):
+class RoleEvidence(StrEnum):
     """What a role is known by."""
 
     BOOK = "book"  # somebody held it at a moment when its role was known
@@ -64,7 +64,7 @@ class Labelled(NamedTuple):
     allocation: Allocation
     role: Role
     part: str
-    how: How
+    how: RoleEvidence
     made_in: str  # the phase; empty outside of those of the last step
 
 
@@ -89,16 +89,20 @@ def _label(
     part = part_label(allocation.part)
     if allocation in held:
         _, role, name = held[allocation]
-        return Labelled(allocation, role, label_of(_owner(name)) if name else "", How.BOOK, made_in)
+        return Labelled(
+            allocation, role, label_of(_owner(name)) if name else "", RoleEvidence.BOOK, made_in
+        )
     if allocation in copies:
-        return Labelled(allocation, Role.AUTOCAST_COPIES, part, How.RULE, made_in)
+        return Labelled(allocation, Role.AUTOCAST_COPIES, part, RoleEvidence.RULE, made_in)
     if not made_in:
-        return Labelled(allocation, Role.UNLABELLED, part, How.NONE, made_in)
+        return Labelled(allocation, Role.UNLABELLED, part, RoleEvidence.NONE, made_in)
     kept = made_in == _FORWARD and kept_until is not None and allocation.end > kept_until
     role = Role.ACTIVATIONS if kept else Role.TEMPORARY
     if made_in == OPTIMIZER:
         part = OPTIMIZER
-    return Labelled(allocation, role, part, How.PART if part else How.PHASE, made_in)
+    return Labelled(
+        allocation, role, part, RoleEvidence.PART if part else RoleEvidence.PHASE, made_in
+    )
 
 
 def part_label(part: str) -> str:
@@ -161,7 +165,7 @@ def _weight_copies(record: Record, owned_bytes: Mapping[str, set[int]]) -> set[A
     return copies
 
 
-def _made_in(record: Record, phase: Phase) -> Iterator[Allocation]:
+def _made_in(record: Record, phase: ReplayPhase) -> Iterator[Allocation]:
     return (
         allocation
         for allocation in record.allocations

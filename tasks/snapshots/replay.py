@@ -35,7 +35,7 @@ class Allocation:
     frames: Frames
 
 
-class Phase(NamedTuple):
+class ReplayPhase(NamedTuple):
     """A phase of the step, over the events from `start` up to before `end`."""
 
     name: str
@@ -50,7 +50,7 @@ class Record:
     """
 
     allocations: Sequence[Allocation]
-    phases: Sequence[Phase]
+    phases: Sequence[ReplayPhase]
     times_us: Sequence[int]
     rounding_bytes: int
 
@@ -59,7 +59,7 @@ class Record:
         return len(self.times_us)
 
     @property
-    def step(self) -> Sequence[Phase]:
+    def step(self) -> Sequence[ReplayPhase]:
         """The phases of the last step."""
         return self.phases[self._first :]
 
@@ -179,10 +179,10 @@ def _of_unknown_origin(release: Event) -> Event:
 
 def _phases(
     annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int
-) -> Iterator[Phase]:
+) -> Iterator[ReplayPhase]:
     """In the order in which they begin. One that does not end goes on to the end of the record."""
     begun: dict[str, int] = {}
-    ended: list[Phase] = []
+    ended: list[ReplayPhase] = []
     for annotation in annotations:
         name = str(annotation["name"])
         if not name.startswith(PHASE_PREFIX) or annotation.get("device", device) != device:
@@ -191,9 +191,9 @@ def _phases(
         if annotation["stage"] == "START":
             begun[name] = moment
         elif name in begun:
-            ended.append(Phase(name.removeprefix(PHASE_PREFIX), begun.pop(name), moment))
+            ended.append(ReplayPhase(name.removeprefix(PHASE_PREFIX), begun.pop(name), moment))
     unended = [
-        Phase(name.removeprefix(PHASE_PREFIX), start, len(times_us) + 1)
+        ReplayPhase(name.removeprefix(PHASE_PREFIX), start, len(times_us) + 1)
         for name, start in begun.items()
     ]
     yield from sorted([*ended, *unended], key=lambda phase: phase.start)

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from tasks.snapshots.attribution import How, Labelled, Role, live_at
+from tasks.snapshots.attribution import Labelled, Role, RoleEvidence, live_at
 from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import Record
 from tasks.spec.tables import AllocationRow, LiveRow
@@ -24,7 +24,7 @@ def to_rows(
 
     slack_bytes: what the allocator's blocks have beyond what was asked of them, a row of its own without a count.
     """
-    alike: Counter[tuple[Role, str, How, str, str, int]] = Counter()
+    alike: Counter[tuple[Role, str, RoleEvidence, str, str, int]] = Counter()
     for one in live_at(labelled, at):
         chain = call_chain(one.allocation.frames)
         alike[one.role, one.part, one.how, one.made_in, chain, one.allocation.size_bytes] += 1
@@ -44,7 +44,16 @@ def to_rows(
         for (role, part, how, made_in, chain, size_bytes), count in alike.items()
     ]
     slack = AllocationRow(
-        moment, phase, str(Role.SLACK), "", str(How.NONE), "", "", slack_bytes, 0, slack_bytes
+        moment,
+        phase,
+        str(Role.SLACK),
+        "",
+        str(RoleEvidence.NONE),
+        "",
+        "",
+        slack_bytes,
+        0,
+        slack_bytes,
     )
     return sorted([*rows, slack], key=lambda row: -row.total_bytes)
 

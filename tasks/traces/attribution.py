@@ -17,14 +17,14 @@ from typing import NamedTuple
 from tasks.traces.classes import classify
 from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, label_of
 from tasks.traces.provenance import Graph, Regions
-from tasks.traces.timeline import PART_PREFIX, Kind, Thread, ThreadId, Timeline
+from tasks.traces.timeline import PART_PREFIX, Thread, ThreadId, Timeline, WorkKind
 
 _EVALUATION = "autograd::engine::evaluate_function:"  # a node of the backward pass, and what autograd does for it
 _ADDITIONS = ("aten::add", "aten::add_")
 OUTSIDE = "outside operators"  # of a host alone: allocation, page faults, Python, other threads
 
 
-class How(StrEnum):
+class ModuleEvidence(StrEnum):
     """What a part, or the lack of one, is known by."""
 
     SCOPE = "scope"  # a range around the launch, on its thread
@@ -46,7 +46,7 @@ class Work(NamedTuple):
     occurrence: int
     part: str
     kind: str
-    how: How
+    how: ModuleEvidence
     operator: str
     name: str
     start_ns: int
@@ -57,7 +57,7 @@ class Work(NamedTuple):
 
 class _Origin(NamedTuple):
     part: str
-    how: How
+    how: ModuleEvidence
     operator: str
 
 
@@ -82,7 +82,15 @@ def _on_device(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
         launch = activity.launch
         if launch is None:
             yield Work(
-                "", -1, "", classify(activity.name), How.NONE, "", activity.name, *span, None
+                "",
+                -1,
+                "",
+                classify(activity.name),
+                ModuleEvidence.NONE,
+                "",
+                activity.name,
+                *span,
+                None,
             )
             continue
         thread = timeline.threads.get(launch.thread)
@@ -127,7 +135,9 @@ def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
     for phase, took_ns in timeline.phase_totals().items():
         # Operators of several threads at once may come to more than the phase took: nothing is then left outside.
         outside_ns = max(0, took_ns - within[phase])
-        yield Work(phase, -1, "", "other", How.NONE, OUTSIDE, OUTSIDE, 0, 0, outside_ns, None)
+        yield Work(
+            phase, -1, "", "other", ModuleEvidence.NONE, OUTSIDE, OUTSIDE, 0, 0, outside_ns, None
+        )
 
 
 def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
@@ -135,7 +145,7 @@ def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
     own = {
         index: s.end_ns - s.start_ns
         for index, s in enumerate(thread.spans)
-        if s.kind is Kind.OPERATOR
+        if s.kind is WorkKind.OPERATOR
     }
     for index in own:
         around = thread.around[index]
@@ -155,23 +165,23 @@ class _OriginFinder:
         """Of a kernel that a thread launched in the span at `index`."""
         if thread is None or index < 0:
             return (
-                _Origin(OPTIMIZER, How.PHASE, "")
+                _Origin(OPTIMIZER, ModuleEvidence.PHASE, "")
                 if phase == OPTIMIZER
-                else _Origin("", How.LAUNCH, "")
+                else _Origin("", ModuleEvidence.LAUNCH, "")
             )
         operator = self._operator(thread, index)
         if part := self._part(thread, index):
-            return _Origin(part, How.SCOPE, operator)
+            return _Origin(part, ModuleEvidence.SCOPE, operator)
         if _adds_gradients(thread, thread.operator[index]):
-            return _Origin(GRADIENT_SUMS, How.ENGINE, operator)
+            return _Origin(GRADIENT_SUMS, ModuleEvidence.ENGINE, operator)
         if part := self._part_of_forward(thread, index):
-            return _Origin(part, How.SEQUENCE, operator)
+            return _Origin(part, ModuleEvidence.SEQUENCE, operator)
         if thread in self._regions and (part := self._regions[thread].parts(index, kernel)):
-            return _Origin(part, How.PROVENANCE, operator)
+            return _Origin(part, ModuleEvidence.PROVENANCE, operator)
         return (
-            _Origin(OPTIMIZER, How.PHASE, operator)
+            _Origin(OPTIMIZER, ModuleEvidence.PHASE, operator)
             if phase == OPTIMIZER
-            else _Origin("", How.LAUNCH, operator)
+            else _Origin("", ModuleEvidence.LAUNCH, operator)
         )
 
     def _operator(self, thread: Thread, index: int) -> str:

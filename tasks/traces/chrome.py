@@ -12,12 +12,12 @@ from tasks.traces.timeline import (
     PART_PREFIX,
     PHASE_PREFIX,
     Activity,
-    Kind,
     Launch,
-    Phase,
-    Span,
+    PhaseSpan,
     ThreadId,
     Timeline,
+    TraceSpan,
+    WorkKind,
 )
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -62,18 +62,18 @@ def read_chrome(path: Path) -> Timeline:
 
 def from_json(text: bytes) -> Timeline:
     """Raises msgspec's DecodeError, a ValueError, for what is no such trace."""
-    phases: list[Phase] = []
-    spans: dict[ThreadId, list[Span]] = defaultdict(list)
+    phases: list[PhaseSpan] = []
+    spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
     launches: dict[int, Launch] = {}
     on_device: list[_Event] = []
-    operator, part = Kind.OPERATOR, Kind.PART
+    operator, part = WorkKind.OPERATOR, WorkKind.PART
     for event in _DECODER.decode(text).events:
         category, details = event.category, event.details
         if category == "cpu_op":
             start_ns, end_ns = _interval(event)
             of_backward = details.forward_thread != 0
             spans[event.thread].append(
-                Span(event.name, operator, start_ns, end_ns, details.sequence, of_backward)
+                TraceSpan(event.name, operator, start_ns, end_ns, details.sequence, of_backward)
             )
         elif category in _ON_DEVICE:
             on_device.append(event)
@@ -82,9 +82,9 @@ def from_json(text: bytes) -> Timeline:
                 launches[details.correlation] = Launch(event.thread, round(event.at * _NS_PER_US))
         elif category == "user_annotation":
             if event.name.startswith(PHASE_PREFIX):
-                phases.append(Phase(event.name.removeprefix(PHASE_PREFIX), *_interval(event)))
+                phases.append(PhaseSpan(event.name.removeprefix(PHASE_PREFIX), *_interval(event)))
             elif event.name.startswith(PART_PREFIX):
-                spans[event.thread].append(Span(event.name, part, *_interval(event)))
+                spans[event.thread].append(TraceSpan(event.name, part, *_interval(event)))
     activities = [
         Activity(event.name, *_interval(event), _launch(event, launches)) for event in on_device
     ]

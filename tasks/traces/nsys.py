@@ -17,12 +17,12 @@ from tasks.traces.timeline import (
     PART_PREFIX,
     PHASE_PREFIX,
     Activity,
-    Kind,
     Launch,
-    Phase,
-    Span,
+    PhaseSpan,
     ThreadId,
     Timeline,
+    TraceSpan,
+    WorkKind,
 )
 
 _PHASES = {
@@ -81,10 +81,10 @@ def _launches(database: sqlite3.Connection, tables: set[str]) -> Mapping[_Launch
 
 def _ranges(
     database: sqlite3.Connection, tables: set[str]
-) -> tuple[list[Phase], Mapping[ThreadId, list[Span]]]:
+) -> tuple[list[PhaseSpan], Mapping[ThreadId, list[TraceSpan]]]:
     """Those of the default domain: libraries such as NCCL have domains of their own."""
-    phases: list[Phase] = []
-    spans: dict[ThreadId, list[Span]] = defaultdict(list)
+    phases: list[PhaseSpan] = []
+    spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
     if "NVTX_EVENTS" not in tables:
         return phases, spans
     rows = database.execute(
@@ -96,7 +96,7 @@ def _ranges(
     for text, start, end, thread in rows:
         phase = _phase_of(text or "")
         if phase:
-            phases.append(Phase(phase, start, end))
+            phases.append(PhaseSpan(phase, start, end))
         elif text:
             spans[thread].append(_span(text, start, end))
     return phases, spans
@@ -110,16 +110,16 @@ def _phase_of(text: str) -> str:
     )
 
 
-def _span(text: str, start: int, end: int) -> Span:
+def _span(text: str, start: int, end: int) -> TraceSpan:
     parsed = _OPERATOR.match(text)
     name, sequence = (parsed["name"], parsed["sequence"]) if parsed else (text, None)
     is_operator = not text.startswith(PART_PREFIX) and (sequence is not None or "::" in name)
     backward = name.startswith("autograd::engine::evaluate_function") or bool(
         re.search(r"Backward\d*$", name)
     )
-    return Span(
+    return TraceSpan(
         name,
-        Kind.OPERATOR if is_operator else Kind.PART,
+        WorkKind.OPERATOR if is_operator else WorkKind.PART,
         start,
         end,
         int(sequence) if sequence else None,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.traces.parts import known_label
-from tasks.traces.timeline import Kind, Thread
+from tasks.traces.timeline import Thread, WorkKind
 
 JOINED_BY = "+"
 _REGION = "## Call CompiledFxGraph"
@@ -102,7 +102,7 @@ class Regions:
         self._product: dict[int, int] = {}  # which of its region's products an operator is
         products: dict[int, list[str]] = {}
         for index, span in enumerate(thread.spans):
-            found = _PRODUCT.match(span.name) if span.kind is Kind.OPERATOR else None
+            found = _PRODUCT.match(span.name) if span.kind is WorkKind.OPERATOR else None
             if found and self._region[index] >= 0:
                 in_region = products.setdefault(self._region[index], [])
                 self._product[index] = len(in_region)

@@ -17,18 +17,18 @@ PHASE_PREFIX, PART_PREFIX = (
 ThreadId = int | str
 
 
-class Kind(Enum):
+class WorkKind(Enum):
     PART = "part"  # a range around a module, or a function that is a part
     OPERATOR = "operator"
 
 
-class Phase(NamedTuple):
+class PhaseSpan(NamedTuple):
     name: str
     start_ns: int
     end_ns: int
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """What a thread of the host was in, from `start_ns` to `end_ns`.
 
     sequence: the number that an operator of the forward pass shares with those of the backward pass that belong to it.
@@ -36,7 +36,7 @@ class Span(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: WorkKind
     start_ns: int
     end_ns: int
     sequence: int | None = None
@@ -66,8 +66,10 @@ class Thread:
     backward: the innermost of that kind that it is or is in.
     """
 
-    def __init__(self, spans: Iterable[Span]) -> None:
-        self.spans: Sequence[Span] = sorted(spans, key=lambda span: (span.start_ns, -span.end_ns))
+    def __init__(self, spans: Iterable[TraceSpan]) -> None:
+        self.spans: Sequence[TraceSpan] = sorted(
+            spans, key=lambda span: (span.start_ns, -span.end_ns)
+        )
         self.around: list[int] = []
         self.part: list[int] = []
         self.operator: list[int] = []
@@ -75,7 +77,7 @@ class Thread:
         self._starts = [span.start_ns for span in self.spans]
         inside: list[int] = []
         ends_ns: list[int] = []
-        a_part = Kind.PART
+        a_part = WorkKind.PART
         for index, (_, kind, start_ns, end_ns, _, is_backward) in enumerate(self.spans):
             while ends_ns and ends_ns[-1] <= start_ns:
                 ends_ns.pop()
@@ -114,8 +116,8 @@ class Timeline:
 
     def __init__(
         self,
-        phases: Iterable[Phase],
-        spans: Mapping[ThreadId, Iterable[Span]],
+        phases: Iterable[PhaseSpan],
+        spans: Mapping[ThreadId, Iterable[TraceSpan]],
         activities: Iterable[Activity],
         on_device: bool,
     ) -> None:
