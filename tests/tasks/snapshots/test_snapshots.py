@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from tasks.snapshots.attribution import AT_BEGIN, AT_END, Book, Holding, How, Role, attribute
+from tasks.snapshots.attribution import (
+    AT_BEGIN,
+    AT_END,
+    Book,
+    Holding,
+    Role,
+    RoleEvidence,
+    attribute,
+)
 from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import BEFORE, Record, replay, vanished
 from tasks.snapshots.summary import OUT_OF_MEMORY, PEAK, to_curve, to_rows, unlabelled_bytes
@@ -161,16 +169,16 @@ def test_roles() -> None:
         for one in labelled
     }
     assert found == {
-        ("a", True): (Role.PARAMETERS, "ffn", How.BOOK),
-        ("b", True): (Role.GRADIENTS, "ffn", How.BOOK),
-        ("c", True): (Role.UNLABELLED, "", How.NONE),
-        ("d", False): (Role.ACTIVATIONS, "ffn", How.PART),
-        ("e", False): (Role.TEMPORARY, "ffn", How.PART),
-        ("f", False): (Role.ACTIVATIONS, "", How.PHASE),
-        ("g", False): (Role.TEMPORARY, "softmax", How.PART),
-        ("h", False): (Role.GRADIENTS, "ffn", How.BOOK),
-        ("i", False): (Role.TEMPORARY, "optimizer", How.PART),
-        ("j", False): (Role.OPTIMIZER_STATE, "", How.BOOK),
+        ("a", True): (Role.PARAMETERS, "ffn", RoleEvidence.BOOK),
+        ("b", True): (Role.GRADIENTS, "ffn", RoleEvidence.BOOK),
+        ("c", True): (Role.UNLABELLED, "", RoleEvidence.NONE),
+        ("d", False): (Role.ACTIVATIONS, "ffn", RoleEvidence.PART),
+        ("e", False): (Role.TEMPORARY, "ffn", RoleEvidence.PART),
+        ("f", False): (Role.ACTIVATIONS, "", RoleEvidence.PHASE),
+        ("g", False): (Role.TEMPORARY, "softmax", RoleEvidence.PART),
+        ("h", False): (Role.GRADIENTS, "ffn", RoleEvidence.BOOK),
+        ("i", False): (Role.TEMPORARY, "optimizer", RoleEvidence.PART),
+        ("j", False): (Role.OPTIMIZER_STATE, "", RoleEvidence.BOOK),
     }
 
 

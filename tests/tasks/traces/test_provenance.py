@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tasks.traces.attribution import How, Work, attribute
+from tasks.traces.attribution import ModuleEvidence, Work, attribute
 from tasks.traces.chrome import from_json
 from tasks.traces.provenance import Graph, part_of_stack, read_graph
 from tests.support.traces import AUTOGRAD, KinetoTrace
@@ -157,7 +157,7 @@ def works_of(trace: KinetoTrace, *graphs: Graph) -> dict[tuple[str, str], Work]:
 def test_a_region_is_of_the_graph_that_calls_the_same(trace: KinetoTrace) -> None:
     works = works_of(trace, *GRAPHS, GRAPHS[0])  # one graph may have been kept twice
     assert works["forward", "triton_red_fused_0"].part == "norm+residual"
-    assert works["forward", "triton_red_fused_0"].how == How.PROVENANCE
+    assert works["forward", "triton_red_fused_0"].how == ModuleEvidence.PROVENANCE
     assert works["backward", "triton_red_fused_0"].part == "softmax"
     assert works["forward", "nvjet_tst_forward"].part == "q projection"
     assert (works["backward", "nvjet_tst_bmm"].part, works["backward", "nvjet_tst_:mm"].part) == (
@@ -182,4 +182,7 @@ def test_where_no_graph_or_several_fit_nothing_is_said(
 ) -> None:
     works = works_of(trace, *graphs)
     for name in ("triton_red_fused_0", "nvjet_tst_forward"):
-        assert (works["forward", name].part, works["forward", name].how) == ("", How.LAUNCH)
+        assert (works["forward", name].part, works["forward", name].how) == (
+            "",
+            ModuleEvidence.LAUNCH,
+        )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.spec.tables import KernelRow
-from tasks.traces.attribution import How, Work, attribute
+from tasks.traces.attribution import ModuleEvidence, Work, attribute
 from tasks.traces.chrome import from_json, read_chrome
 from tasks.traces.classes import CLASSES, classify
 from tasks.traces.nsys import read_nsys
@@ -35,8 +35,12 @@ def numbers_of(trace: KinetoTrace) -> dict[tuple[str, str], float | None]:
 def test_backward_kernels_of_another_thread_belong_to_the_modules_of_the_forward_pass() -> None:
     works = works_of(training_step())
     forward, backward = works[ELEMENTWISE]
-    assert (forward.phase, forward.part, forward.how) == ("forward", "norm", How.SCOPE)
-    assert (backward.phase, backward.part, backward.how) == ("backward", "norm", How.SEQUENCE)
+    assert (forward.phase, forward.part, forward.how) == ("forward", "norm", ModuleEvidence.SCOPE)
+    assert (backward.phase, backward.part, backward.how) == (
+        "backward",
+        "norm",
+        ModuleEvidence.SEQUENCE,
+    )
     (product,) = works["nvjet_tst_64x64_NTN"]
     assert (product.phase, product.operator, product.kind) == ("backward", "aten::mm", "GEMM")
 
@@ -52,14 +56,14 @@ def test_the_optimizer_is_its_phase_and_a_gradient_kept_is_of_no_module() -> Non
     assert (foreach.phase, foreach.part, foreach.how, foreach.kind) == (
         "optimizer",
         "optimizer",
-        How.PHASE,
+        ModuleEvidence.PHASE,
         "optimizer",
     )
     (kept,) = works["Memcpy DtoD (Device -> Device)"]
     assert (kept.phase, kept.part, kept.how, kept.operator) == (
         "backward",
         "",
-        How.LAUNCH,
+        ModuleEvidence.LAUNCH,
         "aten::copy_",
     )
 
@@ -70,7 +74,7 @@ def test_an_unknown_kernel_without_a_launch_is_attributed_to_nothing() -> None:
         "some_vendors_mystery", None, 71, 91
     )  # while the device is in the middle of the forward pass
     (mystery,) = works_of(trace)["some_vendors_mystery"]
-    assert mystery[:5] == ("", -1, "", "other", How.NONE)
+    assert mystery[:5] == ("", -1, "", "other", ModuleEvidence.NONE)
     row = next(
         row
         for row in to_rows(attribute(from_json(trace.text)), 1)
@@ -93,8 +97,14 @@ def test_an_unknown_kernel_with_a_launch_has_its_phase_and_the_operators_class()
     trace.kernel("mystery_of_mm", 25, 71, 81)
     trace.kernel("mystery_of_nothing", 105, 81, 91)
     works = works_of(trace)
-    assert works["mystery_of_mm"][0][:5] == ("forward", 0, "q projection", "GEMM", How.SCOPE)
-    assert works["mystery_of_nothing"][0][:5] == ("", -1, "", "other", How.LAUNCH)
+    assert works["mystery_of_mm"][0][:5] == (
+        "forward",
+        0,
+        "q projection",
+        "GEMM",
+        ModuleEvidence.SCOPE,
+    )
+    assert works["mystery_of_nothing"][0][:5] == ("", -1, "", "other", ModuleEvidence.LAUNCH)
 
 
 def test_a_phase_goes_by_the_launch_not_by_when_the_kernel_runs() -> None:
@@ -159,15 +169,18 @@ def test_a_part_of_a_backward_function_is_named_by_its_own_range() -> None:
     trace.module("softmax", 255, 285, AUTOGRAD)
     trace.kernel("softmax_backward", 260, 270, 280, AUTOGRAD)
     found = works_of(trace)["softmax_backward"][0]
-    assert (found.part, found.how) == ("softmax", How.SCOPE)
+    assert (found.part, found.how) == ("softmax", ModuleEvidence.SCOPE)
 
 
 @pytest.mark.parametrize(
     ("node", "part", "how"),
-    [("", "gradient sums", How.ENGINE), ("AddBackward0", "norm", How.SEQUENCE)],
+    [
+        ("", "gradient sums", ModuleEvidence.ENGINE),
+        ("AddBackward0", "norm", ModuleEvidence.SEQUENCE),
+    ],
 )
 def test_the_sum_of_a_tensors_gradients_is_of_none_that_used_it(
-    node: str, part: str, how: How
+    node: str, part: str, how: ModuleEvidence
 ) -> None:
     """Autograd adds them up while it evaluates a node, and not in the node itself."""
     trace = training_step()
@@ -228,8 +241,15 @@ def export(tmp_path: Path) -> NsysExport:
 
 def test_nsys_agrees_with_kineto(export: NsysExport) -> None:
     forward, backward = attribute(read_nsys(export.path))
-    assert forward[:6] == ("forward", 0, "q projection", "GEMM", How.SCOPE, "aten::mm")
-    assert backward[:6] == ("backward", 1, "q projection", "GEMM", How.SEQUENCE, "aten::mm")
+    assert forward[:6] == ("forward", 0, "q projection", "GEMM", ModuleEvidence.SCOPE, "aten::mm")
+    assert backward[:6] == (
+        "backward",
+        1,
+        "q projection",
+        "GEMM",
+        ModuleEvidence.SEQUENCE,
+        "aten::mm",
+    )
 
 
 def test_nsys_ranges_that_somebody_wrote_by_hand(export: NsysExport) -> None:
@@ -246,17 +266,17 @@ def test_nsys_ranges_that_somebody_wrote_by_hand(export: NsysExport) -> None:
         2,
         "final matmul",
         "communication",
-        How.SCOPE,
+        ModuleEvidence.SCOPE,
     )
     assert works["[CUDA memcpy Host-to-Device]"][:5] == (
         "optimizer",
         2,
         "optimizer",
         "copy",
-        How.PHASE,
+        ModuleEvidence.PHASE,
     )
     assert works["of_another_process"].part == "optimizer"
-    assert works["never_launched"][:5] == ("", -1, "", "other", How.NONE)
+    assert works["never_launched"][:5] == ("", -1, "", "other", ModuleEvidence.NONE)
 
 
 def test_what_is_no_export_of_nsys(tmp_path: Path) -> None:
