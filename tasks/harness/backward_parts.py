@@ -1,7 +1,8 @@
-"""Names the parts of the backward pass, on whichever thread it runs: each node by the part whose forward pass made it.
+"""Names the parts of the backward pass: each node by the part whose forward pass made it.
 
-Ranges and module hooks are of the forward pass's thread; autograd has one of its own for each device. Every node of its
-graph carries the number that it got when it was made, and parts that are entered and left in between two numbers own those.
+Profiler ranges and module hooks belong to the thread of the forward pass, but autograd runs the backward
+pass on a separate thread for each device. Every node of its graph carries a sequence number from when it
+was made, so the numbers between entering and leaving a part belong to that part.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass
 class _Range:
-    """The numbers from `start` up to before `until` were given out within a part, which is not left where that is None."""
+    """The sequence numbers of a part: from `start` to before `until`; None while the part runs."""
 
     part: str
     start: int
@@ -27,16 +28,16 @@ class _Range:
 
 
 class PartTracker:
-    """Says on entering and leaving which part it is in, and remembers which numbers each part gave out."""
+    """Reports each change of the current part, and records the sequence numbers of each part."""
 
-    def __init__(self, say: Say) -> None:
-        self._say = say
+    def __init__(self, notify: Notify) -> None:
+        self._notify = notify
         self._part = ""
         self._ranges: list[_Range] = []  # in the order of entering
 
     @contextmanager
     def name(self, part: str) -> Iterator[None]:
-        """For `parts_named`."""
+        """Enter a part; pass this method to `parts_named`."""
         before, numbers = self._part, _Range(part, _next_number())
         self._ranges.append(numbers)
         self._enter(part)
@@ -47,7 +48,7 @@ class PartTracker:
             self._enter(before)
 
     def owners(self) -> dict[int, str]:
-        """The part of each number, the innermost: it was entered last."""
+        """Return the innermost part of each sequence number: the one that was entered last."""
         now = _next_number()
         return {
             number: numbers.part
@@ -57,7 +58,7 @@ class PartTracker:
 
     @contextmanager
     def backward_named(self) -> Iterator[None]:
-        """While it lasts, backward passes say the part of each node before it runs; nothing where a node is of none."""
+        """Report the part of each node before the backward pass runs it; empty if it has none."""
         run_backward = torch.autograd.backward
 
         def named(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
@@ -66,7 +67,7 @@ class PartTracker:
             run_backward(tensors, *args, **kwargs)
             self._enter(before)
 
-        # It is what `loss.backward()` calls, and alone in knowing where the graph begins.
+        # `Tensor.backward` calls this function, and only there the roots of the graph are known.
         torch.autograd.backward = named  # type: ignore[assignment]
         try:
             yield
@@ -75,14 +76,13 @@ class PartTracker:
 
     def _enter(self, part: str) -> None:
         self._part = part
-        self._say(part)
+        self._notify(part)
 
     def _hook(self, roots: Iterable[Any]) -> None:
         owners = self.owners()
         for node in _nodes(roots):
-            if not hasattr(
-                node, "variable"
-            ):  # what keeps a gradient is left alone, and goes with what made it
+            # A node that accumulates a gradient belongs to the part that computed the gradient.
+            if not hasattr(node, "variable"):
                 node.register_prehook(self._entering(owners.get(node._sequence_nr(), "")))
 
     def _entering(self, part: str) -> Callable[[Any], None]:
@@ -90,7 +90,7 @@ class PartTracker:
 
 
 def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
-    """Every node of the graphs behind some roots, once."""
+    """Yield every node of the graphs behind these roots once."""
     waiting = [root for root in roots if root is not None]
     seen = set(waiting)
     while waiting:

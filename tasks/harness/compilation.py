@@ -1,4 +1,4 @@
-"""torch.compile as the axes of a cell ask for it, and what it did as torch counted it."""
+"""Options of torch.compile for a cell, and what torch counted while it compiled."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ import torch
 
 from tasks.spec.parameters import CUDA_GRAPH_MODES, CompiledParams, Params
 
-_BASIC_PROVENANCE = 2  # of the three levels the one that adds least to compiling
+_BASIC_PROVENANCE = 2  # of torch's three levels the one that adds least to the compile time
 _KEEP_EAGER = ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE")
 
 
 def load_compiler() -> None:
-    """So that the time of the first step is of compiling, in a fresh process as in a forked one. It then counts all it does.
+    """Import the compiler, so that the first step's time does not include the import.
 
-    What it has compiled again and again, up to its limit, is an error in whichever step: it would run that as eager from then on.
+    Reaching the limit of recompilations becomes an error: torch would otherwise run the code as eager
+    from then on, without a word.
     """
     importlib.import_module("torch._inductor.compile_fx")
     dynamo: Any = importlib.import_module("torch._dynamo")
     dynamo.config.fail_on_recompile_limit_hit = True
-    dynamo.utils.set_compilation_metrics_limit(sys.maxsize)  # of itself it keeps the last 64
+    dynamo.utils.set_compilation_metrics_limit(sys.maxsize)  # default: the last 64
 
 
 def compile_options(params: CompiledParams, ours: bool) -> dict[str, Any]:
-    """For torch.compile. What is ours must compile whole: a graph break is an error there, not a slower number."""
+    """Return options for torch.compile.
+
+    ours: the course's model, which must compile as one graph: a graph break is an error, not a slower
+        measurement.
+    """
     load_compiler()
     return {"fullgraph": ours, "dynamic": False, "mode": params.compile_mode}
 
@@ -39,13 +44,13 @@ def uses_cuda_graphs(params: Params) -> bool:
 
 
 def begin_step(params: Params) -> None:
-    """Tells CUDA graphs that the results of the last step are no longer needed."""
+    """Tell CUDA graphs that the results of the last step are no longer needed."""
     if uses_cuda_graphs(params):
         torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
 
 
 def compile_facts() -> dict[str, Any]:
-    """Graphs, breaks, recompilations with their reasons; cold or warm is read from the counters, not from the intention."""
+    """Return what torch compiled as facts. Cold or warm is read from its counters."""
     from torch._dynamo.utils import counters, get_compilation_metrics
 
     frames = get_compilation_metrics()
@@ -70,25 +75,31 @@ def compile_facts() -> dict[str, Any]:
 
 
 def require_compiled() -> None:
-    """Raises RuntimeError where torch, told to by its environment, ran as eager what it was to compile, without a word."""
+    """Raise RuntimeError if torch ran everything as eager.
+
+    It does so silently if an environment variable disables the compiler.
+    """
     from torch._dynamo.utils import counters
 
     if not counters["stats"]["unique_graphs"]:
-        told = ", ".join(f"{name}={os.environ[name]}" for name in _KEEP_EAGER if name in os.environ)
-        raise RuntimeError(f"torch.compile has compiled nothing{f': unset {told}' if told else ''}")
+        found = [f"{name}={os.environ[name]}" for name in _KEEP_EAGER if name in os.environ]
+        remedy = f": unset {', '.join(found)}" if found else ""
+        raise RuntimeError(f"torch.compile has compiled nothing{remedy}")
 
 
 def _warmth(hits: int, misses: int) -> str | None:
-    """Of the cache that the compiled code came from, if it keeps count at all."""
-    if not hits and not misses:
-        return None
-    return "cold" if not hits else "warm" if not misses else "mixed"
+    """Return `cold`, `warm` or `mixed`; None if the compiler did not use its cache."""
+    if hits and misses:
+        return "mixed"
+    if hits:
+        return "warm"
+    return "cold" if misses else None
 
 
 def keep_provenance() -> None:
-    """Has the compiler keep, of what it compiles from now on, the Python stacks that each kernel comes from.
+    """Make the compiler record the Python stacks that each kernel comes from, from now on.
 
-    Torch calls it internal: a version without it keeps nothing.
+    The option is internal to torch; a version without it records nothing.
     """
     trace = importlib.import_module("torch._inductor.config").trace
     if hasattr(trace, "provenance_tracking_level"):
@@ -96,7 +107,7 @@ def keep_provenance() -> None:
 
 
 def kept_provenance() -> list[str]:
-    """What was kept: of each compiled graph, the stacks by kernel, as JSON."""
+    """Return the recorded stacks by kernel of each compiled graph, as JSON."""
     from torch._dynamo.utils import get_compilation_metrics
 
     return [

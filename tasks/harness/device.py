@@ -1,4 +1,4 @@
-"""The three kinds of device behind one face: synchronise, watch memory, cap it, tell an out-of-memory from a bug."""
+"""CUDA, CPU and MPS behind one interface: synchronise, read and limit memory, recognise out-of-memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 GIB = 1024**3
-# Those that torch hands to MKL's vector mathematics on the CPU.
+# Functions that torch computes with MKL's vector mathematics on the CPU.
 VECTOR_MATH = (
     "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "log", "log10", "log1p",
     "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
@@ -21,13 +21,13 @@ _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
 
 
 class Skip(Exception):
-    """This cell cannot be measured here, and that is no fault: the reason becomes its evidence."""
+    """The cell cannot be measured on this hardware; the reason becomes its evidence."""
 
 
 class Device(Protocol):
-    """What a cell computes on. Sizes are in bytes, null where the device does not tell them.
+    """The device that a cell computes on. Sizes are in bytes; None if the device does not report them.
 
-    untold: why peaks are null, where something can be said of it.
+    untold: why peaks are None; empty if they are not, or if the reason is unknown.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class CudaDevice:
         torch.cuda.synchronize()
 
     def limit_memory(self, gib: float) -> None:
-        """Caps what the caching allocator may reserve. The CUDA context, some 0.5 GiB, comes on top."""
+        """Limit what the caching allocator reserves. The CUDA context adds about 0.5 GiB."""
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         if gib * GIB > total:
             raise Skip(f"memory_limit_gib {gib:g} is more than this GPU has: {total / GIB:.1f} GiB")
@@ -102,9 +102,9 @@ class CudaDevice:
 
 
 class CpuDevice:
-    """Peaks are of the whole process's resident set: what the CPU has in place of an allocator's statistics.
+    """The CPU. Its peaks are those of the process's resident set, for want of allocator statistics.
 
-    Read from Linux's /proc; elsewhere the sizes are null and a cap is refused.
+    They are read from Linux's /proc. On other systems sizes are None, and a limit is refused.
     """
 
     kind = "cpu"
@@ -118,7 +118,7 @@ class CpuDevice:
         pass
 
     def limit_memory(self, gib: float) -> None:
-        """Caps the process's private writable memory at what it holds now plus `gib`."""
+        """Limit the process's private writable memory to its present size plus `gib`."""
         held = _status_bytes("VmData")
         if held is None:
             raise RuntimeError("memory_limit_gib on the CPU needs Linux's /proc/self/status")
@@ -127,10 +127,9 @@ class CpuDevice:
 
     def reset_peaks(self) -> None:
         try:
-            _CLEAR_REFS.write_text("5")  # the documented way to restart VmHWM at the present size
-        except (
-            OSError
-        ) as error:  # refused in some containers: the peak is then that of the whole process so far
+            _CLEAR_REFS.write_text("5")  # resets VmHWM to the present size, see proc(5)
+        except OSError as error:
+            # Some containers refuse. The peak would then include everything since the start.
             self.untold = f"the peak cannot be restarted: {_CLEAR_REFS}: {error.strerror}"
         else:
             self.untold = ""
@@ -149,7 +148,7 @@ class CpuDevice:
 
 
 class MpsDevice:
-    """Apple's GPU. It keeps no peak: what is in use at the end of a phase stands in for one."""
+    """Apple's GPU. It records no peak, so memory in use at the end of a phase is reported instead."""
 
     kind = "mps"
     untold = ""
@@ -181,7 +180,7 @@ class MpsDevice:
 
 
 def open_device(kind: str) -> Device:
-    """Raises RuntimeError where torch cannot reach such a device."""
+    """Return a device. Raise RuntimeError if torch cannot use it."""
     match kind:
         case "cuda":
             return CudaDevice()
@@ -192,10 +191,11 @@ def open_device(kind: str) -> Device:
 
 
 def settle_vector_math() -> None:
-    """Has MKL choose its kernels of each function while one thread computes.
+    """Make MKL choose its kernel of each function now, while a single thread computes.
 
-    It does so at the first call; where several threads make that at once, one of them may be given a kernel of 14 bits, for
-    that call alone, whatever the accuracy asked for (https://github.com/pytorch/pytorch/issues/188792).
+    MKL chooses at the first call. If several threads make that call together, one of them may get a
+    kernel of 14 bits for it, at any requested accuracy
+    (https://github.com/pytorch/pytorch/issues/188792).
     """
     for dtype in (torch.float32, torch.float64):
         half = torch.full((1,), 0.5, dtype=dtype)
@@ -204,8 +204,9 @@ def settle_vector_math() -> None:
 
 
 _DEVICE_REFUSED = r"out of memory|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED"
-_HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"  # torch's CPU allocator, C++, the kernel
-# The C library and Python, where no stack could be had, or no more threads or processes.
+# Messages of torch's CPU allocator, of C++ and of the kernel.
+_HOST_REFUSED = r"can't allocate memory|std::bad_alloc|Cannot allocate memory"
+# Messages of the C library and of Python without memory for a stack, or at the limit of threads.
 _THREAD_REFUSED = r"Resource temporarily unavailable|can't start new thread"
 _BACKEND_REFUSED = (
     r"No available kernel|No viable backend|cuDNN Frontend error|No execution plans|No valid engine"
@@ -213,7 +214,7 @@ _BACKEND_REFUSED = (
 
 
 def message_of(error: BaseException) -> str:
-    """What it says, whatever its own way of saying that does."""
+    """Return an error's message, even if its `__str__` raises."""
     try:
         return str(error)
     except BaseException as broken:
@@ -221,7 +222,7 @@ def message_of(error: BaseException) -> str:
 
 
 def backend_refused(error: BaseException) -> bool:
-    """Whether torch or cuDNN has no kernel for what was asked, on this hardware, in this shape and dtype."""
+    """Return True if torch or cuDNN has no kernel for this hardware, shape and dtype."""
     return (
         isinstance(error, RuntimeError)
         and re.search(_BACKEND_REFUSED, message_of(error)) is not None
@@ -229,7 +230,7 @@ def backend_refused(error: BaseException) -> bool:
 
 
 def device_refused(error: BaseException) -> bool:
-    """Whether torch or a CUDA library was refused memory of the device."""
+    """Return True if torch or a CUDA library ran out of the device's memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return (
@@ -239,7 +240,7 @@ def device_refused(error: BaseException) -> bool:
 
 
 def host_refused(error: BaseException) -> bool:
-    """Whether Python, torch's CPU allocator or the C++ runtime was refused memory of the host."""
+    """Return True if Python, torch's CPU allocator or the C++ runtime ran out of host memory."""
     if isinstance(error, MemoryError):
         return True
     return (
@@ -249,7 +250,10 @@ def host_refused(error: BaseException) -> bool:
 
 
 def thread_refused(error: BaseException) -> bool:
-    """Whether no thread or process could be begun. Under a cap on memory that is its stack; else the host has other limits."""
+    """Return True if no thread or process could start.
+
+    Under a memory limit its stack did not fit; otherwise the host has other limits.
+    """
     return (
         isinstance(error, RuntimeError | OSError)
         and re.search(_THREAD_REFUSED, message_of(error)) is not None
@@ -257,7 +261,7 @@ def thread_refused(error: BaseException) -> bool:
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """The size of the allocation that was refused, read from the message: torch offers it nowhere else."""
+    """Return the size of the failed allocation from the message; torch has no other interface."""
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message_of(error))
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 

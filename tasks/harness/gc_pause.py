@@ -1,4 +1,4 @@
-"""Python's garbage collection, kept out of the way."""
+"""Pauses Python's garbage collection while steps are timed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_IMMORTAL = 10_000  # objects at most: from 3.12 on Python itself freezes what never dies, and no more than hundreds are that
+# From 3.12 on Python itself freezes objects that never die, but no more than hundreds. A fork server
+# freezes all it has imported, which is far more.
+_IMMORTAL = 10_000
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """While it lasts nothing is collected, and what there is before is not looked through again and again.
+    """Disable garbage collection, and exclude the objects that exist already from later ones.
 
-    What a prepared parent has frozen stays so: to look through all that it has imported takes 0.2 s, each time.
+    Objects that a fork server has frozen stay frozen: examining everything it has imported would take
+    0.2 s each time.
     """
     gc.collect()
     is_frozen = gc.get_freeze_count() > _IMMORTAL

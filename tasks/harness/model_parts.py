@@ -1,4 +1,4 @@
-"""Names the parts of a workload while it steps: its modules, and those functions that are parts of the model."""
+"""Names the running parts of a model: its modules, and functions decorated with `part`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from model.parts import PART_FUNCTIONS, Namer, parts_named_by
 
 @contextmanager
 def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
-    """While it lasts, each module's forward pass and each part runs inside of `name(...)`.
+    """Run each module's forward pass and each part inside of `name(...)`.
 
-    Compiled modules are left as they are, and so is what is in them: a hook would have them compiled again. What holds
-    them is left out too, or it would pass for what they do.
+    Compiled modules and their children get no hook, because a hook would make torch compile them again.
+    Modules that contain compiled ones get none either, or they would be named for the compiled work.
     """
     with ExitStack() as stack:
         stack.enter_context(parts_named_by(name))
@@ -26,12 +26,12 @@ def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
 
 
 def first_block(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """The first of the blocks that a model repeats, with its path; None where it has no ModuleList."""
+    """Return the path and the first of the model's blocks, or None without a ModuleList."""
     return next(((f"{path}.0".lstrip("."), blocks[0]) for path, blocks in _lists(model)), None)
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """What a model repeats: the children of its first ModuleList."""
+    """Return the model's blocks: the children of its first ModuleList."""
     return next((list(blocks) for _, blocks in _lists(model)), [])
 
 
@@ -42,12 +42,12 @@ def _lists(model: nn.Module) -> Iterator[tuple[str, nn.ModuleList]]:
 
 
 def part_functions() -> Mapping[str, str]:
-    """Which functions are parts: their names, as they stand in a Python stack, and the names of the parts."""
+    """Return the parts' names by the names of their functions, as a Python stack shows them."""
     return PART_FUNCTIONS
 
 
 def _uncompiled(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-    """Every module that runs in Python, once, under the first of its names."""
+    """Yield every module that runs in Python once, under the first of its paths."""
     seen: set[nn.Module] = set()
 
     def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -63,9 +63,8 @@ def _uncompiled(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]
 
 
 def _hook(module: nn.Module, path: str, name: Namer, stack: ExitStack) -> None:
-    entered: list[
-        AbstractContextManager[Any]
-    ] = []  # a stack: a module may be called from within itself
+    # A stack, because a module may call itself.
+    entered: list[AbstractContextManager[Any]] = []
 
     def enter(module: nn.Module, inputs: Any) -> None:
         entered.append(name(path))

@@ -1,4 +1,4 @@
-"""What a precision means, set in one place and read back from torch: fp32 means fp32, TF32 is off unless asked for."""
+"""Sets the precision of a cell and reads it back from torch. TF32 is off unless it is requested."""
 
 from __future__ import annotations
 
@@ -12,20 +12,24 @@ import torch
 from tasks.harness.device import Skip
 from tasks.spec.parameters import Params, TimedParams
 
-_OVERRIDE = (
-    "NVIDIA_TF32_OVERRIDE"  # read by NVIDIA's libraries themselves, whatever torch's flags say
-)
+# Read by NVIDIA's libraries; it takes precedence over torch's flags.
+_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 _OVERRULES = {"fp32": "1", "tf32": "0"}
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_precision(params: TimedParams) -> None:
-    """Raises Skip where the device does not have it, RuntimeError where the environment overrules it."""
+    """Set torch's flags for the cell.
+
+    Raise Skip if the device does not support the precision, and RuntimeError if an environment variable
+    overrules it.
+    """
     if params.device == "cuda" and os.environ.get(_OVERRIDE) == _OVERRULES.get(
         params.precision, "never"
     ):
         raise RuntimeError(
-            f"{_OVERRIDE}={os.environ[_OVERRIDE]} overrules {params.precision} in every matrix product: unset it"
+            f"{_OVERRIDE}={os.environ[_OVERRIDE]} overrules {params.precision} in every matrix "
+            "product: unset it"
         )
     if params.precision == "tf32" and params.device != "cuda":
         raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
@@ -37,13 +41,13 @@ def set_precision(params: TimedParams) -> None:
         and not torch.cuda.is_bf16_supported(False)
     ):
         raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
-    wanted = _flags(params)
-    torch.set_float32_matmul_precision(wanted["float32_matmul_precision"])
-    torch.backends.cudnn.allow_tf32 = wanted["cudnn_allow_tf32"]
+    flags = _flags(params)
+    torch.set_float32_matmul_precision(flags["float32_matmul_precision"])
+    torch.backends.cudnn.allow_tf32 = flags["cudnn_allow_tf32"]
 
 
 def require_precision(params: Params) -> None:
-    """Raises RuntimeError where something has set another since, as many a training script does when it is imported."""
+    """Raise RuntimeError if a flag was changed since, as many training scripts do on import."""
     if not isinstance(params, TimedParams):
         return
     set_now = precision_facts(params)
@@ -57,13 +61,13 @@ def require_precision(params: Params) -> None:
 
 
 def _flags(params: TimedParams) -> dict[str, Any]:
-    """What torch has to be told, by the names of the facts that it is read back as."""
+    """Return torch's settings by the names of the facts that they are read back as."""
     tf32 = params.precision == "tf32"
     return {"float32_matmul_precision": "high" if tf32 else "highest", "cudnn_allow_tf32": tf32}
 
 
 def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[Any]]:
-    """Makes the context in which the forward pass runs."""
+    """Return a function that makes the context of the forward pass."""
     low = _AUTOCAST.get(params.precision)
     if low is None:
         return nullcontext
@@ -71,31 +75,34 @@ def autocast(params: TimedParams) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def stored_dtype(params: TimedParams) -> torch.dtype:
-    """Of parameters and inputs."""
+    """Return the dtype of parameters and inputs."""
     return torch.bfloat16 if params.precision == "bf16_pure" else torch.float32
 
 
 def matmul_dtype(params: TimedParams) -> torch.dtype:
-    """Of the inputs of matrix products."""
+    """Return the dtype of the inputs of matrix products."""
     return _AUTOCAST.get(params.precision, stored_dtype(params))
 
 
 def precision_facts(params: TimedParams) -> dict[str, Any]:
-    """What is really set, as torch reports it, autocast from inside of its context."""
+    """Return the settings as torch reports them; autocast from inside of its context."""
     with autocast(params)():
         enabled = torch.is_autocast_enabled(params.device)
         autocast_dtype = dtype_name(torch.get_autocast_dtype(params.device)) if enabled else None
     return {
-        "float32_matmul_precision": _where_told(torch.get_float32_matmul_precision),
-        "matmul_allow_tf32": _where_told(lambda: torch.backends.cuda.matmul.allow_tf32),
-        "cudnn_allow_tf32": _where_told(lambda: torch.backends.cudnn.allow_tf32),
+        "float32_matmul_precision": _read_or_none(torch.get_float32_matmul_precision),
+        "matmul_allow_tf32": _read_or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "cudnn_allow_tf32": _read_or_none(lambda: torch.backends.cudnn.allow_tf32),
         "autocast_dtype": autocast_dtype,
         "nvidia_tf32_override": os.environ.get(_OVERRIDE),
     }
 
 
-def _where_told(read: Callable[[], Any]) -> Any:
-    """None where torch refuses to say, since somebody set it by torch's newer interface, `fp32_precision`."""
+def _read_or_none(read: Callable[[], Any]) -> Any:
+    """Return a flag, or None if torch refuses to read it.
+
+    That happens after a model used torch's newer interface, `fp32_precision`.
+    """
     try:
         return read()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""What the forward pass saves for the backward pass: each storage once, and which operation of the model saves it.
+"""Tensors that the forward pass saves for the backward pass, by module and operation, each storage once.
 
-Where a tensor is saved tells its place in the model. Which operation saved it is known when the backward pass asks for it
-back: it is the node of the graph that runs at that moment.
+The module is known when a tensor is saved. The operation is known only when the backward pass reads the
+tensor again: it is the node of the graph that runs at that moment.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from tasks.harness.model_parts import first_block, parts_named
 from tasks.harness.workload import Workload
 from tasks.spec.tables import Sample
 
-LARGEST = 5  # operations that are told apart
+LARGEST = 5  # operations with a sample each
 
 
 @dataclass(slots=True)
 class Saved:
-    """A storage. place: the module or part that saved it, within the block. operation: its node's name, if it was asked for."""
+    """A saved storage.
+
+    place: module or part that saved it, within its block. operation: name of its node, once known.
+    """
 
     nbytes: int
     is_square: bool
@@ -34,17 +37,20 @@ class Saved:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """What autograd keeps in place of a tensor: its data alone, or a result that is saved would keep itself alive."""
+class _Packed:
+    """What autograd stores instead of a tensor.
+
+    It holds detached data: a saved result that refers to its own node would never be freed.
+    """
 
     tensor: Tensor
     entry: Saved | None
 
 
 class SavedTensors:
-    """Counts what is saved beyond what is there anyway (`Workload.resident`), while `watching`.
+    """Counts tensors that are saved while `watching`, without `Workload.resident`.
 
-    The block is the first of the model's; all that is saved counts as one where it has none.
+    Sizes of a block are those of the model's first block; without blocks, of the whole model.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -57,14 +63,13 @@ class SavedTensors:
         )
         self._places: list[tuple[str, str]] = [("", "")]  # module and part, innermost last
         self._inside = int(self._block is None)
-        self._saved: dict[
-            int, Saved
-        ] = {}  # by the identity of the storage, which what is kept keeps alive
+        # By the address of the storage. Autograd holds the storages, so no address is reused.
+        self._saved: dict[int, Saved] = {}
         self._residual_bytes: int | None = None
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """One step, in which nothing else may be measured: to keep count takes time."""
+        """Count during one step. Nothing else may be measured in it, because counting takes time."""
         hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, self._give_back)
         watched = (
             self._block[1].register_forward_hook(self._see_residual)
@@ -79,7 +84,10 @@ class SavedTensors:
                 watched.remove()
 
     def samples(self, instrument: str) -> list[Sample]:
-        """In bytes: of all, of the squares, of one block and by operation, the largest first. None where nothing is saved."""
+        """Return the sizes of everything, of squares, of one block, and of its largest operations.
+
+        The list is empty if nothing was saved.
+        """
         saved = list(self._saved.values())
         if not saved:
             return []
@@ -114,7 +122,7 @@ class SavedTensors:
         return samples
 
     def by_operation(self) -> list[tuple[str, int]]:
-        """Of the block: `place: node` and bytes, largest first."""
+        """Return `place: node` and bytes of each operation of the block, largest first."""
         sizes: dict[str, int] = {}
         for one in self._saved.values():
             if one.in_block:
@@ -122,12 +130,11 @@ class SavedTensors:
                 sizes[name] = sizes.get(name, 0) + one.nbytes
         return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
 
-    def _keep(self, tensor: Tensor) -> _Kept:
+    def _keep(self, tensor: Tensor) -> _Packed:
         storage = tensor.untyped_storage()
-        again = (
-            torch._C._current_autograd_node() is not None
-        )  # in the backward pass: of a checkpoint that is re-entered
-        known = again or storage._cdata in self._resident or storage._cdata in self._saved
+        # Within the backward pass: a checkpoint runs its forward pass again.
+        is_recomputed = torch._C._current_autograd_node() is not None
+        known = is_recomputed or storage._cdata in self._resident or storage._cdata in self._saved
         entry = (
             None
             if known
@@ -135,19 +142,21 @@ class SavedTensors:
         )
         if entry is not None:
             self._saved[storage._cdata] = entry
-        return _Kept(tensor.data, entry)
+        return _Packed(tensor.data, entry)
 
-    def _give_back(self, kept: _Kept) -> Tensor:
+    def _give_back(self, packed: _Packed) -> Tensor:
         node = torch._C._current_autograd_node()
-        if kept.entry is not None and node is not None:
-            kept.entry.operation = node.name()
-        return kept.tensor
+        if packed.entry is not None and node is not None:
+            packed.entry.operation = node.name()
+        return packed.tensor
 
     def _is_square(self, tensor: Tensor) -> bool:
-        """Heads and batch may have been folded into one dimension, or one of them be missing."""
-        if (
-            self._square is None or not tensor.is_floating_point()
-        ):  # a mask has one byte where these have numbers
+        """Return True for a tensor over all pairs of positions.
+
+        Heads and batch may be folded into one dimension, or one of them may be missing.
+        """
+        # A mask has the same shape but no floating-point numbers.
+        if self._square is None or not tensor.is_floating_point():
             return False
         return tuple(tensor.shape[-2:]) == self._square[1:] and tensor.numel() == math.prod(
             self._square

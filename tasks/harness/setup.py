@@ -1,4 +1,4 @@
-"""How every task begins."""
+"""Opens the device of a cell, limits its memory, and sets precision and seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from tasks.spec.parameters import Params, TimedParams
 
 
 def open_capped(params: Params) -> Device:
-    """The device, its memory limited as the cell says. Raises RuntimeError where there is none, Skip where it has not so much."""
+    """Return the device with the cell's memory limit.
+
+    Raise RuntimeError without such a device, and Skip if its memory is smaller than the limit.
+    """
     device = open_device(params.device)
     if params.memory_limit_gib is not None:
         device.limit_memory(params.memory_limit_gib)
@@ -18,8 +21,10 @@ def open_capped(params: Params) -> Device:
 
 
 def set_up(params: TimedParams) -> Device:
-    """For a task that is timed: the device, capped, with the precision set and the seed planted. Raises Skip where it does not
-    have the precision."""
+    """Return the device of a timed task, with limit, precision and seed set.
+
+    Raise Skip if the device does not support the precision.
+    """
     set_precision(params)
     device = open_capped(params)
     torch.manual_seed(params.seed)

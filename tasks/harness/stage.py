@@ -1,4 +1,4 @@
-"""The stages of an attempt after the build, contributed by the instruments."""
+"""Stages of an attempt after the build, and the session that they share."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
 @dataclass
 class Session:
-    """One measuring process at work: what every stage may use.
+    """State that the stages of one attempt share.
 
-    on_first_step: watchers that want to see the very first step, whichever stage runs it; on_last_warm_up: the last of
-    those that are not measured, where there is one after the first. They are told outside of what is timed. shelf: what a
-    stage leaves for a later stage of the same instrument. facts: what a stage found out that is no number; the row of the
-    cell keeps it. kernels, allocations, live: rows of a stage that watched them, too many to be samples. folder: where a
-    stage leaves artifacts; None where nobody keeps them. on_error: asked in turn when a stage ends in an error, with
-    that; evidence: what they know of it.
+    on_first_step: watchers of the very first step, whichever stage runs it. They run outside of the
+        timed interval, like those of `on_last_warm_up`.
+    on_last_warm_up: watchers of the last step before the measured ones, if there are at least two.
+    shelf: samples that a stage leaves for a later stage of the same instrument.
+    facts, kernels, allocations, live: results of the current stage that are not samples.
+    folder: folder for artifacts; None if the cell is measured by hand.
+    on_error: functions that are called with the error that ends a stage.
+    evidence: filled by these functions.
+    steps: number of steps run so far.
     """
 
     workload: Workload
@@ -38,14 +41,14 @@ class Session:
     folder: Path | None = None
     on_error: list[Callable[[Exception], None]] = field(default_factory=list)
     evidence: dict[str, Any] = field(default_factory=dict)
-    steps: int = 0  # that were run
+    steps: int = 0
 
     def count(self, name: str) -> int:
-        """A parameter that counts something, such as `measured_steps`."""
+        """Return a parameter that is a count, such as `measured_steps`."""
         return int(getattr(self.params, name))
 
     def step(self, *watchers: Watcher) -> None:
-        """Runs one step. `watchers[0]` is the innermost."""
+        """Run one step. `watchers[0]` is the innermost."""
         first, self.on_first_step = self.on_first_step, []
         self.steps += 1
         run_step(self.workload, self.progress, *watchers, *first)
@@ -53,7 +56,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Stage:
-    """A part of an attempt. Stages of all chosen instruments run by `order`; each gives the samples it took."""
+    """A stage of an attempt. Stages of all instruments run in ascending `order` and return samples."""
 
     name: str
     order: int

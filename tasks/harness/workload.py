@@ -1,4 +1,4 @@
-"""A workload: a task prepared for one cell. One `step` serves every instrument."""
+"""A workload: a task prepared for one cell. All instruments watch the same `step`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PhaseMarker = Callable[[str], AbstractContextManager[None]]
 
 
 class Watcher(Protocol):
-    """What an instrument hands to a step: it is told when each phase begins and ends."""
+    """An instrument's observer of a step, called when each phase begins and ends."""
 
     def enter(self, phase: str) -> None: ...
 
@@ -27,15 +27,16 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """`step(phase)` does one repetition and wraps each of its parts in `with phase(name):`.
+    """A prepared step: `step(phase)` runs it once, with each phase inside of `with phase(name):`.
 
-    tokens: how many a step processes; flops: what each phase must compute, by its closed form, or None where there
-    is none; facts: what was read back after building (precision flags, dtypes, parameter count). before_phase: done
-    before each phase and never timed: the time of a whole step is then the sum of its phases. square: the shape
-    (sequences, length, length) of a tensor of all pairs of positions, to tell those among what is saved; None where
-    other tensors have that shape too. resident: what is there before a step and stays, such as parameters and inputs.
-    model, optimizer: what is trained and by what, where the task trains something; its modules are the parts that a step
-    can be divided into.
+    tokens: tokens that a step processes.
+    flops: floating-point operations of each phase by the closed form; None if there is none.
+    facts: read back after the build (precision flags, dtypes, number of parameters).
+    before_phase: runs before each phase, untimed; the step's time is then the sum of its phases.
+    square: shape `(sequences, length, length)` of a tensor over all pairs of positions, by which saved
+        tensors are recognised; None if other tensors have that shape, too.
+    resident: tensors that exist before and after a step, such as parameters and inputs.
+    model, optimizer: for tasks that train; the modules of the model divide a step into parts.
     """
 
     step: Callable[[PhaseMarker], None]
@@ -54,7 +55,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class StaticResult:
-    """What a task that is no repetition comes to: numbers and facts, found once. No instrument watches it."""
+    """Numbers and facts of a task that computes them once. No instrument watches it."""
 
     samples: tuple[Sample, ...]
     device: Device
@@ -62,7 +63,7 @@ class StaticResult:
 
 
 def run_step(workload: Workload, progress: Progress, *watchers: Watcher) -> None:
-    """One step. The first watcher is the innermost: it is entered last and left first."""
+    """Run one step. The first watcher is the innermost: it is entered last and left first."""
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
