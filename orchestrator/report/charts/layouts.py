@@ -1,6 +1,8 @@
-"""The shapes a chart can have. Each turns results into an Altair chart; `plots` says which and of what.
+"""The types of charts. Each turns results into an Altair chart; `registry.PLOTS` defines which
+charts exist.
 
-A chart shows medians over what it does not tell apart, such as seeds. One with fewer than two points is none.
+A chart shows medians over axes that it does not distinguish, such as seeds. A chart with fewer
+than two points is omitted.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from orchestrator.analysis.axes import (
     varying_axes,
 )
 from orchestrator.analysis.results import Results
-from orchestrator.report.charts.panels import Choice, Shown, choose_panels
+from orchestrator.report.charts.panels import PanelChoice, Shown, choose_panels
 from orchestrator.report.tables.allocation_layouts import ROLES
 from orchestrator.report.tables.cell_filters import CellFilter
 from orchestrator.report.tables.kernel_layouts import OUTSIDE_OPERATORS, OUTSIDE_PHASES
@@ -41,8 +43,8 @@ _PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True)
-class Measure:
-    """A column of `cells` and what it is multiplied by, under the name that the legend shows."""
+class ChartMeasure:
+    """A column of `cells` with a scale factor and the name in the legend."""
 
     title: str
     column: str
@@ -55,12 +57,14 @@ class PlotLayout(Protocol):
 
 @dataclass(frozen=True)
 class Lines:
-    """A line a combination of the axes, both scales logarithmic: on them a power of `along` is a straight line."""
+    """A line for each combination of axes on logarithmic scales, where a power of `along` is a
+    straight line.
+    """
 
     cells: CellFilter
     along: str
     unit: str
-    measures: tuple[Measure, ...]
+    measures: tuple[ChartMeasure, ...]
 
     def draw(self, results: Results) -> Chart | None:
         chosen = replace(results, cells=self.cells(results.cells))
@@ -104,7 +108,9 @@ class Lines:
 
 @dataclass(frozen=True)
 class SpeedUps:
-    """How many times faster each value of an axis is than its first one: a bar a value, a panel what else differs."""
+    """Bars that show how many times faster each value of an axis is than its first, in panels
+    for other axes.
+    """
 
     cells: CellFilter
     axis: str
@@ -131,9 +137,9 @@ class SpeedUps:
         return panels.facetted(alt.layer(drawn, as_fast, data=bars))
 
     def _speed_ups(self, cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
-        """The rows of all values but the first, with their speed-up as `value`."""
+        """Return the rows of all values but the first, with their speed-up as `value`."""
         times = _medians(
-            _melted(cells, [*axes, self.axis], (Measure("", self.column),)), [*axes, self.axis]
+            _melted(cells, [*axes, self.axis], (ChartMeasure("", self.column),)), [*axes, self.axis]
         )
         values = ordered_values(self.axis, times[self.axis])
         if len(values) < 2:
@@ -150,14 +156,14 @@ class SpeedUps:
 
 @dataclass(frozen=True)
 class Phases:
-    """Which share of a step each phase takes: a stacked bar a cell, a panel what else differs."""
+    """Stacked bars with the share of each phase in a step, in panels for other axes."""
 
     cells: CellFilter
 
     def draw(self, results: Results) -> Chart | None:
         chosen = replace(results, cells=self.cells(results.cells))
         axes = _varying(chosen)
-        measures = tuple(Measure(phase, f"{phase}_ms_median") for phase in _PHASES)
+        measures = tuple(ChartMeasure(phase, f"{phase}_ms_median") for phase in _PHASES)
         bars = _medians(_melted(chosen.cells, axes, measures), [*axes, _MEASURE])
         if len(bars) < 2:
             return None
@@ -177,7 +183,7 @@ class Phases:
 
 @dataclass(frozen=True)
 class KernelClasses:
-    """Milliseconds of kernels a step: a stacked bar a phase, a panel a cell."""
+    """Stacked bars with the kernel time of each phase of a step, one panel for each cell."""
 
     def draw(self, results: Results) -> Chart | None:
         kernels = results.kernels()
@@ -212,7 +218,9 @@ class KernelClasses:
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """What lives when in one step: an area a role, stacked, a panel a cell, the phases marked where they begin."""
+    """Stacked areas of live memory by role during one step, one panel for each cell, with marks
+    where phases begin.
+    """
 
     def draw(self, results: Results) -> Chart | None:
         live = results.live()
@@ -259,29 +267,34 @@ class LiveMemory:
 
 @dataclass(frozen=True)
 class Panels:
-    """titles: in order, none where one chart shows all. said: in lines, of those that are left out; none where these are all."""
+    """The panels of a chart. titles: in order, empty for a single panel. note: lines about
+    panels that are not drawn.
+    """
 
     titles: Sequence[str] = ()
-    said: Sequence[str] = ()
+    note: Sequence[str] = ()
 
     def facetted(self, chart: Any) -> Chart:
         whole = _facetted(chart, list(self.titles))
-        return whole.properties(title=list(self.said)) if self.said else whole
+        return whole.properties(title=list(self.note)) if self.note else whole
 
     def apart(self, chart: Any, channels: Sequence[str]) -> Chart:
-        """As `facetted`, but panels that were chosen to differ have scales of their own: the largest would flatten the others."""
+        """Return a facetted chart whose panels have scales of their own, because the largest
+        would flatten the others.
+        """
         whole = self.facetted(chart)
-        if not self.said or not isinstance(whole, alt.FacetChart):
+        if not self.note or not isinstance(whole, alt.FacetChart):
             return whole
         scales: dict[str, Any] = dict.fromkeys(channels, "independent")
         own: Chart = whole.resolve_scale(**scales)
-        return own.properties(title=[*self.said, "each panel has its own scale"])
+        return own.properties(title=[*self.note, "each panel has its own scale"])
 
 
 def _panels_of_cells(results: Results, shows: pd.Series[float]) -> tuple[dict[str, str], Panels]:
-    """A panel a cell, in the order of tables: by cell its title, which is what tells it from the others that are drawn.
+    """Return one panel for each cell, with a title that names what differs between the drawn
+    cells.
 
-    shows: by cell, of those that there is something of, how much.
+    shows: how much each cell has to show, by cell.
     """
     cells = results.cells[results.cells["cell"].isin(shows.index)]
     axes = key_axes(replace(results, cells=cells))
@@ -293,15 +306,17 @@ def _panels_of_cells(results: Results, shows: pd.Series[float]) -> tuple[dict[st
     varying = varying_axes(replace(results, cells=drawn))
     telling = [*_telling(drawn, ["task"]), *(axis for axis in axes if axis in varying)]
     titles = dict(zip(drawn["cell"], _titles(drawn, telling), strict=True))
-    return titles, Panels(list(titles.values()), _said(choice, drawn, apart))
+    return titles, Panels(list(titles.values()), _note(choice, drawn, apart))
 
 
-def _said(choice: Choice, shown: pd.DataFrame, axes: Sequence[str]) -> list[str]:
-    """And what none of the panels is titled by, since only those that are left out differ in it."""
-    if not choice.said:
+def _note(choice: PanelChoice, shown: pd.DataFrame, axes: Sequence[str]) -> list[str]:
+    """Return the note, with the values that all drawn panels share and that therefore are in no
+    title.
+    """
+    if not choice.note:
         return []
     alike = _titles(shown.iloc[:1], [axis for axis in axes if axis not in _telling(shown, axes)])
-    return [choice.said, *(f"all of these: {title}" for title in alike if title)]
+    return [choice.note, *(f"all of these: {title}" for title in alike if title)]
 
 
 def _titles(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
@@ -312,7 +327,7 @@ def _titles(rows: pd.DataFrame, axes: Sequence[str]) -> list[str]:
 
 
 def _moments(live: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
-    """One row a moment of a cell: its panel, when it was, in which phase, and of each role the GiB that lived."""
+    """Return one row for each moment of a cell: panel, time, phase, and live GiB of each role."""
     named = live.assign(
         **{
             _PANEL: live["cell"].map(labels),
@@ -333,7 +348,7 @@ def _moments(live: pd.DataFrame, labels: Mapping[str, str]) -> pd.DataFrame:
 
 
 def _varying(results: Results, without: tuple[str, ...] = ()) -> list[str]:
-    """The axes that a chart tells apart. Seeds are repetitions to it."""
+    """Return the axes that a chart distinguishes. Seeds count as repetitions."""
     cells = results.cells
     return [
         axis
@@ -342,8 +357,10 @@ def _varying(results: Results, without: tuple[str, ...] = ()) -> list[str]:
     ]
 
 
-def _melted(cells: pd.DataFrame, axes: Sequence[str], measures: Sequence[Measure]) -> pd.DataFrame:
-    """One row a cell and measure that is known. Axes are texts but where they are numbers."""
+def _melted(
+    cells: pd.DataFrame, axes: Sequence[str], measures: Sequence[ChartMeasure]
+) -> pd.DataFrame:
+    """Return one row for each known measure of a cell. Axes that are not numbers become texts."""
     parts = [
         cells[list(axes)].assign(
             measure=measure.title, value=cells[measure.column].astype(float) * measure.scale
@@ -365,12 +382,12 @@ def _medians(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 
 def _lengths_of_series(points: pd.DataFrame, series: list[str], along: str) -> pd.Series[int]:
-    """By row, at how many places along the axis its line has a point."""
+    """Return for each row the number of points on its line."""
     return points.groupby(series, dropna=False)[along].transform("nunique")
 
 
 def _across(axes: list[str]) -> tuple[str, list[str]]:
-    """Which axis goes along a panel, and which make the panels."""
+    """Return the axis along a panel, and the axes that make the panels."""
     across = "context_length" if "context_length" in axes else axes[-1] if axes else ""
     return across, [axis for axis in axes if axis != across]
 
@@ -378,9 +395,9 @@ def _across(axes: list[str]) -> tuple[str, list[str]]:
 def _in_panels(
     points: pd.DataFrame, axes: list[str], runs: Sequence[str] = ()
 ) -> tuple[pd.DataFrame, Panels]:
-    """With the text of its panel in each row; without axes that vary there are no panels.
+    """Add the title of its panel to each row. Without varying axes there are no panels.
 
-    A panel is named by what tells it from the other ones. runs: in the order in which they were named.
+    runs: names of the runs in the order of the command line.
     """
     axes = _telling(points, axes)
     if not axes:
@@ -402,12 +419,12 @@ def _in_panels(
     shown = ordered[number.isin(choice.chosen)]
     texts = _titles(shown, _telling(shown, axes))
     return shown.assign(**{_PANEL: texts}), Panels(
-        list(dict.fromkeys(texts)), _said(choice, shown, axes)
+        list(dict.fromkeys(texts)), _note(choice, shown, axes)
     )
 
 
 def _marks(points: pd.DataFrame, number: pd.Series[int]) -> dict[int, frozenset[tuple[str, ...]]]:
-    """By the number of a panel, what it shows something of."""
+    """Return for each panel the keys of what it shows."""
     rows = points.astype(str)
     return {
         panel: frozenset(own.itertuples(index=False, name=None))
@@ -423,18 +440,18 @@ def _first_named_first(panels: pd.DataFrame, runs: Sequence[str]) -> pd.DataFram
 
 
 def _runs(results: Results) -> Sequence[str]:
-    """In the order in which they were named; none of a single one."""
+    """Return the names of the runs in the order of the command line; empty for a single run."""
     named: Sequence[str] = results.manifest.get("runs", ())
     return named
 
 
 def _named(axis: str, value: Any) -> str:
-    """A word says which axis it is of; a number or a truth does not."""
+    """Return a value with the name of its axis, unless it is a word that needs none."""
     return value if isinstance(value, str) else f"{axis}={value}"
 
 
 def _telling(points: pd.DataFrame, axes: Iterable[str]) -> list[str]:
-    """Those that vary."""
+    """Return the axes that vary."""
     return [axis for axis in axes if points[axis].nunique(dropna=False) > 1]
 
 

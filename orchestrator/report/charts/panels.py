@@ -1,7 +1,8 @@
-"""Which panels of a picture are drawn where there are more than anybody reads.
+"""PanelChoice of panels for a chart that would have too many.
 
-What another run repeats goes first, all of it. Of what remains each value of the first axis, such as the size, has as many panels
-as fit: those that most of the other values have too, so that they can be compared, and of these the ones that differ most.
+Repetitions of another run are removed first. Each value of the first axis, such as the size,
+then gets as many panels as fit: preferably those that most other values have too, so that they
+can be compared, and of these the most different ones.
 """
 
 from __future__ import annotations
@@ -25,16 +26,20 @@ Places = tuple[
 
 
 @dataclass(frozen=True)
-class Choice:
-    """chosen: the labels of the panels that are drawn. said: how many of how many and by what rule, empty where these are all."""
+class PanelChoice:
+    """Chosen panels. chosen: labels of the panels to draw. note: how many of how many, and by
+    which rule; empty for all.
+    """
 
     chosen: frozenset[Any]
-    said: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What panels show, by their labels. much: the more, the rather one is drawn. marks: none where a panel is one cell."""
+    """The content of panels by label. much: panels with more are preferred. marks: empty if a
+    panel is one cell.
+    """
 
     much: Mapping[Any, float]
     marks: Mapping[Any, frozenset[Any]] = field(default_factory=dict)
@@ -42,13 +47,15 @@ class Shown:
 
 def choose_panels(
     panels: pd.DataFrame, axes: Sequence[str], shown: Shown, called: str = "panels"
-) -> Choice:
-    """panels: one row each, in which the axes vary. What an earlier one shows as well of another run is a repetition.
+) -> PanelChoice:
+    """Return the panels to draw. A panel is a repetition if an earlier one shows the same for
+    another run.
 
-    called: what a panel is, in the plural.
+    panels: one row for each panel, with the varying axes. called: the plural noun for the
+    panels.
     """
     if len(panels) <= MOST_PANELS:
-        return Choice(frozenset(panels.index))
+        return PanelChoice(frozenset(panels.index))
     apart = [axis for axis in axes if axis != _RUN] or list(axes)
     labels = _different(panels, apart, shown.marks)
     chosen = list(labels)
@@ -56,21 +63,20 @@ def choose_panels(
     if len(labels) > MOST_PANELS:
         chosen = _as_many_of_each({places: shown.much[label] for places, label in labels.items()})
         one_of_each_fits = len({places[0] for places in labels}) <= MOST_PANELS
-        rules.append(
-            f"as many {f'of each {apart[0]} ' if one_of_each_fits else ''}as fit, the most different first"
-        )
-    said = (
+        of_each = f"of each {apart[0]} " if one_of_each_fits else ""
+        rules.append(f"as many {of_each}as fit, the most different first")
+    note = (
         f"{len(chosen)} of {len(panels)} {called}: {', '.join(rules)}; the tables have the others"
     )
-    return Choice(frozenset(labels[places] for places in chosen), said)
+    return PanelChoice(frozenset(labels[places] for places in chosen), note)
 
 
 def _different(
     panels: pd.DataFrame, axes: Sequence[str], marks: Mapping[Any, frozenset[Any]]
 ) -> dict[Places, Any]:
-    """The labels of those that have a mark which no earlier one has that agrees with it in these axes.
+    """Return the labels of panels with a mark that no earlier panel with equal axes has.
 
-    Those that agree are numbered downwards: the earliest, which shows most, is then the last in order.
+    Equal panels are numbered downwards: the earliest, which shows most, is the last in order.
     """
     known: dict[Places, list[frozenset[Any]]] = defaultdict(list)
     labels: dict[Places, Any] = {}
@@ -84,7 +90,9 @@ def _different(
 
 
 def _as_many_of_each(shows: Mapping[Places, float]) -> list[Places]:
-    """By turns one panel of each value of the first axis, as long as all that are left to take their turn have room."""
+    """Return panels of the values of the first axis in rotation, while there is room for another
+    round.
+    """
     of_each: dict[int, list[Places]] = {}
     rank = {kind: place for place, kind in enumerate(_kinds(shows))}
     for places in sorted(shows, key=lambda places: rank[places[1:]]):
@@ -99,7 +107,9 @@ def _as_many_of_each(shows: Mapping[Places, float]) -> list[Places]:
 
 
 def _kinds(shows: Mapping[Places, float]) -> list[Places]:
-    """Of panels that agree in all but the first axis. Those come first which most of its values have."""
+    """Return groups of panels that agree in all but the first axis; groups with most values come
+    first.
+    """
     in_all: dict[Places, float] = defaultdict(float)
     for places, much in shows.items():
         in_all[places[1:]] += much
@@ -112,9 +122,10 @@ def _kinds(shows: Mapping[Places, float]) -> list[Places]:
 
 
 def _spread(shows: Mapping[Places, float], axis: int = 0) -> list[Places]:
-    """By turns one of each value of an axis, each value's spread over the next axis: the first few differ as much as they can.
+    """Return the panels of each value in rotation, spread over the next axis, so that the first
+    few differ most.
 
-    The value comes first of which one shows most.
+    Values come in the order of how much their panels show.
     """
     if len(shows) < 2:
         return list(shows)
@@ -132,7 +143,9 @@ def _spread(shows: Mapping[Places, float], axis: int = 0) -> list[Places]:
 
 
 def _ends_first(values: list[int]) -> list[int]:
-    """The ends say most of an axis, and the last more than the first: a whole step, the narrowest precision, the largest."""
+    """Return values from both ends inwards, the last first: a whole step, the narrowest
+    precision, the largest size.
+    """
     return [*values[-1:], *values[:-1]]
 
 

@@ -1,4 +1,6 @@
-"""The charts, as data. Adding one is one entry in PLOTS. Each is defined once, for the page, as SVG and as PNG."""
+"""All charts as data. A new chart is one entry in PLOTS; it appears on the page, as SVG and as
+PNG.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ from typing import Any
 from orchestrator.analysis.axes import GIB
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.layouts import (
+    ChartMeasure,
     KernelClasses,
     Lines,
     LiveMemory,
-    Measure,
     Phases,
     PlotLayout,
     SpeedUps,
@@ -24,7 +26,8 @@ from orchestrator.report.tables.formatters import KERNEL_TIME
 PICTURES = ("svg", "png")
 _COMPILED = with_baseline("compile", "eager", ("compile_mode", "compile_cache"))
 _IN_SEVERAL_PRECISIONS = varying("train_step", "precision")
-# The first is vl-convert's own, so that a chart is as wide on every machine; the others are as wide for who looks at it.
+# The first is vl-convert's own, so that a chart is as wide on every machine; the others are as
+# wide for who looks at it.
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
 
@@ -40,7 +43,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart drawn. spec: of Vega-Lite, its data included. problem: why there is no drawing, else empty."""
+    """A drawn chart. spec: Vega-Lite with its data. problem: the reason for a missing drawing,
+    otherwise empty.
+    """
 
     plot: Plot
     spec: Mapping[str, Any]
@@ -59,7 +64,7 @@ PLOTS: tuple[Plot, ...] = (
             of_task("train_step"),
             "context_length",
             "ms a step",
-            (Measure("step", "step_ms_median"),),
+            (ChartMeasure("step", "step_ms_median"),),
         ),
     ),
     Plot(
@@ -89,14 +94,14 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "peak-memory",
         "Peak memory by context length",
-        "The allocator's peak in steady state, both scales logarithmic; what was predicted beside what was measured.",
+        "The allocator's peak in steady state, both scales logarithmic; predicted and measured.",
         Lines(
             of_task("train_step"),
             "context_length",
             "GiB",
             (
-                Measure("measured", "peak_allocated_bytes", 1 / GIB),
-                Measure("predicted", "predicted_peak_allocated_bytes", 1 / GIB),
+                ChartMeasure("measured", "peak_allocated_bytes", 1 / GIB),
+                ChartMeasure("predicted", "predicted_peak_allocated_bytes", 1 / GIB),
             ),
         ),
     ),
@@ -108,7 +113,10 @@ PLOTS: tuple[Plot, ...] = (
             of_task("attention"),
             "context_length",
             "ms",
-            (Measure("forward", "forward_ms_median"), Measure("backward", "backward_ms_median")),
+            (
+                ChartMeasure("forward", "forward_ms_median"),
+                ChartMeasure("backward", "backward_ms_median"),
+            ),
         ),
     ),
     Plot(
@@ -134,9 +142,9 @@ PLOTS: tuple[Plot, ...] = (
 
 @dataclass(frozen=True)
 class Drawing:
-    """The charts of a report, which may still be being drawn: to ask for them is to wait for them.
+    """The charts of a report, possibly still being drawn. `figures()` waits for them.
 
-    script: shows them on a page; empty where there is nothing to show.
+    script: shows them on a page; empty without any chart.
     """
 
     figures: Callable[[], list[Figure]] = list
@@ -144,7 +152,9 @@ class Drawing:
 
 
 def begin_drawing(results: Results) -> Drawing:
-    """Of the charts that the data supports. One that cannot be drawn says why, and takes nothing else with it."""
+    """Start to draw the charts that the data supports. A chart that fails has a problem; the
+    others are not affected.
+    """
     charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
     specs = [_with_title(chart) for chart in charts if not chart.problem]
     if not specs:
@@ -155,16 +165,18 @@ def begin_drawing(results: Results) -> Drawing:
 
 
 def _with_title(chart: Figure) -> dict[str, Any]:
-    """As a picture shows it: on the page the title is a heading, and what the chart has for one stands below that."""
-    said = chart.spec.get("title")
+    """Return the specification for a picture: the title of the plot, with the chart's own title
+    as subtitle.
+    """
+    subtitle = chart.spec.get("title")
     return {
         **chart.spec,
-        "title": {"text": chart.plot.title, "subtitle": said} if said else chart.plot.title,
+        "title": {"text": chart.plot.title, "subtitle": subtitle} if subtitle else chart.plot.title,
     }
 
 
 def _chart(plot: Plot, results: Results) -> Figure | None:
-    """Without its pictures."""
+    """Return a figure without its pictures."""
     try:
         chart = plot.layout.draw(results)
         if chart is None:
@@ -176,7 +188,7 @@ def _chart(plot: Plot, results: Results) -> Figure | None:
 
 
 def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
-    """pictures: of the charts that have no problem yet."""
+    """Return figures with their pictures, unless a figure has a problem."""
     drawn = iter(pictures)
     return [chart if chart.problem else _with_picture(chart, next(drawn)) for chart in charts]
 
@@ -190,7 +202,7 @@ def _with_picture(chart: Figure, picture: Picture) -> Figure:
 def figure_files(
     figures: Sequence[Figure], pictures: Collection[str] = PICTURES
 ) -> dict[str, str | bytes]:
-    """By path within the report's folder, in each of the formats that are asked for."""
+    """Return the content of the requested formats by path within the report folder."""
     found: dict[str, str | bytes] = {}
     for figure in figures:
         made: dict[str, str | bytes] = {"svg": figure.svg, "png": figure.png}

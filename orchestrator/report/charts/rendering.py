@@ -1,7 +1,7 @@
-"""Charts as SVG and PNG, and the script that shows them on a page.
+"""Draw charts as SVG and PNG, and make the script that shows them on a page.
 
-A browser's engine does it, which takes seconds and keeps what memory it took: for a large report it does so in a process of its
-own, while the tables are made.
+vl-convert runs a JavaScript engine, which takes seconds to start and does not release its
+memory. For a large report it therefore runs in a separate process while the tables are made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from xml.sax.saxutils import escape
 
 T = TypeVar("T")
 
-MANY = 2000  # cells, from which on a process of its own is worth the half second that it takes to start
+MANY = 2000  # cells: from here on, a separate process is worth its start of half a second
 _PNG_SCALE = 2  # pixels a point: sharp in print
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _EMBED = "window.vegaEmbed = vegaEmbed;"
@@ -33,7 +33,7 @@ _ONE_BY_ONE = ThreadPoolExecutor(1)  # two engines at a time would take twice th
 
 @dataclass(frozen=True)
 class Picture:
-    """problem: why there is none, else empty."""
+    """A drawn chart. problem: the reason for a missing drawing, otherwise empty."""
 
     svg: str = ""
     png: bytes = b""
@@ -41,12 +41,12 @@ class Picture:
 
 
 def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
-    """Of each chart of Vega-Lite, which holds its data, its picture."""
+    """Return the picture of each Vega-Lite chart."""
     return [_draw(chart) for chart in charts]
 
 
 def _draw(chart: Mapping[str, Any]) -> Picture:
-    import vl_convert  # here: not where a process of its own draws
+    import vl_convert  # not at the top: a separate process may do the drawing
 
     _load_fonts()
     try:
@@ -58,8 +58,10 @@ def _draw(chart: Mapping[str, Any]) -> Picture:
 
 @cache
 def _load_fonts() -> None:
-    """Those of the machine, for letters that vl-convert's Liberation Sans has not, but no other version of that: it would take
-    its place, and a chart be as wide as the machine's fonts say.
+    """Register the machine's fonts, for letters that the Liberation Sans of vl-convert lacks.
+
+    Another Liberation Sans is skipped: it would replace the built-in one, and text widths would
+    depend on the machine.
     """
     import vl_convert
 
@@ -88,19 +90,25 @@ def _font_folders() -> list[Path]:
 
 
 def numbered_anew(svg: str) -> str:
-    """With its clips counted from 0: Vega counts on from drawing to drawing, so that the same chart would be another file."""
+    """Number the clips of an SVG from 0. Vega counts across drawings, so that equal charts would
+    differ.
+    """
     names = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
     places = {name: f"clip{place}" for place, name in enumerate(names)}
     return re.sub(r"\bclip\d+\b", lambda found: places.get(found[0], found[0]), svg)
 
 
 def with_short_paths(svg: str) -> str:
-    """With its paths to a tenth of a point; of a chart with thousands of points they are most of the bytes."""
+    """Round paths to a tenth of a point. In a chart with thousands of points, paths are most of
+    the bytes.
+    """
     return re.sub(r'(?<= d=")[^"]+', lambda found: _short_path(found[0]), svg)
 
 
 def _short_path(path: str) -> str:
-    """A line along an axis as the one number that changes, and none to where the path is already."""
+    """Return a path in which a line along an axis is one number, and a line of no length is
+    omitted.
+    """
     steps: list[str] = []
     here = [
         "",
@@ -126,7 +134,7 @@ def described(error: Exception) -> str:
 
 @cache
 def script_of_charts() -> str:
-    """For a page that asks for nothing else. To bundle it takes seconds."""
+    """Return the script of an offline page. Bundling it takes seconds."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle(_EMBED)
@@ -134,14 +142,18 @@ def script_of_charts() -> str:
 
 
 def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:
-    """What gives what `work` makes of what it is given. Where there are many cells, that is begun in a process of its own."""
+    """Start `work` and return a function that waits for its result. Many cells are drawn in a
+    separate process.
+    """
     if cells < MANY:
         return cache(partial(work, *given))
     return _ONE_BY_ONE.submit(_apart, work, *given).result
 
 
 def _apart(work: Callable[..., T], *given: object) -> T:
-    """In a process that imports nothing but this: those of multiprocessing import all that was begun with."""
+    """Run in a process that imports only this module; multiprocessing would import the main
+    module again.
+    """
     command = [sys.executable, "-m", __name__]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -152,7 +164,7 @@ def _apart(work: Callable[..., T], *given: object) -> T:
 
 
 def _work_here() -> None:
-    """What `_apart` asks for on standard input, to standard output."""
+    """Read work from standard input and write its result to standard output, for `_apart`."""
     work, given = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(pickle.dumps(work(*given)))
 

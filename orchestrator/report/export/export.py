@@ -1,13 +1,13 @@
-"""Runs as others may have them: `sweep publish RUN … --out FOLDER`, whose tables `sweep report FOLDER` makes anywhere alike.
+"""Publish runs as one folder from which `sweep report FOLDER` makes the same tables on any
+machine.
 
-    publication.json   the runs, whose numbers stand beside theirs, what was left out, and each file's digest
-    NAME/              one folder a run, to be read like any other: run.json, a part a table, and config.yaml
-    cells.parquet      one wide row a cell, of all runs
+    publication.json   the runs, the reference device, what was left out, the digest of each file
+    NAME/              one folder for each run, readable like any other: run.json, parts, config.yaml
+    cells.parquet      one wide row for each cell, of all runs
     report/            the page, each table as Markdown, the charts as SVG
 
-runs ─redact→ parts, manifests ─read again→ report ─within the limit→ in place, whole or not at all
-
-Artifacts, logs and caches are left out, the evidence of each attempt is kept. Nothing depends on when or where that is done.
+Artifacts, logs and caches are left out; the evidence of each attempt is included. The content
+does not depend on the time or the place of the export.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ _NAMED = 4  # of the largest things, where they are too large together
 
 @dataclass(frozen=True)
 class Published:
-    """sizes: in bytes, the largest first, by what stands at the top of the folder or of a run. left_out: a sentence each."""
+    """A finished publication. sizes: bytes by entry of the folder, the largest first. left_out:
+    sentences.
+    """
 
     cells: int
     sizes: Mapping[str, int]
@@ -66,10 +68,11 @@ class Published:
 def publish(
     folders: Sequence[RunLocation], out: Path, most_bytes: int, reference: str | None
 ) -> Published:
-    """Runs, in one folder that stays within a size; what was published there before is replaced.
+    """Copy runs into one folder of limited size, and replace an earlier publication there.
 
-    reference: the device whose published numbers the report compares them with. Raises RunError where a folder holds no run, where `out` holds
-    something else than what was published before, and where it would be too large; RunUnwritable.
+    reference: the device whose published numbers the report compares them with. Raise RunError
+    if a folder holds no run, if `out` holds anything but a publication, or if the result is too
+    large; raise RunUnwritable if a file cannot be written.
     """
     named = runs_by_name(folders)
     runs = {name.replace("/", "-"): run for name, run in named.items()}
@@ -88,7 +91,7 @@ def publish(
         RunWriter(folder).write_cells(
             load_results(RunCollection({name: Run(folder / name) for name in runs}, folder)).cells
         )
-        left_out = (*redaction.said(), _NOT_COPIED, *_missing(runs.values()))
+        left_out = (*redaction.left_out(), _NOT_COPIED, *_missing(runs.values()))
         _write_contents(folder, {"runs": list(runs), "against": reference, "left_out": left_out})
         publication = Publication(folder)  # as whoever has the folder reads it
         results = load_results(publication)
@@ -110,7 +113,7 @@ def _missing(runs: Iterable[Run]) -> Iterator[str]:
 
 
 def check_place(out: Path, runs: Mapping[str, Run]) -> None:
-    """Raises RunError where they cannot be published there, measured or not yet; RunUnwritable."""
+    """Raise RunError if the runs, measured or not, cannot be published there."""
     if out.exists() and not is_publication(out) and (not out.is_dir() or any(out.iterdir())):
         raise RunError(
             f"{out}: holds something else than what was published", "Name a new folder with --out"
@@ -144,7 +147,9 @@ def _published_before(out: Path) -> list[str]:
 
 @contextmanager
 def _aside(out: Path) -> Iterator[Path]:
-    """A folder that takes the place of `out` if all goes well, and else is gone. What was there before is back there then."""
+    """Yield a temporary folder that replaces `out` on success. On an error, the previous content
+    is restored.
+    """
     new, old = (out.with_name(f".{out.name}.{which}") for which in ("new", "old"))
     try:
         with writing(out):
@@ -161,7 +166,9 @@ def _aside(out: Path) -> Iterator[Path]:
 
 
 def _settle(out: Path, new: Path, old: Path) -> None:
-    """Puts back what was moved away for something that did not come, and leaves nothing else beside it."""
+    """Restore what was moved away for a publication that failed, and remove all temporary
+    folders.
+    """
     if old.exists() and not out.exists():
         old.rename(out)
     for folder in (new, old):
@@ -179,7 +186,7 @@ def _copy(run: Run, folder: Path, redaction: Redaction) -> None:
 
 
 def _write_config(config: Mapping[str, Any], path: Path) -> None:
-    """In the order in which it is said."""
+    """Write a config with its keys in their original order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.default_flow_style = False
@@ -187,7 +194,9 @@ def _write_config(config: Mapping[str, Any], path: Path) -> None:
 
 
 def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
-    """Last of what is not derived: with the digest of every file that is there."""
+    """Write publication.json with the digest of every file that exists so far; derived files
+    come later.
+    """
     files = {
         str(path.relative_to(folder).as_posix()): file_digest(path)
         for path in sorted(folder.rglob("*"))
@@ -198,7 +207,7 @@ def _write_contents(folder: Path, contents: Mapping[str, Any]) -> None:
 
 
 def _sizes(folder: Path) -> dict[str, int]:
-    """In bytes, of what stands at the top of it, and of each table of each run."""
+    """Return the bytes of each entry of the folder, and of each table of each run."""
     sizes: Counter[str] = Counter()
     for path in sorted(folder.rglob("*")):
         if path.is_file():

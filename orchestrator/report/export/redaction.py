@@ -1,11 +1,11 @@
-"""What is of a machine or of its user and of no use to a reader is left out of what is published, or reduced to what tells.
+"""Removes what identifies a machine or its user from published results, or replaces it:
 
-a host's name               `host 1`: which cells are of the same one stays known
-a GPU's id                  `GPU 3f2a91c0`, a digest of it: the same one is called so wherever it was published
-an absolute path            from where this program, an installed package or a folder of sweeps begins; else its last part
-an address of a network     `…`
-a process id                nothing
-an environment variable     its value, wherever it stands, unless torch or CUDA is set by it
+a host's name             `host 1`; cells of one host share it
+a GPU's id                `GPU 3f2a91c0`, a digest of it, so that a GPU has the same name in every publication
+an absolute path          its part below this program, an installed package or a sweep folder; else its last part
+a network address         `…`
+a process id              nothing
+an environment variable   its value, everywhere, unless it configures torch or CUDA
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _IDS = {
     "gpu_uuid": _GPU,
 }  # facts that tell one from another, and how they are called then
 _DROPPED = ("pid",)
-_ENVIRONMENT = "env"  # of a config, and of all that says how it was asked for
+_ENVIRONMENT = "env"  # a key of configs and of the settings of attempts
 _TEXTS = {"samples": "note", "predictions": "note", "allocations": "call_chain"}
 
 
 class Redaction:
-    """Of several runs together, so that a host has the same name in all of them."""
+    """Replaces names in several runs consistently, so that a host has one name in all of them."""
 
     def __init__(self, attempts: pd.DataFrame) -> None:
-        """attempts: `facts` and `started_at` of all of them."""
+        """Collect the names. attempts: `facts` and `started_at` of all attempts."""
         facts = [
             json.loads(text) for text in attempts.sort_values("started_at", kind="stable")["facts"]
         ]
@@ -82,8 +82,8 @@ class Redaction:
         )
         self._values = re.compile(values) if values else None
 
-    def said(self) -> Iterator[str]:
-        """What was left out, a sentence each."""
+    def left_out(self) -> Iterator[str]:
+        """Yield a sentence for each kind of information that was left out."""
         for fact, names in self._names.items():
             if names:
                 first, *others = names.values()
@@ -94,7 +94,9 @@ class Redaction:
                 yield f"{what}: {count}"
 
     def text(self, text: str) -> str:
-        """Without values of environment variables, paths, addresses, and the names of hosts and GPUs."""
+        """Return a text without values of environment variables, paths, addresses, and names of
+        hosts and GPUs.
+        """
         if self._values:
             text = self._values.sub(REDACTED, text)
         text = _PATH.sub(self._path, text)
@@ -102,7 +104,7 @@ class Redaction:
         return self._known.sub(self._alias, text) if self._known else text
 
     def table(self, name: str, rows: pd.DataFrame) -> pd.DataFrame:
-        """A table of a run, as it is published."""
+        """Return a table of a run in its public form."""
         if name == "attempts":
             facts = rows["facts"].map(lambda text: json.dumps(self._facts(json.loads(text))))
             return rows.assign(facts=facts, evidence=rows["evidence"].map(self._json))
@@ -113,7 +115,7 @@ class Redaction:
         return rows.assign(**{column: rows[column].map(short)})
 
     def manifest(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """run.json, as it is published."""
+        """Return the content of run.json in its public form."""
         return {name: self._entry(name, value) for name, value in manifest.items()}
 
     def _facts(self, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +162,7 @@ class Redaction:
 
 
 def called(uuid: str) -> str:
-    """What a GPU is called where it is published; what was published before is called so already."""
+    """Return the public name of a GPU. A name that was already replaced stays as it is."""
     if uuid.startswith(f"{_GPU} "):
         return uuid
     return f"{_GPU} {text_digest(uuid.removeprefix('GPU-'))[:8]}"

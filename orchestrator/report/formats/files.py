@@ -1,4 +1,4 @@
-"""The same tables for wherever they are handed in: Markdown, CSV, LaTeX, Typst. Each says the same to the printed digit."""
+"""Rendered tables as files: Markdown, CSV, LaTeX and Typst, with the same digits in each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _BETWEEN_COLUMNS_PT = 12
 
 
 def to_csv(page: RenderedTable) -> str:
-    """The header and the rows as they are printed elsewhere, but notes in full, 12,313 as 12313, and standard deviations and the
-    marks of times in columns of their own; full precision is in cells.parquet."""
+    """Return a table as CSV, in the form that `written_out` describes.
+
+    Values have the digits of the report; full precision is in cells.parquet.
+    """
     text = io.StringIO()
     header, rows = written_out(page)
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
@@ -29,9 +31,9 @@ def to_csv(page: RenderedTable) -> str:
 
 
 def to_latex(page: RenderedTable) -> str:
-    r"""A table with a caption, to be \input into a document that any LaTeX sets: nothing but ASCII, no wider than the text.
+    r"""Return a table with a caption for \input, in ASCII and no wider than the text.
 
-    What fills more than a page is a longtable.
+    A table that fills more than a page is a longtable.
     """
     return (
         _latex_longtable(page)
@@ -62,7 +64,9 @@ def _latex_table(page: RenderedTable) -> str:
 
 
 def _latex_longtable(page: RenderedTable) -> str:
-    """Every text of it is made smaller, not the whole: a box does not go over several pages."""
+    """Return a longtable whose texts are scaled one by one, because a scaled box cannot break
+    across pages.
+    """
     scale = _scale_to_fit(page)
     header, *rows = _latex_rows(page, r"\fit" if scale < 1 else "")
     smaller = [
@@ -93,13 +97,15 @@ def _latex_longtable(page: RenderedTable) -> str:
 
 
 def _scale_to_fit(page: RenderedTable) -> float:
-    """By which a table is no wider than a page's text, by the letters of its columns; 1 where it is not."""
+    """Return the factor that makes a table as wide as the text, estimated from its letters; at
+    most 1.
+    """
     letters = sum(max(map(len, texts)) for texts in zip(page.header, *page.rows, strict=True))
     return min(1.0, _TEXT_PT / (letters * _LETTER_PT + len(page.header) * _BETWEEN_COLUMNS_PT))
 
 
 def _latex_rows(page: RenderedTable, around: str = "") -> list[str]:
-    """The header and the rows. around: a command that each text is given to."""
+    """Return header and rows. around: a command that wraps each text."""
     return [_latex_row(row, around) for row in (page.header, *page.rows)]
 
 
@@ -116,7 +122,10 @@ def _latex_notes(page: RenderedTable) -> list[str]:
 
 
 def to_typst(page: RenderedTable) -> str:
-    """A `figure` with a caption, to be included: a long one goes on over pages. Cells are strings: nothing in them is markup."""
+    """Return a Typst `figure` with a caption, which may break across pages.
+
+    Cells are strings, so that nothing in them is markup.
+    """
     lines = [
         "#[",
         "#show figure: set block(breakable: true)",
@@ -140,7 +149,7 @@ def to_markdown_file(page: RenderedTable) -> str:
 
 
 def without_tags(text: str) -> str:
-    """Markdown as who renders it is to see it: `Functor<float>` is no tag, which would be left out."""
+    """Escape `<` for renderers of Markdown, which would drop `Functor<float>` as an unknown tag."""
     return text.replace("<", r"\<")
 
 
@@ -155,7 +164,7 @@ FORMATS: Mapping[str, Callable[[RenderedTable], str]] = {
 def files_of(
     pages: Iterable[RenderedTable], formats: Collection[str] = tuple(FORMATS)
 ) -> Iterator[tuple[str, str]]:
-    """Every page in each of the formats, after the name of its file; each made when it is asked for."""
+    """Yield file name and content of each table in each format, one at a time."""
     return (
         (f"{page.table.name}.{suffix}", FORMATS[suffix](page))
         for page in pages
@@ -164,7 +173,9 @@ def files_of(
 
 
 def _latex_row(texts: list[str], around: str = "") -> str:
-    """What it begins with is no argument of the line before."""
+    """Return a row. An empty group protects a leading `[` or `*`, which `\\\\` would read as its
+    argument.
+    """
     begin, end = (f"{around}{{", "}") if around else ("", "")
     row = (
         begin
@@ -183,7 +194,7 @@ def _typst_row(texts: list[str]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Without control characters, such as colours in a message, which no compiler takes."""
+    """Replace control characters, such as the colours of a message, which no compiler accepts."""
     return (
         text
         if text.isprintable()

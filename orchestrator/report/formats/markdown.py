@@ -56,7 +56,7 @@ def lay_out(
     for table in [by_name[name] for name in names] or list(tables):
         header, rows = table.lay_out(results)
         if rows:
-            # The tables of 10,000 cells have 571,078 values, of which 21,922 differ.
+            # The tables of 10,000 cells have 571,078 values; only 21,922 are distinct.
             rows = [list(map(sys.intern, row)) for row in rows]
             rendered.append(_number_notes(RenderedTable(table, header, rows, measured_with)))
     return rendered
@@ -87,8 +87,8 @@ def notes_of(page: RenderedTable, row: Sequence[str]) -> list[str]:
 def written_out(page: RenderedTable) -> tuple[Header, Rows]:
     """Return header and rows for programs.
 
-    Notes are in full, 12,313 is 12313, and a standard deviation has its own column. Marks are removed; one more column for
-    each mark lists the values that have it.
+    Notes are in full, 12,313 is 12313, and a standard deviation has its own column. Marks are
+    removed; one more column for each mark lists the values that have it.
     """
     titles, texts = _split_deviations(page.header, page.rows)
     seen = set("".join(marks_of(text) for row in texts for text in row))
@@ -121,7 +121,9 @@ def _split_deviations(header: Header, rows: Rows) -> tuple[Header, Rows]:
 
 
 def _two_titles(title: str) -> tuple[str, str]:
-    """Split `forward` into forward and forward sd, `warm-up: mean ± sd` into warm-up: mean and warm-up: sd."""
+    """Split `forward` into forward and forward sd, `warm-up: mean ± sd` into warm-up: mean and
+    warm-up: sd.
+    """
     mean, _, deviation = title.partition(_PLUS_MINUS)
     return (mean, mean.removesuffix("mean") + deviation) if deviation else (title, f"{title} sd")
 
@@ -142,13 +144,17 @@ def marks_of(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Remove the mark of a number and the commas between its thousands. Other texts stay as they are."""
+    """Remove the mark of a number and the commas between its thousands. Other texts stay as they
+    are.
+    """
     text = text.removesuffix(marks_of(text))
     return text.replace(",", "") if "," in text and _WITH_THOUSANDS.fullmatch(text) else text
 
 
 def first_rows(page: RenderedTable, command: str) -> str:
-    """Return a table for the terminal with its first rows, and the command that prints all of them."""
+    """Return a table for the terminal with its first rows, and the command that prints all of
+    them.
+    """
     more = len(page.rows) - MOST_ROWS
     if more <= 0:
         return to_markdown(page)
@@ -160,8 +166,8 @@ def first_rows(page: RenderedTable, command: str) -> str:
 def to_markdown(page: RenderedTable, aligned: bool = True, below: str = "") -> str:
     """Return a table as Markdown.
 
-    aligned: pad the columns for readers of the source. Without padding, a table of many columns takes half the bytes.
-    below: a line after the rows.
+    aligned: pad the columns for readers of the source. Without padding, a table of many columns
+    takes half the bytes. below: a line after the rows.
     """
     rows = [_escape_pipes(row) for row in page.rows]
     widths = column_widths(page.header, rows) if aligned else [0] * len(page.header)

@@ -1,4 +1,6 @@
-"""The line below each table: the hardware, software and protocol that its numbers were measured with."""
+"""The line below each table: the hardware, software and protocol that its numbers were measured
+with.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def _labelled(label: str, text: str) -> str:
 
 
 def _protocol(cells: pd.DataFrame) -> str:
-    """Return the numbers of warm-up and measured steps, and `adaptive` if any cell chose its own."""
+    """Return the numbers of warm-up and measured steps, and `adaptive` if any cell chose its
+    own.
+    """
     steps = [_one_or_several(cells, axis) for axis in ("warmup_steps", "measured_steps")]
     parts = [" + ".join(filter(None, steps))]
     if "timing" in cells and (cells["timing"] == "adaptive").any():

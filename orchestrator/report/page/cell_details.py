@@ -1,4 +1,6 @@
-"""All that is known of each cell, for the page that a link opens: its parameters, its attempts, samples and artifacts."""
+"""Everything about each cell, for the dialog of the page: parameters, attempts, samples and
+artifacts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _DIGITS = 6  # that are shown of a number; full precision is in the parts
 
 @dataclass(frozen=True)
 class Details:
-    """series: the name and the unit of each series of samples that any cell has. cells: one each, made when asked for."""
+    """The details of all cells. series: name and unit of each series of samples; cells refer to
+    it by index.
+    """
 
     series: list[tuple[str, str]]
     cells: Iterator[dict[str, Any]]
@@ -38,7 +42,7 @@ class Details:
 def read_details(
     run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]
 ) -> Details:
-    """As JSON takes them. Samples and artifacts are of the attempt that counts."""
+    """Return details as JSON values. Samples and artifacts belong to each cell's valid attempt."""
     counting = (
         results.cells[["cell", "attempt"]]
         if "attempt" in results.cells
@@ -79,7 +83,7 @@ def _cells(
 
 
 def _attempts(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """By cell, in the order of their numbers."""
+    """Return the attempts of each cell in the order of their numbers."""
     columns = [
         "cell",
         "attempt",
@@ -114,9 +118,9 @@ def _described(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Samples:
-    """Samples in the order of cells and series, so that those of one cell are found without a look at the others.
+    """Samples sorted by cell and series, so that those of one cell are a slice.
 
-    names: of each series its name and its unit, by the place that stands for it.
+    names: name and unit of each series, by index.
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
@@ -137,7 +141,9 @@ class _Samples:
         self._range = dict(zip(cells, pairwise(ends.tolist()), strict=True))
 
     def of(self, cell: str) -> list[Series]:
-        """The values of each series in the order of their steps; not a number where nothing could be read."""
+        """Return the series of a cell as index and values, in the order of steps. NaN stands for
+        a failed reading.
+        """
         first, last = self._range.get(cell, (0, 0))
         begins = self._begins[first : last + 1]
         values = _shortened(self._values[begins[0] : begins[-1]]).tolist()
@@ -151,7 +157,9 @@ class _Samples:
 def _shortened(
     values: np.ndarray[Any, np.dtype[np.float64]],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Each to its first digits, so that its shortest text is short; larger numbers to whole ones."""
+    """Round values to six significant digits, so that their text is short; larger numbers to
+    integers.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
         scale = 10.0 ** np.clip(digits, 0, 300)
@@ -160,7 +168,9 @@ def _shortened(
 
 
 def _places(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Of each row, the place that its names have among the distinct ones, in the order in which they come."""
+    """Return the index of each row's names among the distinct ones, in the order of their first
+    occurrence.
+    """
     combined = np.zeros(len(names), dtype=np.int64)
     for name in names:
         combined = (

@@ -1,6 +1,7 @@
 """The report as one HTML file that works offline.
 
-Texts from outside are escaped by Jinja, or are packed data that the script of the page inserts as text.
+Texts from outside are escaped by Jinja, or are packed data that the script of the page inserts
+as text.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from orchestrator.report.tables.formatters import end_location, failure_reason, 
 from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
-# Rows of a table that are in the HTML; "Show more rows" inserts the others. A report of ten thousand cells therefore opens as
+# Rows of a table that are in the HTML; "Show more rows" inserts the others. A report of ten
+# thousand cells therefore opens as
 # fast as one of ten.
 ROWS_AT_ONCE = 200
 
 _CELLS = Table(
     "cells",
     "Every cell",
-    "Click an id for everything about a cell: parameters, attempts with their evidence, samples, log.",
+    "Click an id for everything about a cell: parameters, attempts with evidence, samples, log.",
     CellRows(
         (
             ("task", text("task")),
@@ -50,7 +52,9 @@ _FAILURES = "failures"
 
 @dataclass(frozen=True)
 class PageContent:
-    """What the page shows. missing: the number of cells without a result, which are called `missing_status`."""
+    """Content of the page. missing: the number of cells without a result, which are called
+    `missing_status`.
+    """
 
     results: Results
     answers: Sequence[KeyFinding]
@@ -111,7 +115,9 @@ def _statuses(content: PageContent) -> dict[str, int]:
 
 
 def _platforms(results: Results) -> list[dict[str, str]]:
-    """Return the distinct combinations of hardware and software. Cells that recorded none are left out."""
+    """Return the distinct combinations of hardware and software. Cells that recorded none are
+    left out.
+    """
     present = [name for name in _PLATFORM if name in results.cells]
     platforms = []
     for row in results.cells[present].drop_duplicates().to_dict("records"):

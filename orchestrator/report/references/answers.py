@@ -1,7 +1,9 @@
-"""Our value for each published quantity: a column of `cells`, or a figure from a cell's kernels or allocations.
+"""Our value for each published quantity: a column of `cells`, or a figure from a cell's kernels
+or allocations.
 
-Metrics without an entry in ANSWERS follow from other numbers of the same table (differences, quotients, totals over steps)
-or describe single kernels, whose launches on another GPU are not comparable.
+Metrics without an entry in ANSWERS follow from other numbers of the same table (differences,
+quotients, totals over steps) or describe single kernels, whose launches on another GPU are not
+comparable.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _TENSORS = {
     "theoretical total": "forward_held_allocated_bytes",
     "measured": "forward_held_allocated_bytes",
 }
-_LARGEST = 10  # allocations of a part; the write-ups list no more
+_LARGEST = 10  # allocations of a part: the longest list of a write-up
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,9 @@ class KernelFigures:
         return float(longest.iloc[-1] / inside["ms"].sum()) if len(longest) == rank else None
 
     def part_ms(self, phase: str, part: str) -> float | None:
-        """Return the milliseconds of a part of the model, or None if it is fused with another part."""
+        """Return the milliseconds of a part of the model, or None if it is fused with another
+        part.
+        """
         among = self.kernels
         if part == "matmul":
             among = among[among["kernel_class"] == GEMM]
@@ -123,7 +127,9 @@ class Figures:
         return {str(cell): own for cell, own in rows.groupby("cell", observed=True)}
 
     def largest_allocations(self, cell: str, part: str) -> list[float]:
-        """Return the bytes of the largest allocations of a part, or of all parts for an empty one."""
+        """Return the bytes of the largest allocations of a part, or of all parts for an empty
+        one.
+        """
         if cell not in self.allocations:
             return []
         rows = self.allocations[cell]
@@ -141,10 +147,10 @@ OurValue = Callable[[ReferenceNumber, Row, Figures], float | None]
 
 @dataclass(frozen=True)
 class Answer:
-    """How our value for a metric is found and printed.
+    """Lookup and format of our value for a metric.
 
-    title: the quantity with its unit. is_step_time: True for
-    times that a slow CPU may lengthen, which the report marks. sd: our standard deviation, if the quantity has one.
+    title: the quantity with its unit. is_step_time: True for times that a slow CPU may lengthen,
+    which the report marks. sd: our standard deviation, if the quantity has one.
     """
 
     title: str
@@ -180,7 +186,9 @@ def _duration_sd(number: ReferenceNumber, row: Row, figures: Figures) -> float |
 
 
 def _milliseconds(row: Row, phase: str, statistic: str) -> float | None:
-    """Return a time of a phase. A published step is synchronized at its end, as is `step_synced`."""
+    """Return a time of a phase. A published step is synchronized at its end, as is
+    `step_synced`.
+    """
     stems = ("step_synced", "step") if phase == "step" else (phase,)
     for stem in stems:
         if _column(row, f"{stem}_ms_median"):
@@ -237,7 +245,9 @@ def _softmax_over_matmul(number: ReferenceNumber, row: Row, figures: Figures) ->
 
 
 def _allocation(number: ReferenceNumber, row: Row, figures: Figures) -> float | None:
-    """Return the bytes of the allocation of the same rank, or of the largest one of the same part."""
+    """Return the bytes of the allocation of the same rank, or of the largest one of the same
+    part.
+    """
     if "rank" in number.labels:
         sizes = figures.largest_allocations(row["cell"], "")
         index = int(number.labels["rank"]) - 1

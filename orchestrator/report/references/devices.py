@@ -1,4 +1,6 @@
-"""The devices of the published numbers. Imports no pandas, so that the command line can list them quickly."""
+"""The devices of the published numbers. Imports no pandas, so that the command line can list
+them quickly.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Which cells of a run a published number may belong to.
 
-An axis that the write-up does not state is left open: the number is compared with every cell that fits, and a note names
-the open axes. The hardware is not compared, because it is what the comparison is about.
+An axis that the write-up does not state is left open: the number is compared with every cell
+that fits, and a note names the open axes. The hardware is not compared, because it is what the
+comparison is about.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def matches(
 def fits(number: ReferenceNumber, row: Row) -> bool:
     """Return True if the number may belong to this cell of ours.
 
-    The write-ups use the course's vocabulary and, unless they state another one, the course's attention.
+    The write-ups use the course's vocabulary and, unless they state another one, the course's
+    attention.
     """
     if has_value(row, "vocab_size") and row["vocab_size"] != VOCAB_SIZE:
         return False
@@ -109,10 +111,11 @@ def _pass_agrees(number: ReferenceNumber, row: Row) -> bool:
 
 
 def is_first_forward(number: ReferenceNumber, row: Row) -> bool:
-    """Return True if a peak of a forward pass is compared with the first step of a longer one of ours.
+    """Return True if a peak of a forward pass is compared with the first step of a longer one of
+    ours.
 
-    Until its backward pass, the first step has neither gradients nor optimizer state, so that its peak is that of a forward
-    pass alone.
+    Until its backward pass, the first step has neither gradients nor optimizer state, so that
+    its peak is that of a forward pass alone.
     """
     return (
         number.metric == "peak"
@@ -129,7 +132,9 @@ def states_shape(number: ReferenceNumber) -> bool:
 
 
 def unstated(number: ReferenceNumber) -> str:
-    """Return a sentence that names the axes which the write-up leaves open; empty if there are none."""
+    """Return a sentence that names the axes which the write-up leaves open; empty if there are
+    none.
+    """
     unclear = [axis for axis in _IDENTIFYING[number.task] if number.only(axis) is None]
     same = _SAME_PHASE.get(number.phase, set())
     if same and "optimizer" in unclear:

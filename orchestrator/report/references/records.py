@@ -39,7 +39,8 @@ _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 class ReferenceNumber:
     """One published number, or a cell that ran out of memory (`value` is None).
 
-    value, unit: as printed. sd: the standard deviation in the same row, in the unit of `amount`. over: the number of passes that the value covers. row: position in its table.
+    value, unit: as printed. sd: the standard deviation in the same row, in the unit of `amount`.
+    over: the number of passes that the value covers. row: position in its table.
     """
 
     writeup: str
@@ -146,14 +147,18 @@ def _number(
 
 
 def _with_rank(number: ReferenceNumber, ranks: Counter[object]) -> ReferenceNumber:
-    """Label the share of a kernel with its rank: tables list the kernels of a cell in descending order."""
+    """Label the share of a kernel with its rank: tables list the kernels of a cell in descending
+    order.
+    """
     cell = (number.phase, tuple(sorted(number.axes.items())))
     ranks[cell] += 1
     return replace(number, labels={**number.labels, "rank": str(ranks[cell])})
 
 
 def _parse_value(printed: TableCell, unit: str) -> tuple[Decimal | None, str]:
-    """Return value and unit of a table cell. A unit in the cell has precedence over that of the column."""
+    """Return value and unit of a table cell. A unit in the cell has precedence over that of the
+    column.
+    """
     if printed == OUT_OF_MEMORY:
         return None, unit
     if isinstance(printed, int | Decimal) and not isinstance(printed, bool):

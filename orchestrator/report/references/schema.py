@@ -1,7 +1,8 @@
 """The format of the files in `writeups/`, which hold the published tables of others.
 
-The format is strict: an unknown axis, value, unit or field is an error. Each transcribed number therefore names its cell in
-the words that our own axes use, and a slip of the transcription shows when the files are loaded.
+The format is strict: an unknown axis, value, unit or field is an error. Each transcribed number
+therefore names its cell in the words that our own axes use, and a slip of the transcription
+shows when the files are loaded.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ TableCell = bool | int | Decimal | str | list[str]
 
 EMPTY_CELLS = ("N/A", "-")
 OUT_OF_MEMORY = "OOM"
-# Columns that identify a row and are no axis of ours. `among`: the kernels that are ranked; `each`: what a time is for,
+# Columns that identify a row and are no axis of ours. `among`: the kernels that are ranked;
+# `each`: what a time is for,
 # if not for all layers; `device`: the part of the machine (cpu, mps or cuda).
 LABELS = ("part", "kernel", "device", "rank", "among", "each")
 _COUNTS = (
@@ -55,8 +57,9 @@ class _Strict(BaseModel):
 class ReferenceQuantity(_Strict):
     """A column of numbers.
 
-    unit: the unit of the printed numbers. over: the number of passes that one number covers. cell: axes that hold for this
-    column in addition to those of the table. variant: distinguishes two columns about the same cell.
+    unit: the unit of the printed numbers. over: the number of passes that one number covers.
+    cell: axes that hold for this column in addition to those of the table. variant:
+    distinguishes two columns about the same cell.
     """
 
     metric: Metric
@@ -83,9 +86,10 @@ class RowNote(_Strict):
 class ReferenceTable(_Strict):
     """One published table.
 
-    cell: axes that hold for all rows. A list means that the write-up leaves open which of the values it was; a missing axis
-    means that the write-up does not state it. notes: why its numbers may not be comparable. columns: an axis, a label or a
-    ReferenceQuantity. repeats: the table of the same write-up whose numbers it prints again.
+    cell: axes that hold for all rows. A list means that the write-up leaves open which of the
+    values it was; a missing axis means that the write-up does not state it. notes: why its
+    numbers may not be comparable. columns: an axis, a label or a ReferenceQuantity. repeats: the
+    table of the same write-up whose numbers it prints again.
     """
 
     name: str
@@ -118,7 +122,9 @@ class ReferenceTable(_Strict):
 
 
 class Writeup(_Strict):
-    """The published tables of one write-up. year: the year of the course, which defines the model sizes."""
+    """The published tables of one write-up. year: the year of the course, which defines the
+    model sizes.
+    """
 
     name: str
     title: str
@@ -138,7 +144,9 @@ class Writeup(_Strict):
 
 
 def check_cell(cell: Mapping[str, Any]) -> None:
-    """Raise ValueError for a key that is no axis or label, and for a value that its axis does not have."""
+    """Raise ValueError for a key that is no axis or label, and for a value that its axis does
+    not have.
+    """
     for axis, given in cell.items():
         for value in given if isinstance(given, list) else [given]:
             if value not in EMPTY_CELLS and not _is_possible(axis, value):
@@ -159,7 +167,9 @@ def _is_possible(axis: str, value: Any) -> bool:
 
 @cache
 def writeups() -> tuple[Writeup, ...]:
-    """Return all write-ups in the order of their file names. Decimal preserves the printed digits."""
+    """Return all write-ups in the order of their file names. Decimal preserves the printed
+    digits.
+    """
     folder = resources.files(__package__).joinpath("writeups")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".toml")]

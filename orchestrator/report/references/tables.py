@@ -37,7 +37,9 @@ def reference_tables(device: str | None) -> tuple[Table, ...]:
 
 @cache
 def reference_table(device: str) -> Table:
-    """Return the table of what was published for a device, or for all. Raise KeyError for an unknown one."""
+    """Return the table of what was published for a device, or for all. Raise KeyError for an
+    unknown one.
+    """
     where = "any device" if device == ALL else DEVICES[device]
     numbers = without_repetitions(published_on(device))
     names = {number.writeup for number in numbers}
@@ -124,7 +126,9 @@ def _notes(number: ReferenceNumber, row: Row) -> list[str]:
 
 
 def without_repetitions(numbers: Iterable[ReferenceNumber]) -> Numbers:
-    """Return the numbers that the table answers, each once even if its write-up prints it in several tables."""
+    """Return the numbers that the table answers, each once even if its write-up prints it in
+    several tables.
+    """
     first: dict[tuple[object, ...], ReferenceNumber] = {}
     for number in numbers:
         is_answered = number.metric in ANSWERS and number.statistic not in ("sd", "rounded")
@@ -149,7 +153,9 @@ def _identity(number: ReferenceNumber) -> tuple[object, ...]:
 
 
 def nothing_in_common(device: str) -> str:
-    """Return a message that says what was published for a device, for a run that has no such cell."""
+    """Return a message that says what was published for a device, for a run that has no such
+    cell.
+    """
     numbers = published_on(device)
     tasks = dict.fromkeys(number.task for number in numbers)
     covered = "; ".join(f"{task} {_covered_axes(numbers, task)}" for task in tasks)

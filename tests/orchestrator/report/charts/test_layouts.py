@@ -39,7 +39,7 @@ def test_a_panel_is_named_by_what_tells_it_apart() -> None:
     }
     assert list(_in_panels(rows[:3], ["run", "size"])[1].titles) == ["small", "large"]
     assert list(_in_panels(rows[:2], ["run", "size"])[1].titles) == []
-    assert not panels.said
+    assert not panels.note
 
 
 def test_of_too_many_panels_those_that_repeat_another_run_are_not_shown() -> None:
@@ -54,7 +54,7 @@ def test_of_too_many_panels_those_that_repeat_another_run_are_not_shown() -> Non
     own = [("a00", "large", 512)]
     shown, panels = _in_panels(points(*poor, *rich, *own), ["run", "size"], ["a00", "c", "b"])
     assert list(panels.titles) == ["a00 · large", "c · small", "c · large"]
-    assert list(panels.said) == [
+    assert list(panels.note) == [
         "3 of 17 panels: none that repeats another run's; the tables have the others"
     ]
     assert len(shown) == 5
@@ -71,7 +71,7 @@ def test_what_all_that_are_shown_have_in_common_is_said_where_others_differ_in_i
         [*rows, *more], columns=["run", "size", "context_length", "compile"]
     ).assign(value=1.0)
     _, panels = _in_panels(cells, ["size", "context_length", "compile"])
-    assert list(panels.said)[1:] == ["all of these: eager"]
+    assert list(panels.note)[1:] == ["all of these: eager"]
 
 
 def results_of_speed_ups(sizes: Sequence[str]) -> Results:

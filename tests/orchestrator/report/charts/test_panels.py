@@ -8,7 +8,7 @@ from itertools import product
 import pandas as pd
 import pytest
 
-from orchestrator.report.charts.panels import MOST_PANELS, Choice, Shown, choose_panels
+from orchestrator.report.charts.panels import MOST_PANELS, PanelChoice, Shown, choose_panels
 
 SIZES = ("small", "medium", "large", "xl", "2.7B")
 PASSES = ("forward", "forward_backward", "train_step")
@@ -21,7 +21,7 @@ def chosen(
     rows: Rows,
     much: Sequence[float] | None = None,
     marks: Sequence[str] | None = None,
-) -> Choice:
+) -> PanelChoice:
     """Each row's label is the row itself. marks: of each row, a letter each."""
     panels = pd.DataFrame(rows, columns=list(axes)).set_index(pd.Index(rows, tupleize_cols=False))
     shown = Shown(
@@ -36,7 +36,7 @@ def chosen(
 
 def test_as_many_as_fit_are_all_drawn_and_nothing_is_said() -> None:
     rows = [(size, run) for size in SIZES for run in ("full", "again")]
-    assert chosen(["size", "run"], rows) == Choice(frozenset(rows))
+    assert chosen(["size", "run"], rows) == PanelChoice(frozenset(rows))
 
 
 def test_what_another_run_repeats_goes_first_and_all_of_it() -> None:
@@ -44,7 +44,7 @@ def test_what_another_run_repeats_goes_first_and_all_of_it() -> None:
     choice = chosen(["size", "run"], rows)
     assert choice.chosen == {(size, "full") for size in SIZES}
     assert (
-        choice.said == "5 of 15 panels: none that repeats another run's; the tables have the others"
+        choice.note == "5 of 15 panels: none that repeats another run's; the tables have the others"
     )
 
 
@@ -62,7 +62,7 @@ def test_where_only_the_runs_differ_none_repeats_another() -> None:
     choice = chosen(["run"], rows)
     assert len(choice.chosen) == MOST_PANELS
     assert (
-        choice.said
+        choice.note
         == "12 of 13 panels: as many as fit, the most different first; the tables have the others"
     )
 
@@ -71,7 +71,7 @@ def test_every_size_is_there_with_the_same_of_each() -> None:
     rows = list(product(SIZES, ("eager", "blocks"), PASSES))
     choice = chosen(["size", "compile", "pass"], rows)
     assert choice.chosen == set(product(SIZES, ("eager", "blocks"), ("train_step",)))
-    assert choice.said.startswith(
+    assert choice.note.startswith(
         "10 of 30 panels: as many of each size as fit, the most different first;"
     )
 
@@ -117,4 +117,4 @@ def test_of_more_values_than_fit_the_largest_are_drawn(values: int) -> None:
     assert sorted(number for number, _ in choice.chosen) == list(
         range(values - MOST_PANELS, values)
     )
-    assert choice.said.startswith(f"12 of {2 * values} panels: as many as fit")
+    assert choice.note.startswith(f"12 of {2 * values} panels: as many as fit")

@@ -115,7 +115,7 @@ def test_of_a_manifest(redaction: Redaction) -> None:
         {"command": ["run", "…/c.yaml", "--address", "…:6379"], "asked": {"env": {"HF_TOKEN": "…"}}}
     ]
     assert manifest["config"]["env"]["HF_TOKEN"] == "secret"  # type: ignore[index]
-    assert list(redaction.said()) == [
+    assert list(redaction.left_out()) == [
         "names of hosts: 2, called host 1 and so on",
         f"ids of GPUs: 1, called {GPU}",
         "process ids: 2",
