@@ -173,7 +173,7 @@ class Phases:
         bars = bars.assign(order=bars[_MEASURE].map(order))
         drawn = alt.Chart(bars).mark_bar().encode(
             x=_nominal(alt.X, across, bars) if across else alt.value(_BESIDE_OTHERS["width"] / 2),
-            y=alt.Y(_VALUE, type="quantitative", title="share of the phases' time", stack="normalize"),
+            y=alt.Y(_VALUE, type="quantitative", title="share of the time", stack="normalize"),
             color=alt.Color(_MEASURE, type="nominal", sort=list(_PHASES), title="phase"),
             order=alt.Order("order", type="quantitative"),
             tooltip=_tooltip([*axes, _MEASURE], "ms"),
@@ -242,13 +242,15 @@ class LiveMemory:
             .transform_filter(f"isValid(datum.{_AT_MS})")
             .transform_fold(order, as_=["role", _VALUE])
         )
-        areas = areas.transform_calculate(order=f"indexof({order}, datum.role)").mark_area(interpolate="step-after").encode(
+        areas = areas.transform_calculate(order=f"indexof({order}, datum.role)")
+        tooltips = [alt.Tooltip(name, type="nominal") for name in ("phase", "role")]
+        areas = areas.mark_area(interpolate="step-after").encode(
             x=alt.X(_AT_MS, type="quantitative", title="ms into the step"),
             y=alt.Y(_VALUE, type="quantitative", title="GiB", stack="zero"),
             color=alt.Color("role", type="nominal", sort=order, scale=alt.Scale(domain=order)),
             order=alt.Order("order", type="quantitative"),
-            tooltip=[alt.Tooltip(name, type="nominal") for name in ("phase", "role")] + _tooltip([], "GiB"),
-        )  # fmt: skip
+            tooltip=tooltips + _tooltip([], "GiB"),
+        )
         marks = (
             alt.Chart()
             .transform_filter(f"isValid(datum.{_BEGIN_MS})")

@@ -17,12 +17,12 @@ import pandas as pd
 
 from orchestrator.analysis.axes import places_in_order
 
+# A chart with more panels is longer than a screen, and each panel is too small to compare.
 MOST_PANELS = 12
 _RUN = "run"  # the axis that `orchestrator.store.run_collection` adds
 
-Places = tuple[
-    int, ...
-]  # of a panel: of its value of each axis but the run, in the order of that one's values, and its number
+# Sort key of a panel: the position of its value on each axis except the run, and a number.
+Places = tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,9 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "step-time",
         "Step time by context length",
-        "Median of the whole step, both scales logarithmic: a straight line is a power of the length. What ran out of memory has "
-        "no point. A click on the legend singles out; shift and the wheel zoom.",
+        "Median of the whole step, both scales logarithmic: a power of the length is a straight line. "
+        "Cells that ran out of memory have no point. "
+        "Click the legend to select a series; hold shift and turn the wheel to zoom.",
         Lines(
             of_task("train_step"),
             "context_length",
@@ -70,25 +71,29 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "compile-speed-up",
         "Eager against compiled",
-        "How many times faster the compiled step is than the eager one; below the dashed line it is slower.",
+        "How many times faster the compiled step is than the eager one; "
+        "below the dashed line it is slower.",
         SpeedUps(_COMPILED, "compile"),
     ),
     Plot(
         "compile-kernels",
         "Eager against compiled: kernels alone",
-        "How many times faster the kernels of the compiled step are than those of the eager one, whatever the CPU.",
+        "How many times faster the kernels of the compiled step are than those of the eager one. "
+        "The CPU has no influence.",
         SpeedUps(_COMPILED, "compile", KERNEL_TIME),
     ),
     Plot(
         "precision-speed-up",
         "What precision gains",
-        "How many times faster a step is than in the first precision; below the dashed line it is slower.",
+        "How many times faster a step is than in the first precision; "
+        "below the dashed line it is slower.",
         SpeedUps(_IN_SEVERAL_PRECISIONS, "precision"),
     ),
     Plot(
         "precision-kernels",
         "What precision gains: kernels alone",
-        "How many times faster the kernels of a step are than in the first precision, whatever the CPU.",
+        "How many times faster the kernels of a step are than in the first precision. "
+        "The CPU has no influence.",
         SpeedUps(_IN_SEVERAL_PRECISIONS, "precision", KERNEL_TIME),
     ),
     Plot(
@@ -108,7 +113,8 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "attention-scaling",
         "Attention by length",
-        "Median of forward and backward pass, both scales logarithmic: quadratic in the length is two decades up for one across.",
+        "Median of forward and backward pass, both scales logarithmic. "
+        "Time that is quadratic in the length rises by two decades for each decade of length.",
         Lines(
             of_task("attention"),
             "context_length",
@@ -134,7 +140,8 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "memory-timeline",
         "What lives when",
-        "GiB that were asked for, by role, over the recorded step on the host's clock; a dashed line is where a phase begins.",
+        "Requested GiB by role during the recorded step, on the host's clock; "
+        "dashed lines mark the beginning of a phase.",
         LiveMemory(),
     ),
 )

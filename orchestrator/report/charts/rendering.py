@@ -22,13 +22,16 @@ from xml.sax.saxutils import escape
 
 T = TypeVar("T")
 
-MANY = 2000  # cells: from here on, a separate process is worth its start of half a second
-_PNG_SCALE = 2  # pixels a point: sharp in print
+# Cells from which on a separate process is worth its start of half a second.
+MANY = 2000
+# Pixels per point: sharp in print.
+_PNG_SCALE = 2
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 _EMBED = "window.vegaEmbed = vegaEmbed;"
 _FONTS = ("/usr/share/fonts", "/usr/local/share/fonts", "~/.fonts", "~/.local/share/fonts")
 _FONT_CONFIG = "FONTCONFIG_FILE"
-_ONE_BY_ONE = ThreadPoolExecutor(1)  # two engines at a time would take twice the memory
+# One thread: two JavaScript engines at a time would take twice the memory.
+_ONE_BY_ONE = ThreadPoolExecutor(1)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 machine.
 
     publication.json   the runs, the reference device, what was left out, the digest of each file
-    NAME/              one folder for each run, readable like any other: run.json, parts, config.yaml
+    NAME/              a readable run for each one published: run.json, parts, config.yaml
     cells.parquet      one wide row for each cell, of all runs
     report/            the page, each table as Markdown, the charts as SVG
 
@@ -217,4 +217,5 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 def _too_large(sizes: Mapping[str, int], most_bytes: int) -> str:
     largest = ", ".join(f"{name} {size / MB:.1f} MB" for name, size in list(sizes.items())[:_NAMED])
-    return f"{sum(sizes.values()) / MB:.1f} MB, where {most_bytes / MB:g} MB are allowed; the largest are {largest}"
+    total = f"{sum(sizes.values()) / MB:.1f} MB, where {most_bytes / MB:g} MB are allowed"
+    return f"{total}; the largest are {largest}"

@@ -1,8 +1,8 @@
 """Removes what identifies a machine or its user from published results, or replaces it:
 
 a host's name             `host 1`; cells of one host share it
-a GPU's id                `GPU 3f2a91c0`, a digest of it, so that a GPU has the same name in every publication
-an absolute path          its part below this program, an installed package or a sweep folder; else its last part
+a GPU's id                `GPU 3f2a91c0`, a digest, the same in every publication
+an absolute path          its part below this program, a package or a sweep folder; else its last
 a network address         `…`
 a process id              nothing
 an environment variable   its value, everywhere, unless it configures torch or CUDA
@@ -88,7 +88,8 @@ class Redaction:
             if names:
                 first, *others = names.values()
                 called = f"{first} and so on" if others else first
-                yield f"{'names of hosts' if fact == 'host' else 'ids of GPUs'}: {len(names)}, called {called}"
+                kind = "names of hosts" if fact == "host" else "ids of GPUs"
+                yield f"{kind}: {len(names)}, called {called}"
         for what, count in self._counts.items():
             if count:
                 yield f"{what}: {count}"

@@ -11,11 +11,12 @@ from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import MOST_ROWS, RenderedTable, to_markdown, written_out
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
-_BETWEEN = (
-    "\x1f"  # stands between the texts of a row, and in none of them, while they are escaped as one
-)
-_TEXT_PT = 345  # how wide the text of LaTeX's article is
-_LETTER_PT = 5.25  # how wide one of its digits is, and a little
+# A control character that no text contains. It separates the texts of a row while they are escaped
+# together, which is much faster than one call for each text.
+_BETWEEN = "\x1f"
+# Widths in LaTeX's article class: the text, and a digit with a small margin.
+_TEXT_PT = 345
+_LETTER_PT = 5.25
 _BETWEEN_COLUMNS_PT = 12
 
 
@@ -35,11 +36,9 @@ def to_latex(page: RenderedTable) -> str:
 
     A table that fills more than a page is a longtable.
     """
-    return (
-        _latex_longtable(page)
-        if len(page.rows) + len(page.notes) > MOST_ROWS
-        else _latex_table(page)
-    )
+    if len(page.rows) + len(page.notes) > MOST_ROWS:
+        return _latex_longtable(page)
+    return _latex_table(page)
 
 
 def _latex_table(page: RenderedTable) -> str:
@@ -165,11 +164,9 @@ def files_of(
     pages: Iterable[RenderedTable], formats: Collection[str] = tuple(FORMATS)
 ) -> Iterator[tuple[str, str]]:
     """Yield file name and content of each table in each format, one at a time."""
-    return (
-        (f"{page.table.name}.{suffix}", FORMATS[suffix](page))
-        for page in pages
-        for suffix in formats
-    )
+    for page in pages:
+        for suffix in formats:
+            yield f"{page.table.name}.{suffix}", FORMATS[suffix](page)
 
 
 def _latex_row(texts: list[str], around: str = "") -> str:
@@ -177,12 +174,10 @@ def _latex_row(texts: list[str], around: str = "") -> str:
     argument.
     """
     begin, end = (f"{around}{{", "}") if around else ("", "")
-    row = (
-        begin
-        + to_ascii_latex(_BETWEEN.join(_printable_row(texts))).replace(_BETWEEN, f"{end} & {begin}")
-        + end
-    )
-    return ("{}" if row.startswith(("[", "*")) else "") + row + r" \\"
+    escaped = to_ascii_latex(_BETWEEN.join(_printable_row(texts)))
+    row = begin + escaped.replace(_BETWEEN, f"{end} & {begin}") + end
+    protection = "{}" if row.startswith(("[", "*")) else ""
+    return protection + row + r" \\"
 
 
 def _typst(text: str) -> str:
@@ -195,11 +190,9 @@ def _typst_row(texts: list[str]) -> str:
 
 def _printable(text: str) -> str:
     """Replace control characters, such as the colours of a message, which no compiler accepts."""
-    return (
-        text
-        if text.isprintable()
-        else "".join(letter if letter.isprintable() else " " for letter in text)
-    )
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _printable_row(texts: list[str]) -> list[str]:

@@ -27,6 +27,7 @@ from orchestrator.report.tables.kernel_layouts import (
     ms_of_parts,
 )
 
+# A published kernel table may cover several phases of ours.
 _PASSES = {"": ("forward", "backward"), "step": ("forward", "backward", "optimizer")}
 NOT_GEMM = "not matmul"  # the label of shares that are ranked without the matrix products
 # Our modules for each part that a write-up names.
@@ -98,7 +99,7 @@ class KernelFigures:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a run recorded besides its cells, by cell id."""
+    """Kernels and allocations of a run, by cell id."""
 
     results: Results
 

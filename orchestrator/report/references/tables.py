@@ -47,7 +47,8 @@ def reference_table(device: str) -> Table:
     return Table(
         NAME,
         f"Published on {where}",
-        "The ratio is ours / theirs: above 1.00, ours takes longer or needs more. Ours is the same statistic as theirs, mean ± standard deviation or median. "
+        "The ratio is ours / theirs: above 1.00, ours takes longer or needs more. "
+        "Ours is the same statistic as theirs, mean ± standard deviation or median. "
         f"Write-ups: {'; '.join(sources)}.",
         ReferenceRows(numbers),
     )
@@ -160,7 +161,8 @@ def nothing_in_common(device: str) -> str:
     tasks = dict.fromkeys(number.task for number in numbers)
     covered = "; ".join(f"{task} {_covered_axes(numbers, task)}" for task in tasks)
     return (
-        f"--reference {device}: none of its {len(numbers)} published numbers belongs to a cell of this run. "
+        f"--reference {device}: none of its {len(numbers)} published numbers "
+        "belongs to a cell of this run. "
         f"They cover {covered}"
     )
 
