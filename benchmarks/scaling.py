@@ -29,7 +29,7 @@ from options import at_least, cell_options, ending_in_order, file_to_write, fold
 from tabulate import tabulate
 
 import orchestrator
-from orchestrator.analysis.cells import TOOK
+from orchestrator.analysis.cells import TIME_SPENT
 from orchestrator.common.errors import COMPLETED, EXIT_USER
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.store.run import Run
@@ -126,7 +126,7 @@ def read(out: Path, places: int, command_s: float) -> Swept:
         max(ends) - min(begins),
         dict(zip(timed["cell"], timed["step_ms_median"].astype(float), strict=True)),
         {cell: status for cell, status, _, _ in rows},
-        {part: float(cells[f"took_{part}_s"].mean()) for part in TOOK},
+        {part: float(cells[f"time_{part}_s"].mean()) for part in TIME_SPENT},
     )
 
 
@@ -169,13 +169,13 @@ def seconds(runs: Sequence[Swept]) -> str:
             n,
             *(
                 statistics.median(run.took_s[part] for run in runs if run.places == n)
-                for part in TOOK
+                for part in TIME_SPENT
             ),
         ]
         for n in places
     ]
-    header = ["at once", *(f"{part.replace('_', '-')} s" for part in TOOK)]
-    return tabulate(rows, header, "github", floatfmt=("d", *(".2f" for _ in TOOK)))
+    header = ["at once", *(f"{part.replace('_', '-')} s" for part in TIME_SPENT)]
+    return tabulate(rows, header, "github", floatfmt=("d", *(".2f" for _ in TIME_SPENT)))
 
 
 def contention(runs: Sequence[Swept]) -> str:

@@ -12,7 +12,7 @@ import pandas as pd
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
-from orchestrator.report.columns import describe_columns
+from orchestrator.report.column_docs import describe_columns
 from orchestrator.report.formats.markdown import lay_out, written_out
 from orchestrator.report.references.devices import find_device
 from orchestrator.report.references.tables import reference_tables
@@ -49,7 +49,7 @@ class LoadedRun:
         """What each column of `cells` is, and its unit: column, unit, meaning."""
         described = describe_columns(map(str, self.cells))
         return pd.DataFrame(
-            [(one.name, one.unit, one.meaning) for one in described],
+            [(one.name, one.unit, one.doc) for one in described],
             columns=["column", "unit", "meaning"],
         )
 

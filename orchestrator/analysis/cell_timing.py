@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from orchestrator.analysis.cells import that_count
-from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
+from orchestrator.analysis.cells import valid_attempts
+from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
 from orchestrator.analysis.results import Results, load_with_samples
 from orchestrator.analysis.statistics import summarise
 from orchestrator.analysis.timing_columns import step_attempts, step_kernel_times
@@ -54,7 +54,7 @@ class Side:
     low_ms: float
     high_ms: float
     clock_mhz: float | None = None
-    decides: Decides | None = None
+    decides: BoundBy | None = None
     needs_host: bool = False
     waited_for_core: float = 0.0
     paces: tuple[float, float] | None = None
@@ -75,7 +75,7 @@ class Side:
 def load_counted(run: Run) -> tuple[Results, pd.DataFrame]:
     """Its results, and the samples of every success that counts."""
     results, samples = load_with_samples(run, every_version=True)
-    well = that_count(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[
+    well = valid_attempts(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[
         ["cell", "attempt"]
     ]
     return results, samples.merge(well, on=["cell", "attempt"])
@@ -89,9 +89,9 @@ def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
     cells = results.cells
     clocks, deciding = (
         _known(cells, "sm_clock_after"),
-        dict(zip(cells["cell"], decides(cells), strict=True)),
+        dict(zip(cells["cell"], bound_by(cells), strict=True)),
     )
-    needing = cells[needs_host(cells)]
+    needing = cells[depends_on_cpu(cells)]
     waited, paces = _known(needing, "waited_for_core"), _paces(samples)
     needs = set(map(str, needing["cell"]))
     kernels = _kernels(cells, samples)

@@ -1,54 +1,39 @@
-"""From attempts and samples to one wide row a cell. Each group of columns is a function; adding one is adding an entry.
+"""One wide row per cell, from attempts, samples and predictions.
 
-Times are in ms, sizes in bytes, as the names say. A column that nothing measured is not there; a cell that did not
-come so far has null.
+A column that no attempt filled is left out; a cell without a value has null. Times are in ms and
+sizes in bytes if their names say so. Where a column comes from:
+
+- parameters of the cell, and the columns of its attempt (`RUN_FIELDS`);
+- facts and evidence that tasks/spec/facts.py marks as columns;
+- samples and predictions, as tasks/spec/metrics.py declares their columns;
+- other columns: functions with `@derived` in the modules imported here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.concurrency import hosts_of, neighbours
-from orchestrator.analysis.cpu_bound import with_host
-from orchestrator.analysis.memory_columns import (
-    peaks,
-    predicted_columns,
-    saved_operations,
-    snapshots,
-    with_square_bytes,
-)
-from orchestrator.analysis.pivot import (
-    ATTEMPT_KEY,
-    pivot_samples,
-    with_text_columns,
-)
-from orchestrator.analysis.profile_columns import (
-    kernels,
-    telemetry,
-    with_kernel_time,
-    with_profile_cost,
-)
-from orchestrator.analysis.throughput import with_rates, with_utilisation
-from orchestrator.analysis.timing_columns import (
-    drain,
-    first_steps,
-    host_lead,
-    kernel_time,
-    pipelined_durations,
-    synced_durations,
-    with_whole_step,
-)
+# The imports of modules without names register their derived fields.
+from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
+from orchestrator.analysis.concurrency import concurrent_attempts, hosts_of
+from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
+from orchestrator.analysis.memory_columns import predicted_columns
+from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_columns
+from orchestrator.analysis.profile_columns import with_profiled_kernel_time
+from orchestrator.analysis.timing_columns import host_lead
 from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
+from tasks.spec.fields import Format
+from tasks.spec.metrics import METRICS, CellColumn, Metric, metric_named
 
-# What the stages of an attempt are counted as; all others are of instruments.
-_STAGES = {
+# What the time in each stage of an attempt counts as. All other stages belong to instruments.
+_STAGE_GROUPS = {
     "process": "process",
     "start": "build",
     "build": "build",
@@ -57,163 +42,185 @@ _STAGES = {
     "timing synced": "timing",
     "timing pipelined": "timing",
 }
-TOOK = (*dict.fromkeys(_STAGES.values()), "instruments")
+TIME_SPENT = {
+    "process": "starting and ending the attempt's process",
+    "build": "opening the device and building what is measured",
+    "warm_up": "compiling and warm-up, with the first steps of adaptive timing",
+    "timing": "timed steps",
+    "instruments": "all other instruments",
+}
+_ATTEMPT_COLUMNS = (
+    "status",
+    "stage",
+    "phase",
+    "attempt",
+    "attempts",
+    "repetitions",
+    "started_at",
+    "wall_s",
+    "concurrent_attempts",
+    "commit",
+)
+RUN_FIELDS: tuple[DerivedField, ...] = (
+    DerivedField("run", "name of the run, if several are read as one", format=Format.TEXT),
+    DerivedField("attempts", "number of attempts at the cell", format=Format.COUNT),
+    DerivedField(
+        "repetitions",
+        "number of successful attempts that were not replaced: the row shows the last one, and "
+        "`sweep compare` uses all",
+        format=Format.COUNT,
+    ),
+    DerivedField(
+        "concurrent_attempts",
+        "number of other attempts of the run on the same host, on average over the attempt's time",
+    ),
+    DerivedField("flops", "operations of a step, by the closed form", "FLOP"),
+    *(
+        DerivedField(f"time_{group}_s", f"part of `wall_s`: {doc}", "s", Format.SECONDS)
+        for group, doc in TIME_SPENT.items()
+    ),
+)
 
 
 def derive_cells(
     attempts: pd.DataFrame, samples: pd.DataFrame, predictions: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """One row a cell, of the attempt that counts: the latest success, else the latest that says something.
+    """Return one row per cell.
 
-    What was predicted_columns of a cell stands in its row however it ended.
+    The row shows the attempt that counts: the latest success, or else the latest that was not lost.
+    A prediction is shown however the cell ended.
     """
     if attempts.empty:
-        return pd.DataFrame(
-            {
-                name: pd.Series(dtype=of)
-                for name, of in (("cell", "string"), ("status", "string"), ("attempt", "Int32"))
-            }
-        )
-    attempts = attempts.assign(neighbours=_neighbours(attempts))
-    chosen = _chosen(attempts)
-    rows = chosen.merge(_count_attempts(attempts), on="cell")
+        return _without_cells()
+    attempts = attempts.assign(concurrent_attempts=_concurrent_attempts(attempts))
+    shown = _shown_attempts(attempts)
+    cells = _from_attempts(shown.merge(_count_attempts(attempts), on="cell"))
+    # What a cell measured before it failed stays in the samples: here it would pass for a result.
+    measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
+    metrics = (*METRICS, *_findings_of_other_tasks(measured))
+    parts = [
+        metric_columns(measured, metrics),
+        host_lead(measured),
+        predicted_columns(predictions),
+    ]
+    columns = pd.concat([part for part in parts if len(part)] or [pd.DataFrame()], axis=1)
+    trim_memory()
+    cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
+    return add_derived_fields(with_profiled_kernel_time(cells)).apply(_nullable)
+
+
+def _without_cells() -> pd.DataFrame:
+    dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}
+    return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
+
+
+def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that the attempt itself tells: parameters, its end, facts and evidence."""
     params = _unfold(rows["params"])
-    evidence, facts = _unfold(rows["evidence"]), _unfold(rows["facts"])
-    wide = pd.concat(
+    facts, evidence = _unfold(rows["facts"]), _unfold(rows["evidence"])
+    ending = rows[[*_ATTEMPT_COLUMNS]]
+    if ending["concurrent_attempts"].isna().all():
+        ending = ending.drop(columns="concurrent_attempts")
+    flops = facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops")
+    return pd.concat(
         [
             rows[["cell", "task"]],
             params,
-            rows[
-                [
-                    "status",
-                    "stage",
-                    "phase",
-                    "attempt",
-                    "attempts",
-                    "repetitions",
-                    "started_at",
-                    "wall_s",
-                    "neighbours",
-                ]
-            ],
-            rows[["commit"]],
+            ending,
             _columns(facts, CELL_FACTS, taken=params),
             _columns(evidence, CELL_EVIDENCE, taken=params),
-            facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops"),
-            _took(facts),
+            flops,
+            _time_spent(facts),
         ],
         axis=1,
     )
-    # What a cell measured before it failed stays in the samples: here it would pass for a result.
-    measured = rows_of(samples, chosen.loc[chosen["status"] == "ok", ATTEMPT_KEY])
-    for columns in (*(group(measured) for group in GROUPS), predicted_columns(predictions)):
-        if len(columns):
-            wide = wide.merge(columns, left_on="cell", right_index=True, how="left")
-        trim_memory()
-    wide = wide.copy()  # in one piece again, to which columns can be added
-    whole = with_host(with_whole_step(wide))
-    return with_square_bytes(
-        with_profile_cost(with_kernel_time(with_utilisation(with_rates(whole))))
-    ).apply(_nullable)
+
+
+def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
+    """Return a metric for each result of a task of the user's own, which declares no metrics here."""
+    metrics = []
+    for name in samples.loc[samples["instrument"] == "finding", "metric"].unique():
+        try:
+            metric_named("finding", str(name))
+        except KeyError:
+            column = CellColumn(str(name), "")
+            metrics.append(Metric(str(name), "finding", "", "", columns=(column,)))
+    return metrics
 
 
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
-    """The rows that are of one of `attempts`, at most one a cell. As `merge` would choose them, without its copies."""
+    """Return the rows that belong to `attempts`, which has at most one attempt per cell.
+
+    A merge would give the same rows, but copies both frames.
+    """
     number = rows["cell"].map(attempts.set_index("cell")["attempt"])
     return rows[number.astype("float64") == rows["attempt"]]
 
 
-def findings(samples: pd.DataFrame) -> pd.DataFrame:
-    """What a task found once, such as `sum`, under its own name."""
-    found = with_text_columns(samples[samples["instrument"] == "finding"])
-    return pivot_samples(found.assign(column=found["metric"]))
-
-
-GROUPS: tuple[Callable[[pd.DataFrame], pd.DataFrame], ...] = (
-    synced_durations,
-    pipelined_durations,
-    kernel_time,
-    first_steps,
-    drain,
-    host_lead,
-    peaks,
-    saved_operations,
-    telemetry,
-    findings,
-    kernels,
-    snapshots,
-)
-
-
-def _nullable(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Dtypes that know null. What is measured stays a floating-point number also where all values happen to be whole."""
-    floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
-    return column.astype("Float64") if floating else column.convert_dtypes()
-
-
-def _chosen(attempts: pd.DataFrame) -> pd.DataFrame:
-    worth = attempts["status"].map({"ok": 2, "lost": 0}).fillna(1)
-    ordered = attempts.assign(_worth=worth).sort_values(["cell", "_worth", "attempt"])
-    return ordered.groupby("cell", sort=False).tail(1).drop(columns="_worth").reset_index(drop=True)
+def _shown_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    rank = attempts["status"].map({"ok": 2, "lost": 0}).fillna(1)
+    ordered = attempts.assign(_rank=rank).sort_values(["cell", "_rank", "attempt"])
+    return ordered.groupby("cell", sort=False).tail(1).drop(columns="_rank").reset_index(drop=True)
 
 
 def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
     """Count the attempts of each cell, and its successes that were not replaced."""
-    counting = that_count(attempts).groupby("cell")
     counts = pd.DataFrame(
-        {"attempts": attempts.groupby("cell").size(), "repetitions": counting.size()}
+        {
+            "attempts": attempts.groupby("cell").size(),
+            "repetitions": valid_attempts(attempts).groupby("cell").size(),
+        }
     )
     return counts.fillna(0).astype(int).reset_index(names="cell")
 
 
-def that_count(attempts: pd.DataFrame) -> pd.DataFrame:
-    """The successes of each cell that no other was measured in place of."""
-    well = attempts[attempts["status"] == "ok"]
-    replaced_until = well["cell"].map(well.groupby("cell")["replaces"].max())
-    return well[well["attempt"] > replaced_until.astype("float64").fillna(0)]
+def valid_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Return the successful attempts that no later one replaced (`--retry`)."""
+    succeeded = attempts[attempts["status"] == "ok"]
+    replaced_until = succeeded["cell"].map(succeeded.groupby("cell")["replaces"].max())
+    return succeeded[succeeded["attempt"] > replaced_until.astype("float64").fillna(0)]
 
 
-def _neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
-    # Of runs that are read together each has hosts of its own: two machines may have one name.
+def _concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
+    # Two machines may have the same name: hosts of different runs of a collection are kept apart.
     runs = [str(cell).rpartition(RUN_SEPARATOR)[0] for cell in attempts["cell"]]
-    hosts = [
-        host and f"{run}:{host}"
-        for run, host in zip(runs, hosts_of(attempts["facts"]), strict=True)
-    ]
-    return neighbours(attempts[["started_at", "wall_s"]].assign(host=hosts))
-
-
-_NESTED = (dict, list)
+    pairs = zip(runs, hosts_of(attempts["facts"]), strict=True)
+    hosts = [f"{run}:{host}" if host else "" for run, host in pairs]
+    return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=hosts))
 
 
 def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
-    """A column of JSON objects as columns; what is itself an object stays JSON text."""
+    """Return a column of JSON objects as columns. A nested object or list stays JSON text."""
     rows = [json.loads(text) for text in column]
-    frame = pd.DataFrame(
-        rows, index=column.index, dtype=object
-    )  # numbers keep their kind beside a null
-    for name in {name for row in rows for name, value in row.items() if isinstance(value, _NESTED)}:
-        frame[name] = frame[name].map(
-            lambda value: json.dumps(value) if isinstance(value, _NESTED) else value
-        )
+    # dtype object: integers must not become floats where another row has null.
+    frame = pd.DataFrame(rows, index=column.index, dtype=object)
+    for name in frame:
+        if any(isinstance(value, (dict, list)) for value in frame[name]):
+            frame[name] = frame[name].map(_as_json)
     return frame
 
 
-def _took(facts: pd.DataFrame) -> pd.DataFrame:
-    """`took_process_s`, …: what the seconds of an attempt, `wall_s`, are made of."""
+def _as_json(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, (dict, list)) else value
+
+
+def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
+    """Return `time_process_s` and so on: the parts of an attempt's `wall_s`."""
     if "stage_s" not in facts:
         return pd.DataFrame(index=facts.index)
-    rows = [_spent(json.loads(text)) if isinstance(text, str) else {} for text in facts["stage_s"]]
-    return pd.DataFrame(
-        rows, index=facts.index, columns=[f"took_{what}_s" for what in TOOK], dtype="float64"
-    )
+    columns = [f"time_{group}_s" for group in TIME_SPENT]
+    rows = [_sum_by_group(text) for text in facts["stage_s"]]
+    return pd.DataFrame(rows, index=facts.index, columns=columns, dtype="float64")
 
 
-def _spent(stage_s: Mapping[str, float]) -> Mapping[str, float]:
-    spent = dict.fromkeys((f"took_{what}_s" for what in TOOK), 0.0)
-    for stage, seconds in stage_s.items():
-        spent[f"took_{_STAGES.get(stage, 'instruments')}_s"] += seconds
-    return spent
+def _sum_by_group(stage_s: Any) -> Mapping[str, float]:
+    """Return the seconds of each group of stages. `stage_s`: JSON text, or null if unknown."""
+    if not isinstance(stage_s, str):
+        return {}
+    sums = dict.fromkeys((f"time_{group}_s" for group in TIME_SPENT), 0.0)
+    for stage, seconds in json.loads(stage_s).items():
+        sums[f"time_{_STAGE_GROUPS.get(stage, 'instruments')}_s"] += seconds
+    return sums
 
 
 def _columns(frame: pd.DataFrame, names: tuple[str, ...], taken: pd.DataFrame) -> pd.DataFrame:
@@ -222,3 +229,12 @@ def _columns(frame: pd.DataFrame, names: tuple[str, ...], taken: pd.DataFrame) -
 
 def _total(flops: Any) -> float:
     return float(sum(json.loads(flops).values())) if isinstance(flops, str) else np.nan
+
+
+def _nullable(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return the column with a dtype that has null. Measured values stay floating-point numbers.
+
+    `convert_dtypes` alone would turn a column into integers if all its values happen to be whole.
+    """
+    floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
+    return column.astype("Float64") if floating else column.convert_dtypes()

@@ -25,7 +25,7 @@ from orchestrator.analysis.cell_timing import (
     load_counted,
     sides_of,
 )
-from orchestrator.analysis.cpu_bound import MOST_WAITED, Decides
+from orchestrator.analysis.cpu_bound import MOST_WAITED, BoundBy
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
@@ -119,12 +119,12 @@ class Comparison:
         return self.after.kernels_ms.over(self.before.kernels_ms)
 
     @property
-    def bound_by(self) -> Decides | None:
+    def bound_by(self) -> BoundBy | None:
         """CPU-bound if either side is, GPU-bound if both sides are, and None if that is unknown."""
         sides = (self.before.decides, self.after.decides)
-        if Decides.HOST in sides:
-            return Decides.HOST
-        return None if None in sides else Decides.GPU
+        if BoundBy.CPU in sides:
+            return BoundBy.CPU
+        return None if None in sides else BoundBy.GPU
 
     @property
     def differs(self) -> bool:

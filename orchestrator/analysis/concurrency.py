@@ -1,4 +1,4 @@
-"""Which attempts ran while others did on the same host, from when each began and how long it took."""
+"""Number of other attempts that ran on the same host, from the begin and the duration of each."""
 
 from __future__ import annotations
 
@@ -8,31 +8,40 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-SOME = 0.5  # in the mean over its time: from where on others ran beside an attempt
+# Attempts that shared a host with at least this many others, on average over their time, count as
+# having had company. A short overlap with the next attempt's start is not enough.
+SOME = 0.5
 
 
 def hosts_of(facts: Iterable[str]) -> list[str]:
-    """From the facts of each attempt; empty where it did not come so far."""
+    """Return the host of each attempt from its facts, or an empty string if it is unknown."""
     return [json.loads(text).get("host") or "" for text in facts]
 
 
-def neighbours(attempts: pd.DataFrame) -> pd.Series[float]:
-    """How many others ran on the host of each attempt, in the mean over its time. Of attempts with host, started_at and wall_s;
-    null of one whose host is not known.
+def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
+    """Return how many other attempts ran on the host of each attempt, on average over its time.
+
+    `attempts` has the columns host, started_at and wall_s. The result is null if the host is unknown.
     """
-    beside = pd.Series(np.nan, index=attempts.index)
+    concurrent = pd.Series(np.nan, index=attempts.index)
     begins = attempts["started_at"].map(lambda at: at.timestamp())
-    for _, own in attempts[attempts["host"] != ""].groupby("host"):
-        begin, wall = begins[own.index].to_numpy(), own["wall_s"].to_numpy()
-        edges = np.concatenate([begin, begin + wall])
-        order = np.argsort(edges, kind="stable")
-        running = np.cumsum(np.repeat([1, -1], len(own))[order])
-        spent = np.concatenate(
-            [[0.0], np.cumsum(running[:-1] * np.diff(edges[order]))]
-        )  # by all of them, until each edge
-        until = np.interp(np.concatenate([begin, begin + wall]), edges[order], spent)
-        by_others = until[len(own) :] - until[: len(own)] - wall
-        beside[own.index] = np.divide(
-            by_others, wall, out=np.zeros_like(wall), where=wall > 0
-        ).clip(min=0)
-    return beside
+    for _, on_host in attempts[attempts["host"] != ""].groupby("host"):
+        begin = begins[on_host.index].to_numpy()
+        concurrent[on_host.index] = _mean_concurrency(begin, on_host["wall_s"].to_numpy())
+    return concurrent
+
+
+def _mean_concurrency(begin_s: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
+    """Return the mean number of other intervals that are open during each interval.
+
+    The number of open intervals is a step function of time. Its integral at the end of an interval
+    less that at its begin is the time spent by all of them, of which `wall_s` is the interval's own.
+    """
+    edges = np.concatenate([begin_s, begin_s + wall_s])
+    order = np.argsort(edges, kind="stable")
+    open_after = np.cumsum(np.repeat([1, -1], len(begin_s))[order])
+    integral = np.cumsum(open_after[:-1] * np.diff(edges[order]))
+    spent = np.interp(edges, edges[order], np.concatenate([[0.0], integral]))
+    by_others = spent[len(begin_s) :] - spent[: len(begin_s)] - wall_s
+    mean = np.divide(by_others, wall_s, out=np.zeros_like(wall_s), where=wall_s > 0)
+    return mean.clip(min=0)

@@ -1,4 +1,7 @@
-"""Which steps are CPU-bound: on another host with the same GPU they take another time."""
+"""Steps that are CPU-bound: the GPU waits for the CPU that launches its kernels.
+
+Such a step takes another time on another host with the same GPU, so tables mark its time with †.
+"""
 
 from __future__ import annotations
 
@@ -9,99 +12,118 @@ import numpy as np
 import pandas as pd
 
 from orchestrator.analysis.concurrency import SOME
+from orchestrator.analysis.derived_fields import derived
+from tasks.spec.fields import Format
 
-_HARDLY_AHEAD = 0.1  # of a phase
-_AHEAD_MS = 15.0  # enough, however long the phase: full queues of small kernels let the host be no further ahead of a long one
-_WAITING = 0.1  # of a step
+# The GPU waits for the CPU in a phase if the CPU is ahead by less than this share of the phase...
+_SMALL_LEAD = 0.1
+# ...and by less than this time. The launch queue is finite: with small kernels a CPU that is as far
+# ahead as possible is still less than a tenth ahead of a long phase.
+_ENOUGH_LEAD_MS = 15.0
+_MOST_WAITING = 0.1  # share of a step in such phases from which the step counts as CPU-bound
 _LEAD = "_lead_ms"
-MOST_WAITED = 0.1  # of the timing that a thread waited for a core: on two cores up to 0.09 alone, 0.5 beside two processes
+# Share of the timing in which a thread waits for a core. On a host with two cores it reached 0.09
+# without other processes, and 0.5 with two others.
+MOST_WAITED = 0.1
 
 
-class Decides(StrEnum):
-    """What decides how long a step takes: one that is GPU-bound takes the same on another machine that has the same GPU, and one
-    that is CPU-bound, whose GPU waits for the CPU that launches its kernels, takes what that CPU takes, or in part what it takes.
+class BoundBy(StrEnum):
+    """What limits the speed of a step.
+
+    A GPU-bound step takes the same time on another machine with the same GPU. The time of a CPU-bound
+    step depends on the CPU, at least in part.
     """
 
     GPU = "GPU-bound"
-    HOST = "CPU-bound"
+    CPU = "CPU-bound"
 
 
-def with_host(wide: pd.DataFrame) -> pd.DataFrame:
-    """`waiting_share`: how much of a step's phases are such as end with the host hardly ahead of the device, which waits for it;
-    `waits_for_host`: whether that is more than a tenth.
+@derived(
+    "cpu_bound_share",
+    "share of a step in phases at whose end the CPU is ahead by less than a tenth and 15 ms",
+    style=Format.PERCENT,
+    needs=("host_lead_ms", "step_ms_median"),
+)
+def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the share of a step in which the GPU waits for the CPU.
 
-    Where that makes a step longer, `disturbed`: whether what else ran on the host took its cores meanwhile.
+    It is computed by phase. An optimizer step of few large kernels lets the CPU run ahead, however
+    long the GPU waited in the other phases: of 432 steps on an H200 with known kernel times, the
+    kernels fill at least 90 % of each of the 216 steps with a share of at most a tenth, but only 72
+    to 96 % of 22 others whose CPU was well ahead at the end of one phase.
 
-    It goes by the phase, since an optimizer of few large kernels lets the host run ahead however long the device waited for it
-    before. Of 432 steps on an H200 whose kernels were timed apart, the kernels fill at least 90 % of each of the 216 of which
-    that share is no more than a tenth, and 72 to 96 % of 22 others whose host was well ahead at the end of one phase.
+    If the lead of no phase is known, the lead and time of the whole step are used.
     """
-    if {"host_lead_ms", "step_ms_median"} <= set(wide):
-        wide["waiting_share"] = _waiting_share(wide)
-        wide["waits_for_host"] = (
-            (wide["waiting_share"] > _WAITING)
-            .astype("boolean")
-            .where(wide["waiting_share"].notna())
-        )
-    if "waited_for_core" in wide:
-        waited = wide["waited_for_core"]
-        wide["disturbed"] = (
-            (needs_host(wide) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
-        )
-    return wide.drop(columns="neighbours") if wide["neighbours"].isna().all() else wide
+    leads = [name for name in map(str, cells) if name.endswith(_LEAD) and name != f"host{_LEAD}"]
+    phases = [name.removesuffix(_LEAD) for name in leads]
+    ahead = cells[leads].astype(float).set_axis(phases, axis=1)
+    times = pd.DataFrame({phase: _phase_time(cells, phase) for phase in phases})
+    times = times.where(ahead.notna())
+    if "step" in times:
+        has_no_phase = times.drop(columns="step").isna().all(axis=1)
+        times["step"] = times["step"].where(has_no_phase)
+    waits = (ahead < _SMALL_LEAD * times) & (ahead < _ENOUGH_LEAD_MS)
+    return times.where(waits).sum(axis=1) / times.sum(axis=1)
 
 
-def _waiting_share(wide: pd.DataFrame) -> pd.Series[float]:
-    """Of the phases of which it is known, or of the step where it is known of that alone."""
-    leads = [name for name in map(str, wide) if name.endswith(_LEAD) and name != f"host{_LEAD}"]
-    ahead = wide[leads].astype(float).set_axis([name.removesuffix(_LEAD) for name in leads], axis=1)
-    took = pd.DataFrame({phase: _took(wide, phase) for phase in map(str, ahead)}).where(
-        ahead.notna()
-    )
-    if "step" in took:
-        took["step"] = took["step"].where(took.drop(columns="step").isna().all(axis=1))
-    waits = (ahead < _HARDLY_AHEAD * took) & (ahead < _AHEAD_MS)
-    return took.where(waits).sum(axis=1) / took.sum(axis=1)
-
-
-def _took(wide: pd.DataFrame, phase: str) -> pd.Series[float]:
-    took = pd.Series(np.nan, index=wide.index)
+def _phase_time(cells: pd.DataFrame, phase: str) -> pd.Series[float]:
+    """Return the median of a phase, pipelined if that is known."""
+    time = pd.Series(np.nan, index=cells.index)
     for name in (f"{phase}_pipelined_ms_median", f"{phase}_ms_median"):
-        took = took.fillna(wide[name].astype(float)) if name in wide else took
-    return took
+        if name in cells:
+            time = time.fillna(cells[name].astype(float))
+    return time
 
 
-def flagged(cells: pd.DataFrame, column: str) -> set[str]:
-    """The ids of the cells of which that is known to be true."""
-    return set(cells.loc[cells[column].fillna(False), "cell"]) if column in cells else set()
+@derived(
+    "cpu_bound",
+    "true if `cpu_bound_share` is above a tenth: the step is CPU-bound (†)",
+    needs=("cpu_bound_share",),
+)
+def cpu_bound(cells: pd.DataFrame) -> pd.Series[bool]:
+    share = cells["cpu_bound_share"]
+    return (share > _MOST_WAITING).astype("boolean").where(share.notna())
 
 
-def ran_with_others(cells: pd.DataFrame) -> pd.Series[bool]:
-    """Return which CPU-bound cells other attempts on their host may have slowed down."""
-    if not {"neighbours", "step_ms_median"} <= set(cells):
-        return pd.Series(False, index=cells.index)
-    shared = cells["neighbours"].ge(SOME).fillna(False).astype(bool)
-    return needs_host(cells) & shared & cells["step_ms_median"].notna()
+@derived(
+    "cpu_contended",
+    "true if a step depends on the CPU and `waited_for_core` is above a tenth",
+    needs=("waited_for_core", "cpu_bound?"),
+)
+def cpu_contended(cells: pd.DataFrame) -> pd.Series[bool]:
+    waited = cells["waited_for_core"]
+    return (depends_on_cpu(cells) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
 
 
-def decides(cells: pd.DataFrame) -> pd.Series[Any]:
-    """A `Decides` of each cell; None where it is not known."""
+def depends_on_cpu(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each cell if a slower CPU makes its steps longer: cells on a CPU, or CPU-bound."""
+    is_bound = _is_true(cells, "cpu_bound")
+    return (cells["device"] == "cpu") | is_bound if "device" in cells else is_bound
+
+
+def bound_by(cells: pd.DataFrame) -> pd.Series[Any]:
+    """Return the `BoundBy` of each cell, or None if it is unknown."""
     found = pd.Series([None] * len(cells), cells.index, dtype=object)
-    if "waits_for_host" in cells:
-        found[cells["waits_for_host"].notna()] = Decides.GPU
-    found[_is_true(cells, "waits_for_host")] = Decides.HOST
+    if "cpu_bound" in cells:
+        found[cells["cpu_bound"].notna()] = BoundBy.GPU
+    found[_is_true(cells, "cpu_bound")] = BoundBy.CPU
     return found
 
 
+def ran_with_others(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each cell if other attempts on its host may have made its steps longer."""
+    if not {"concurrent_attempts", "step_ms_median"} <= set(cells):
+        return pd.Series(False, index=cells.index)
+    has_company = cells["concurrent_attempts"].ge(SOME).fillna(False).astype(bool)
+    return depends_on_cpu(cells) & has_company & cells["step_ms_median"].notna()
+
+
+def flagged(cells: pd.DataFrame, column: str) -> set[str]:
+    """Return the ids of the cells in which a column is true."""
+    return set(cells.loc[_is_true(cells, column), "cell"])
+
+
 def _is_true(cells: pd.DataFrame, column: str) -> pd.Series[bool]:
-    return (
-        cells[column].fillna(False).astype(bool)
-        if column in cells
-        else pd.Series(False, index=cells.index)
-    )
-
-
-def needs_host(cells: pd.DataFrame) -> pd.Series[bool]:
-    """Of which cells a step takes longer where the host is slower: those of a CPU, and those that wait for it."""
-    waits = _is_true(cells, "waits_for_host")
-    return (cells["device"] == "cpu") | waits if "device" in cells else waits
+    if column not in cells:
+        return pd.Series(False, index=cells.index)
+    return cells[column].fillna(False).astype(bool)

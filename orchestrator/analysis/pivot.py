@@ -1,63 +1,179 @@
-"""Turn the long table of samples into one wide row a cell."""
+"""From the long table of samples to one wide row per cell, as tasks/spec/metrics.py declares it.
+
+`metric_columns` makes all columns that have an aggregate. A column that a rule makes which cannot be
+declared is made by a function of another module, with the helpers below.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.statistics import STATISTICS, summarise
+from orchestrator.analysis.statistics import INTERVAL_STATISTICS, STATISTICS, summarise
+from tasks.spec.fields import Aggregate
+from tasks.spec.metrics import CellColumn, Metric
 
 ATTEMPT_KEY = ["cell", "attempt"]
+# The column of samples whose values a placeholder in the name of a column stands for.
+_PLACEHOLDERS = {"{phase}": "phase", "{rank}": "step", "{role}": "note", "{when}": "mode"}
+_PANDAS_NAMES: Mapping[Aggregate, str] = {
+    Aggregate.FIRST: "first",
+    Aggregate.MAX: "max",
+    Aggregate.SUM: "sum",
+    Aggregate.MEDIAN: "median",
+    Aggregate.SIZE: "size",
+}
+_STATISTICS: Mapping[Aggregate, tuple[str, ...]] = {
+    Aggregate.SUMMARY: STATISTICS,
+    Aggregate.INTERVAL: INTERVAL_STATISTICS,
+}
+
+
+def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataFrame:
+    """Return the columns that the metrics declare, with one row per cell, by the cells' ids.
+
+    A column without samples is left out.
+    """
+    rows_of = _rows_by_metric(samples)
+    frames = []
+    for metric in metrics:
+        rows = rows_of.get((metric.instrument, metric.name))
+        if rows is not None:
+            frames += [_columns(column, rows) for column in metric.columns if column.aggregate]
+    frames = [frame for frame in frames if len(frame)]
+    return pd.concat(frames, axis=1) if frames else pd.DataFrame()
+
+
+def _rows_by_metric(samples: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
+    """Return the samples of each instrument and metric.
+
+    One pass over the samples, of which a run may have millions: a comparison of all rows with each
+    of the declared metrics would take about 60 passes.
+    """
+    groups = samples.groupby(["instrument", "metric"], observed=True, sort=False)
+    columns = ["cell", "mode", "phase", "step", "value", "note"]
+    return {(str(key[0]), str(key[1])): rows[columns] for key, rows in groups}
+
+
+def _columns(column: CellColumn, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that one declaration makes from the samples of its metric."""
+    if column.mode is not None:
+        rows = rows[rows["mode"] == column.mode]
+    if column.phase is not None:
+        rows = rows[rows["phase"] == column.phase]
+    elif "{phase}" in column.name:
+        rows = rows[rows["phase"] != ""]
+    if rows.empty or column.aggregate is None:
+        return pd.DataFrame()
+    if column.aggregate in _STATISTICS:
+        return _summary_columns(column, rows, _STATISTICS[column.aggregate])
+    named = with_text_columns(rows).assign(column=_column_names(column.name, rows))
+    if column.aggregate is Aggregate.DIFFERENCE:
+        return _differences(named)
+    if column.aggregate is Aggregate.NOTE:
+        return pivot_samples(named.assign(value=named["note"]))
+    return pivot_samples(named, _PANDAS_NAMES[column.aggregate])
+
+
+def _column_names(template: str, rows: pd.DataFrame) -> pd.Series[str]:
+    """Return the name of the column that each sample belongs to."""
+    for placeholder, source in _PLACEHOLDERS.items():
+        if placeholder in template:
+            names = {}
+            for value in rows[source].unique():
+                names[value] = template.replace(placeholder, _placeholder_text(placeholder, value))
+            return rows[source].astype(object).map(names)
+    return pd.Series(template, index=rows.index)
+
+
+def _placeholder_text(placeholder: str, value: Any) -> str:
+    if placeholder == "{rank}":
+        return str(int(value))
+    return role_name(value) if placeholder == "{role}" else str(value)
+
+
+def role_name(role: str) -> str:
+    """Return the part of a column's name that stands for a role of memory.
+
+    Activations are one role for all modules of the model, except those that grow with the square of
+    the context length.
+    """
+    group, _, module = role.partition(": ")
+    return (module if module == "attention squares" else group).replace(" ", "_")
+
+
+def _summary_columns(
+    column: CellColumn, rows: pd.DataFrame, statistics: tuple[str, ...]
+) -> pd.DataFrame:
+    rows = rows[rows["value"].notna()]
+    if rows.empty:
+        return pd.DataFrame()
+    summary = summarise(rows, ["cell", "phase"])[list(statistics)]
+    if "n" in statistics:
+        summary["n"] = summary["n"].astype("Int64")  # stays a count next to cells without one
+    frames = []
+    for phase in sorted(summary.index.unique("phase")):
+        frame = with_text_index(summary.xs(phase, level="phase"))
+        names = {one: _statistic_name(column.name, str(phase), one) for one in statistics}
+        frames.append(frame.rename(columns=names))
+    # A single step has no interval: where no cell has more, there is no column of it.
+    return pd.concat(frames, axis=1).dropna(axis=1, how="all")
+
+
+def _statistic_name(template: str, phase: str, statistic: str) -> str:
+    return template.replace("{phase}", phase).replace("{statistic}", statistic)
+
+
+def _differences(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the value after the timing less the value before it, null if one of them is unknown."""
+    signed = rows.assign(value=rows["value"] * rows["mode"].map({"before": -1, "after": 1}))
+    is_known = signed["value"].notna().groupby(signed["cell"], observed=True).all()
+    differences = pivot_samples(signed, "sum")
+    return differences.where(is_known.set_axis(is_known.index.astype(str)), axis=0)
 
 
 def metric_rows(samples: pd.DataFrame, instrument: str, mode: str, metric: str) -> pd.DataFrame:
-    chosen = (
+    """Return the samples of one metric in one mode."""
+    is_chosen = (
         (samples["instrument"] == instrument)
         & (samples["mode"] == mode)
         & (samples["metric"] == metric)
     )
-    return samples.loc[chosen, ["cell", "phase", "step", "value"]]
+    return samples.loc[is_chosen, ["cell", "phase", "step", "value"]]
 
 
-def with_text_columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """With the texts that categories stand for, but for those of cells: to be joined or renamed."""
-    categorical = [
-        name
-        for name in rows
-        if isinstance(rows[name].dtype, pd.CategoricalDtype) and name != "cell"
-    ]
-    return rows.astype({name: rows[name].dtype.categories.dtype for name in categorical})  # type: ignore[union-attr]
-
-
-def summary_columns(
-    values: pd.DataFrame, prefix: Callable[[str], str], statistics: Sequence[str] = STATISTICS
-) -> pd.DataFrame:
-    """By cell, of each phase, after the prefix for that."""
-    if values.empty:
-        return pd.DataFrame()
-    summary = summarise(values, ["cell", "phase"])[list(statistics)]
-    by_phase = {
-        phase: summary.xs(phase, level="phase") for phase in sorted(summary.index.unique("phase"))
-    }
-    frames = [
-        with_text_index(frame).add_prefix(prefix(str(phase))) for phase, frame in by_phase.items()
-    ]
-    return pd.concat(frames, axis=1).dropna(axis=1, how="all")
-
-
-def pivot_samples(rows: pd.DataFrame, how: Any = "first") -> pd.DataFrame:
+def pivot_samples(rows: pd.DataFrame, aggregate: str = "first") -> pd.DataFrame:
+    """Return one row per cell and one column per value of `column`, aggregated."""
     if rows.empty:
         return pd.DataFrame()
     table: pd.DataFrame = rows[["cell", "column", "value"]].pivot_table(
-        index="cell", columns="column", values="value", aggfunc=how, dropna=False, observed=True
+        index="cell",
+        columns="column",
+        values="value",
+        aggfunc=aggregate,  # type: ignore[arg-type]
+        dropna=False,
+        observed=True,
     )
     table.columns.name = None
     return with_text_index(table)
 
 
+def with_text_columns(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows with texts instead of categories, so that they can be joined and renamed.
+
+    The ids of cells stay categories: there are many, and nothing is joined to them.
+    """
+    dtypes = {}
+    for name in rows:
+        dtype = rows[name].dtype
+        if isinstance(dtype, pd.CategoricalDtype) and name != "cell":
+            dtypes[name] = dtype.categories.dtype
+    return rows.astype(dtypes)
+
+
 def with_text_index(table: Any) -> pd.DataFrame:
-    """By the texts of its index, which may be categories."""
+    """Return a frame whose index is text instead of categories."""
     by_text: pd.DataFrame = table.set_axis(table.index.astype(str))
     return by_text

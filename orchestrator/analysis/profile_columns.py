@@ -1,96 +1,60 @@
-"""Columns of cells from profiled steps and from the GPU's sensors."""
+"""Columns of cells about profiled steps."""
 
 from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.pivot import (
-    pivot_samples,
-    with_text_columns,
-    with_text_index,
+from orchestrator.analysis.derived_fields import derived
+from tasks.spec.fields import Format
+
+_SUFFIX = "_kernel_time_ms"
+
+
+def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
+    """Fill `{phase}_kernel_time_ms_median` from the profiled step if `kernel_time` did not measure it.
+
+    One step has no interval, so only the median is filled. An imported trace may contain any number
+    of steps; without a known number its kernel time is not that of one step.
+    """
+    names = map(str, cells)
+    of_phases = [name for name in names if name.endswith(_SUFFIX) and name != f"outside{_SUFFIX}"]
+    if not of_phases or not {"busy", "profiled_step_ms"} <= set(cells):
+        return cells
+    is_one_step = cells["busy"].notna() & cells["profiled_step_ms"].notna()
+    profiled = cells[of_phases].where(is_one_step)
+    profiled = profiled.assign(**{f"step{_SUFFIX}": profiled.sum(axis=1, min_count=1)})
+    medians = {}
+    for name in profiled:
+        measured = cells.get(f"{name}_median")
+        filled = profiled[name] if measured is None else measured.fillna(profiled[name])
+        medians[f"{name}_median"] = filled
+    return cells.assign(**medians)
+
+
+@derived(
+    "busy_timed",
+    "kernel time of a step over `step_ms_median`, which no profiler makes longer",
+    style=Format.PERCENT,
+    needs=("step_kernel_time_ms_median", "step_ms_median"),
 )
+def busy_timed(cells: pd.DataFrame) -> pd.Series[float]:
+    return cells["step_kernel_time_ms_median"] / cells["step_ms_median"]
 
 
-def telemetry(samples: pd.DataFrame) -> pd.DataFrame:
-    """The GPU's state after the timing, and the energy spent until then, warm-up included: `sm_clock_after`, `power_after`,
-    `energy_j`.
-
-    `waited_for_core`: of the timing, what the thread that waited longest for a core of the host did.
-    """
-    read = with_text_columns(
-        samples.loc[
-            samples["instrument"] == "telemetry", ["cell", "mode", "metric", "unit", "value"]
-        ]
-    )
-    if read.empty:
-        return pd.DataFrame()
-    states = read[~read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
-    during = states["mode"] == "timing"
-    state = pivot_samples(
-        states.assign(
-            column=states["metric"].where(during, states["metric"] + "_" + states["mode"])
-        )
-    )
-    counters = read[read["metric"].isin(["energy", "power_capped", "thermal_capped"])]
-    if counters.empty:
-        return state
-    signed = counters.assign(
-        column=counters["metric"] + "_" + counters["unit"].str.lower(),
-        value=counters["value"] * counters["mode"].map({"before": -1, "after": 1}),
-    )
-    known = with_text_index(
-        signed["value"]
-        .notna()
-        .groupby([signed["cell"], signed["column"]], observed=True)
-        .all()
-        .unstack()
-    )
-    return state.join(
-        pivot_samples(signed, "sum").where(known.fillna(False).astype(bool)), how="outer"
-    )
+@derived(
+    "profile_cost",
+    "duration of the profiled step over that of a timed step",
+    needs=("profiled_step_ms", "step_ms_median"),
+)
+def profile_cost(cells: pd.DataFrame) -> pd.Series[float]:
+    return cells["profiled_step_ms"] / cells["step_ms_median"]
 
 
-def kernels(samples: pd.DataFrame) -> pd.DataFrame:
-    """What the kernels come to over all: `forward_kernel_time_ms`, … of a step; `busy`, `forward_busy`, … shares of time;
-    `idle_ms`, `idle_for_host_ms`; `attributed_to_phase`, … shares of kernel time; `profiled_step_ms`.
-    """
-    watched = with_text_columns(samples[samples["instrument"] == "kernels"])
-    prefix = watched["phase"].where(watched["phase"] == "", watched["phase"] + "_")
-    suffix = watched["unit"].map({"ms": "_ms"}).fillna("")
-    return pivot_samples(watched.assign(column=prefix + watched["metric"] + suffix))
-
-
-def with_kernel_time(wide: pd.DataFrame) -> pd.DataFrame:
-    """`step_kernel_time_ms_median`, `forward_…`: without an interval of the one step that the instrument `kernels` profiled,
-    where `kernel_time` timed none. `busy_timed`: how busy the device is with that in a timed step."""
-    own = [
-        str(column)
-        for column in wide
-        if str(column).endswith("_kernel_time_ms") and column != "outside_kernel_time_ms"
-    ]
-    if own and {"busy", "profiled_step_ms"} <= set(wide):
-        of_a_step = (
-            wide["busy"].notna() & wide["profiled_step_ms"].notna()
-        )  # of how many a trace from elsewhere is nobody knows
-        profiled = (
-            wide[own]
-            .assign(step_kernel_time_ms=wide[own].sum(axis=1, min_count=1))
-            .where(of_a_step)
-        )
-        for column in profiled:
-            timed = wide.get(f"{column}_median")
-            wide[f"{column}_median"] = (
-                profiled[column] if timed is None else timed.fillna(profiled[column])
-            )
-    if {"step_kernel_time_ms_median", "step_ms_median"} <= set(wide):
-        wide["busy_timed"] = wide["step_kernel_time_ms_median"] / wide["step_ms_median"]
-    return wide
-
-
-def with_profile_cost(wide: pd.DataFrame) -> pd.DataFrame:
-    """`profile_cost`: how many times as long a profiled step took as a timed one; `processing_share`, of the whole attempt."""
-    if {"profiled_step_ms", "step_ms_median"} <= set(wide):
-        wide["profile_cost"] = wide["profiled_step_ms"] / wide["step_ms_median"]
-    if "processing_ms" in wide:
-        wide["processing_share"] = wide["processing_ms"] / (wide["wall_s"] * 1e3)
-    return wide
+@derived(
+    "processing_share",
+    "`processing_ms` as a share of the whole attempt",
+    style=Format.PERCENT,
+    needs=("processing_ms", "wall_s"),
+)
+def processing_share(cells: pd.DataFrame) -> pd.Series[float]:
+    return cells["processing_ms"] / (cells["wall_s"] * 1e3)

@@ -33,24 +33,24 @@ class Results:
     read_kernels: Callable[[], pd.DataFrame] = pd.DataFrame
     read_allocations: Callable[[], pd.DataFrame] = pd.DataFrame
     read_live: Callable[[], pd.DataFrame] = pd.DataFrame
-    bare: int = 0
+    cells_without_samples: int = 0
 
     def kernels(self) -> pd.DataFrame:
         """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
         number of steps is unknown.
         """
-        rows = self._that_count(self.read_kernels())
+        rows = self._valid_rows(self.read_kernels())
         return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
 
     def allocations(self) -> pd.DataFrame:
         """What of the device's memory lived at one moment of these cells, of the attempts that count."""
-        return self._that_count(self.read_allocations())
+        return self._valid_rows(self.read_allocations())
 
     def live(self) -> pd.DataFrame:
         """How much of it lived when."""
-        return self._that_count(self.read_live())
+        return self._valid_rows(self.read_live())
 
-    def _that_count(self, rows: pd.DataFrame) -> pd.DataFrame:
+    def _valid_rows(self, rows: pd.DataFrame) -> pd.DataFrame:
         return rows.merge(self.cells[["cell", "attempt"]], on=["cell", "attempt"])
 
 
@@ -81,7 +81,7 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
             attempts, [json.dumps(params, sort_keys=True) for params in rows]
         )
     samples = run.read("samples", categories=True)
-    bare = len(
+    cells_without_samples = len(
         set(attempts.loc[attempts["status"] == "ok", "cell"]).difference(
             samples["cell"].cat.categories
         )
@@ -89,7 +89,12 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
     cells = derive_cells(attempts, samples, run.read("predictions"))
     read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
     return Results(
-        cells, tuple(names), manifest, cache(partial(_read_kernels, run)), **read, bare=bare
+        cells,
+        tuple(names),
+        manifest,
+        cache(partial(_read_kernels, run)),
+        **read,
+        cells_without_samples=cells_without_samples,
     ), samples
 
 

@@ -1,4 +1,4 @@
-"""Statistics of raw samples. Computed when reported, never stored beside them."""
+"""Statistics of samples. They are computed when a run is read and never stored."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import pandas as pd
 
 from tasks.spec.order_statistics import coverage, median_rank
 
-STATISTICS = (
-    "n",
-    "mean",
-    "sd",
-    "min",
-    "median",
-    "ci_low",
-    "ci_high",
-    "coverage",
-)  # the columns of `summarise`
+INTERVAL_STATISTICS = ("median", "ci_low", "ci_high", "coverage")
+STATISTICS = ("n", "mean", "sd", "min", *INTERVAL_STATISTICS)  # the columns of `summarise`
 
 
 def summarise(samples: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
-    """One row a group: n, mean, sd (n - 1), min, median, and the 95 % interval of the median with its coverage."""
+    """Return one row per group: n, mean, sd (with n - 1), min, median, and its interval.
+
+    ci_low and ci_high are order statistics between which the median of all steps lies with a
+    probability of `coverage`, at least 95 % if there are enough samples. They assume no
+    distribution: step times have a long tail.
+    """
     ordered = samples.sort_values([*keys, "value"], kind="stable")
     groups = ordered.groupby(keys, sort=True, observed=True)["value"]
     summary = pd.DataFrame(

@@ -1,141 +1,109 @@
-"""Columns of cells that come from timed steps."""
+"""Columns of cells about step times, and the step times of every attempt."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pandas as pd
 
+from orchestrator.analysis.derived_fields import derived
 from orchestrator.analysis.pivot import (
     ATTEMPT_KEY,
     metric_rows,
     pivot_samples,
-    summary_columns,
     with_text_columns,
-    with_text_index,
 )
 from orchestrator.analysis.statistics import STATISTICS
+from tasks.spec.fields import Format
 
-_WIDE = 0.05  # of the median: what is compared with it shows no smaller difference
-
-
-def synced_durations(samples: pd.DataFrame) -> pd.DataFrame:
-    """Of each phase, waited for at its end: `forward_ms_mean`, …; `step_synced_ms_mean`, … of the step so measured."""
-    return _duration_columns(samples, "synced", {"step": "step_synced"})
-
-
-def pipelined_durations(samples: pd.DataFrame) -> pd.DataFrame:
-    """Of steps that run on without waiting: `forward_pipelined_ms_mean`, …, `step_pipelined_ms_mean`, …"""
-    phases = samples.loc[samples["mode"] == "pipelined", "phase"].unique()
-    return _duration_columns(
-        samples, "pipelined", {phase: f"{phase}_pipelined" for phase in phases}
-    )
-
-
-def kernel_time(samples: pd.DataFrame) -> pd.DataFrame:
-    """`step_kernel_time_ms_median`, … with its interval: of all kernels of a step; `forward_kernel_time_ms_…` by phase."""
-    timed = metric_rows(samples, "kernel_time", "", "kernel_time")
-    return summary_columns(
-        timed[timed["value"].notna()],
-        lambda phase: f"{phase}_kernel_time_ms_",
-        ("median", "ci_low", "ci_high", "coverage"),
-    )
-
-
-def step_kernel_times(samples: pd.DataFrame) -> pd.DataFrame:
-    """What the kernels of the steps took that the instrument `kernel_time` watched, of every attempt."""
-    watched = _whole_steps(samples, "kernel_time", "kernel_time")
-    return watched[watched["value"].notna()]
-
-
-def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
-    """The durations of whole steps in ms, of every attempt: pipelined where the device queues work, else synced."""
-    steps = _whole_steps(samples, "duration")
-    pipelined, synced = (steps[steps["mode"] == mode] for mode in ("pipelined", "synced"))
-    keys = pd.MultiIndex.from_frame(synced[ATTEMPT_KEY])
-    return pd.concat(
-        [pipelined, synced[~keys.isin(pd.MultiIndex.from_frame(pipelined[ATTEMPT_KEY]))]]
-    )
-
-
-def _whole_steps(samples: pd.DataFrame, metric: str, instrument: str = "timing") -> pd.DataFrame:
-    return samples[
-        (samples["instrument"] == instrument)
-        & (samples["metric"] == metric)
-        & (samples["phase"] == "step")
-    ]
-
-
-def first_steps(samples: pd.DataFrame) -> pd.DataFrame:
-    """What the step that compiled took, by phase: `compile_forward_ms`, …, `compile_step_ms`.
-
-    `compile_total_ms` adds the steps that record CUDA graphs, where there are such; `compile_steps` says how many in all.
-    """
-    compiling = metric_rows(samples, "timing", "compile", "duration")
-    first = with_text_columns(compiling[compiling["step"] == 0])
-    by_phase = first.assign(column="compile_" + first["phase"] + "_ms").pipe(pivot_samples)
-    whole = compiling[compiling["phase"] == "step"]
-    if by_phase.empty:
-        return by_phase
-    totals = whole.groupby("cell", observed=True)["value"].agg(
-        compile_total_ms="sum", compile_steps="size"
-    )
-    return by_phase.join(with_text_index(totals))
-
-
-def drain(samples: pd.DataFrame) -> pd.DataFrame:
-    """`drain_ms`: how far the device was behind the host at the end. Near zero: the host is the bottleneck."""
-    return (
-        metric_rows(samples, "timing", "pipelined", "drain")
-        .assign(column="drain_ms")
-        .pipe(pivot_samples)
-    )
+# An interval wider than this share of its median hides most differences that a reader looks for.
+# Seen on a virtual machine whose host slowed down: half of 265 cells had one wider than 10 %.
+_WIDE = 0.05
 
 
 def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
-    """`forward_lead_ms`, …, `step_lead_ms`: how far the host was ahead of the device at the end of a phase, in the median;
-    `host_lead_ms`: the largest of them.
+    """Return `{phase}_lead_ms` and their maximum `host_lead_ms`: how far the CPU is ahead of the GPU.
 
-    Where the largest is near zero, the device waited for the host all along. The drain alone does not tell: a step that ends in
-    many small kernels lets the device catch up. Where adaptive timing went without pipelined steps, it is of the one that ran on
-    before.
+    If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does not
+    show this: in a step that ends in many small kernels the GPU catches up.
+
+    If adaptive timing stopped without pipelined steps, the last pipelined step of its warm-up counts.
     """
-    pipelined, checked = (
-        metric_rows(samples, "timing", mode, "lead") for mode in ("pipelined", "check")
-    )
-    alone = checked[~checked["cell"].isin(pipelined["cell"])]
-    last = alone[alone["step"] == alone.groupby("cell", observed=True)["step"].transform("max")]
+    pipelined = metric_rows(samples, "timing", "pipelined", "lead")
+    checked = metric_rows(samples, "timing", "check", "lead")
+    checked_only = checked[~checked["cell"].isin(pipelined["cell"])]
+    last_step = checked_only.groupby("cell", observed=True)["step"].transform("max")
+    last = checked_only[checked_only["step"] == last_step]
     lead = with_text_columns(pd.concat([pipelined, last]))
     by_phase = pivot_samples(lead.assign(column=lead["phase"] + "_lead_ms"), "median")
     return by_phase.assign(host_lead_ms=by_phase.max(axis=1)) if len(by_phase) else by_phase
 
 
-def _duration_columns(samples: pd.DataFrame, mode: str, names: Mapping[str, str]) -> pd.DataFrame:
-    return summary_columns(
-        metric_rows(samples, "timing", mode, "duration"),
-        lambda phase: f"{names.get(phase, phase)}_ms_",
-    )
+@derived(
+    "step_ms_{statistic}",
+    "whole step as in training: pipelined, or synced if there are no pipelined steps",
+    "ms",
+    Format.MS,
+)
+def step_time(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the statistics of the whole step.
 
-
-def with_whole_step(wide: pd.DataFrame) -> pd.DataFrame:
-    """`step_ms_mean`, …: the step as training runs it, pipelined where the device queues work, else synced. `wide`: whether the
-    interval of its median is.
-
-    Waiting at each phase costs a step up to a tenth: the host cannot prepare the optimizer behind the backward pass.
+    Waiting after each phase makes a step up to a tenth longer, since the CPU cannot prepare the
+    optimizer step while the backward pass still runs.
     """
+    columns = {}
     for statistic in STATISTICS:
-        synced, pipelined = (
-            wide.get(f"step_{mode}_ms_{statistic}") for mode in ("synced", "pipelined")
-        )
+        synced = cells.get(f"step_synced_ms_{statistic}")
+        pipelined = cells.get(f"step_pipelined_ms_{statistic}")
         if synced is not None:
-            wide[f"step_ms_{statistic}"] = synced if pipelined is None else pipelined.fillna(synced)
-    if "step_ms_median" in wide:
-        width = (wide["step_ms_ci_high"] - wide["step_ms_ci_low"]) / wide["step_ms_median"]
-        wide["wide"] = (
-            (width > _WIDE).astype("boolean").where(wide["step_ms_coverage"] > 0)
-        )  # a single step has no interval
-    if {"compile_total_ms", "step_ms_median"} <= set(wide):
-        wide["compile_cost_ms"] = (
-            wide["compile_total_ms"] - wide["compile_steps"] * wide["step_ms_median"]
-        )
-    return wide
+            whole = synced if pipelined is None else pipelined.fillna(synced)
+            columns[f"step_ms_{statistic}"] = whole
+    return pd.DataFrame(columns, index=cells.index)
+
+
+@derived(
+    "interval_wide",
+    "true if the interval of `step_ms_median` is wider than 5 % of it",
+    needs=("step_ms_median", "step_ms_ci_low", "step_ms_ci_high", "step_ms_coverage"),
+)
+def interval_wide(cells: pd.DataFrame) -> pd.Series[bool]:
+    width = (cells["step_ms_ci_high"] - cells["step_ms_ci_low"]) / cells["step_ms_median"]
+    has_interval = cells["step_ms_coverage"] > 0  # a single step has none
+    return (width > _WIDE).astype("boolean").where(has_interval)
+
+
+@derived(
+    "compile_cost_ms",
+    "`compile_total_ms` less the same number of steps that are not compiled",
+    "ms",
+    Format.MS,
+    needs=("compile_total_ms", "compile_steps", "step_ms_median"),
+)
+def compile_cost(cells: pd.DataFrame) -> pd.Series[float]:
+    return cells["compile_total_ms"] - cells["compile_steps"] * cells["step_ms_median"]
+
+
+# ---------------------------------------------------------------------- step times of all attempts
+
+
+def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the durations of whole steps of every attempt: pipelined, or synced without those."""
+    steps = _whole_steps(samples, "timing", "duration")
+    pipelined = steps[steps["mode"] == "pipelined"]
+    synced = steps[steps["mode"] == "synced"]
+    has_pipelined = pd.MultiIndex.from_frame(synced[ATTEMPT_KEY]).isin(
+        pd.MultiIndex.from_frame(pipelined[ATTEMPT_KEY])
+    )
+    return pd.concat([pipelined, synced[~has_pipelined]])
+
+
+def step_kernel_times(samples: pd.DataFrame) -> pd.DataFrame:
+    """Return the kernel time of whole steps of every attempt, by the instrument `kernel_time`."""
+    steps = _whole_steps(samples, "kernel_time", "kernel_time")
+    return steps[steps["value"].notna()]
+
+
+def _whole_steps(samples: pd.DataFrame, instrument: str, metric: str) -> pd.DataFrame:
+    return samples[
+        (samples["instrument"] == instrument)
+        & (samples["metric"] == metric)
+        & (samples["phase"] == "step")
+    ]

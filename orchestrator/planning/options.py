@@ -9,9 +9,10 @@ from typing import Any
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
-# Doubts about a success, each a column of `cells`. "disturbed": a CPU-bound cell whose cores something
-# else used. "wide": the interval of the median step is wider than 5 %.
-FLAWS = ("disturbed", "wide")
+# Doubts about a success: words of --retry, and the columns of `cells` that show them.
+FLAWS: Mapping[str, str] = {"cpu-contended": "cpu_contended", "interval-wide": "interval_wide"}
+# Words of older versions, in commands and in stored manifests.
+FORMER_FLAWS: Mapping[str, str] = {"disturbed": "cpu-contended", "wide": "interval-wide"}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class RunOptions:
             value = stored[name]
             read[name] = frozenset(value) if isinstance(value, list) else value
         if "retry" in read:  # older versions had further words, which have no effect now
-            read["retry"] &= {*Status, "pending", *FLAWS}
+            words = {FORMER_FLAWS.get(word, word) for word in read["retry"]}
+            read["retry"] = frozenset(words & {*Status, "pending", *FLAWS})
         return cls(**read)
 
     def of(self, cell: Cell) -> RunOptions:

@@ -212,4 +212,4 @@ def flawed_cells(cells: pd.DataFrame) -> dict[str, set[str]]:
     """The cells with each flaw."""
     from orchestrator.analysis.cpu_bound import flagged
 
-    return {flaw: flagged(cells, flaw) for flaw in FLAWS}
+    return {flaw: flagged(cells, column) for flaw, column in FLAWS.items()}

@@ -1,4 +1,4 @@
-"""How docs/columns.md begins: how the tables of a run hang together, and which columns answer what is asked first."""
+"""The beginning of docs/columns.md: how the tables of a run relate, and where to look first."""
 
 from __future__ import annotations
 
@@ -6,26 +6,30 @@ from collections.abc import Iterator
 
 _HEAD = """# Columns
 
-What stands in the tables of a run, and where to look first.
+The tables of a run, and where to look first. This page is generated:
+`python -m orchestrator.report.column_docs > docs/columns.md`.
 
-- [How the tables hang together](#how-the-tables-hang-together), [what null means](#what-null-means)
-- [What is asked first](#what-is-asked-first)
-- [cells](#cells), its [parameters](#parameters)
-- [attempts](#attempts), [samples](#samples), [kernels](#kernels), [allocations](#allocations), [live](#live),
-  [predictions](#predictions)
+- [How the tables relate](#how-the-tables-relate), [what null means](#what-null-means)
+- [Where to look first](#where-to-look-first)
+- [cells](#cells) and their [parameters](#parameters)
+- [attempts](#attempts), [samples](#samples), [kernels](#kernels), [allocations](#allocations),
+  [live](#live), [predictions](#predictions)
 
-## How the tables hang together
+## How the tables relate
 
-`cells.parquet` is one row a cell, a point of the grid, made of the other tables: begin there. These are folders of Parquet
-parts, as they were measured: `attempts` (one row a try at a cell), `samples` (one row a number), `kernels`, `allocations` and
-`live` (of cells that asked for those instruments), and `predictions` (made before anything was measured).
+Begin with `cells.parquet`: one row per cell, a point of the grid, derived from the other tables. The
+other tables are folders of Parquet parts, as measured: `attempts` (one row per try at a cell),
+`samples` (one row per number), `kernels`, `allocations` and `live` (for cells with those
+instruments), and `predictions` (made before anything was measured).
 
-- `cell` and `attempt` are the key of all but `predictions`, which has `cell` alone.
-- `attempt` in `cells` is the one that counts: the latest that is `ok`, else the latest that is not `lost`, else the latest.
-  Join on both, and what earlier or failed attempts measured is left out. `repetitions` says how many successes there are.
-- Where several runs lie side by side (a publication, `sweep.load(one, other)`), `cell` in `cells` is `RUN:id` and `run` is
-  the name of the run; the parts in the folder of each run have the `id` alone.
-- `sweep.load(folder)` reads all tables under the same ids, also while the run is at work. Of a publication as files:
+- `cell` and `attempt` are the key of each table except `predictions`, whose key is `cell`.
+- `attempt` in `cells` is the attempt that counts: the latest with status `ok`, or else the latest
+  that is not `lost`, or else the latest. Join on both columns to leave out earlier and failed
+  attempts. `repetitions` is the number of successful attempts.
+- If several runs are read as one (a publication, `sweep.load(one, other)`), `cell` in `cells` is
+  `RUN:id` and `run` is the name of the run. The parts in the folder of each run have the `id` alone.
+- `sweep.load(folder)` reads all tables with the same ids, also while the run is still measuring. With
+  the files of a publication:
 
 ```python
 import pandas as pd
@@ -39,68 +43,74 @@ joined = samples.merge(of_run[["cell", "attempt", "size", "precision"]], on=["ce
 
 ## What null means
 
-What is not known: the cell did not come so far, its instruments did not measure it, the device does not have it, or nobody can
-tell. It is never zero and never false: `waits_for_host = false` is known, null is not. A column is missing where nothing in the
-run fills it. What a cell measured before it failed is in `samples` alone: in `cells` its measured columns are null. A null
-`value` of `samples` and `predictions` has the reason in `note`, or, of a verdict, its word. Texts of the raw tables that say
-nothing are empty, not null.
+The value is unknown: the cell failed before it, no instrument measured it, or the device does not
+have it. Null is never zero and never false: `cpu_bound = false` is known, null is not. A column is
+missing if nothing in the run fills it. What a cell measured before it failed is only in `samples`; in
+`cells` its measured columns are null. A null `value` in `samples` and `predictions` has the reason in
+`note`. Texts in the other tables are empty instead of null.
 
-## What is asked first
+## Where to look first
 """
 
-# Each question with the columns that answer it, which stand in backquotes.
+# Each question with the columns of `cells` that answer it, in backquotes.
 QUESTIONS: tuple[tuple[str, str], ...] = (
     (
-        "Is there a number at all?",
-        "`status` is ok; else `stage`, `phase`, `message` or `reason` say why not",
+        "Does the cell have a result?",
+        "`status` is ok. Otherwise `stage`, `phase`, `message` or `reason` show why not",
     ),
     (
         "How long does a step take?",
-        "`step_ms_median`, in `step_ms_ci_low` to `step_ms_ci_high` with the confidence `step_ms_coverage`, of `step_ms_n` steps "
-        "of one attempt; `{phase}_ms_median` of a phase, which is waited for: phases do not add up to a step that runs on",
+        "`step_ms_median`, with the interval `step_ms_ci_low` to `step_ms_ci_high` and its "
+        "confidence `step_ms_coverage`, from the `step_ms_n` steps of one attempt; "
+        "`{phase}_ms_median` for a phase. The timing waits after each phase, so phases may add up "
+        "to more than a step",
     ),
     (
         "Is it CPU-bound (†)?",
-        "Yes where `waits_for_host`: phases in which the GPU waits for the CPU that launches its kernels make up more than a "
-        "tenth of the step, and another CPU makes another number. "
-        "Where it is false, the step is GPU-bound. It is null where no steps ran on: on a CPU, or without timing",
+        "`cpu_bound`: in more than a tenth of the step the GPU waits for the CPU that launches its "
+        "kernels, so another CPU gives another time. Null if no pipelined steps were timed, as on a "
+        "CPU",
     ),
     (
-        "Which GPU, software, program?",
-        "`gpu`, `gpu_uuid`, `host`, `cpu`; `torch`, `cuda`, `driver`, `python`; `commit`, and `program_source`, which is the "
-        "same where the same code measured",
+        "Which GPU, software and program?",
+        "`gpu`, `gpu_uuid`, `host`, `cpu`; `torch`, `cuda`, `driver`, `python`; `commit`, and "
+        "`program_source`, which is equal for equal measuring code",
     ),
     (
-        "Was it computed as asked?",
-        "`parameter_dtype`, `autocast_dtype`, `float32_matmul_precision`, `attention_seen`, `compile_graph_breaks`, "
-        "`compile_recompiles`: all read back",
+        "Was it computed as requested?",
+        "`parameter_dtype`, `autocast_dtype`, `float32_matmul_precision`, `attention_seen`, "
+        "`compile_graph_breaks`, `compile_recompiles`: all are read back",
     ),
     (
         "How much memory does it take?",
-        "`peak_allocated_bytes` by tensors, `peak_reserved_bytes` as the GPU must have it, beside the CUDA context; "
-        "`first_peak_allocated_bytes` of the first step; `peak_rss_bytes` on a CPU",
+        "`peak_allocated_bytes` for tensors; `peak_reserved_bytes` is what the GPU must have, in "
+        "addition to the CUDA context; `first_peak_allocated_bytes` for the first step; "
+        "`peak_rss_bytes` on a CPU",
     ),
     (
         "Did memory run out, and where?",
-        "`status` is oom (oom_inferred: not measured, see `witness`; host_oom: of the host), in `stage` and `phase`, for "
-        "`asked_bytes` with `free_bytes` free; `predicted_verdict` is what was foreseen",
+        "`status` is oom, or oom_inferred (not measured, see `witness`), or host_oom (memory of the "
+        "host); in `stage` and `phase`, when `asked_bytes` were requested and `free_bytes` were "
+        "free. `predicted_verdict` is the prediction",
     ),
     (
-        "Was the clock held down?",
-        "For how long, from before the compiling step to after the timing: `power_capped_ns`, `thermal_capped_ns`; just after "
-        "the timing: `throttle_reasons_after`, and `sm_clock_after` beside `sm_clock_max_after`",
+        "Were the clocks lowered?",
+        "`power_capped_ns` and `thermal_capped_ns`: for how long, from before the compiling step "
+        "until after the timing. Just after the timing: `throttle_reasons_after`, and "
+        "`sm_clock_after` compared with `sm_clock_max_after`",
     ),
     (
-        "Was it alone on its host?",
-        "`neighbours`: how many other attempts of the run were there, in the mean; "
-        "`waited_for_core` and `disturbed`: what anything else took of its cores. Of other virtual machines nothing is "
-        "known but what `host_pace_before` and `host_pace_after` show, and how far the steps differ: `wide`",
+        "Did other work disturb it?",
+        "`concurrent_attempts` of the same run on its host; `waited_for_core` and `cpu_contended` "
+        "for other processes on its cores. Other virtual machines on the same hardware show only in "
+        "`host_pace_before` and `host_pace_after`, and in steps that vary: `interval_wide`",
     ),
 )
 
 
 def guide() -> Iterator[str]:
-    """As Markdown."""
+    """Yield the lines of the guide, in Markdown."""
     yield _HEAD
     yield from ("| question | columns of `cells` |", "|---|---|")
-    yield from (f"| {question} | {answer} |" for question, answer in QUESTIONS)
+    for question, answer in QUESTIONS:
+        yield f"| {question} | {answer} |"

@@ -11,14 +11,14 @@ from tabulate import tabulate
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT
 from orchestrator.analysis.comparison import ASSUMED_NOISE, Comparison, ComparisonReport, Verdict
-from orchestrator.analysis.cpu_bound import Decides
+from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.report.tables.formatters import HOST_MARK, format_ms
 
 # A factor of ten either way: too few repetitions to estimate the noise.
 _UNKNOWN_NOISE = 10.0
 _BOUND_BY = {
-    Decides.GPU: f"{Decides.GPU} on both sides",
-    Decides.HOST: f"{Decides.HOST} ({HOST_MARK})",
+    BoundBy.GPU: f"{BoundBy.GPU} on both sides",
+    BoundBy.CPU: f"{BoundBy.CPU} ({HOST_MARK})",
 }
 
 
@@ -78,8 +78,8 @@ def _row(one: Comparison, has_kernels: bool) -> list[str]:
 def _verdict(one: Comparison) -> str:
     if one.reason:
         return f"{one.verdict}: {one.reason}"
-    is_cpu_bound = one.differs and one.bound_by is Decides.HOST
-    return f"{one.verdict} ({Decides.HOST})" if is_cpu_bound else f"{one.verdict}"
+    is_cpu_bound = one.differs and one.bound_by is BoundBy.CPU
+    return f"{one.verdict} ({BoundBy.CPU})" if is_cpu_bound else f"{one.verdict}"
 
 
 def _verdicts(report: ComparisonReport) -> str:
@@ -92,7 +92,7 @@ def _verdicts(report: ComparisonReport) -> str:
 
 def _cpu_warning(differing: Sequence[Comparison]) -> Iterator[str]:
     """Yield a warning if another CPU could explain some of the differences."""
-    bound = sum(one.bound_by is Decides.HOST for one in differing)
+    bound = sum(one.bound_by is BoundBy.CPU for one in differing)
     if not bound:
         return
     if len(differing) == 1:
@@ -107,7 +107,7 @@ def _cpu_warning(differing: Sequence[Comparison]) -> Iterator[str]:
 def _agreement(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """Yield how many cells agree in their times and in their kernel times."""
     shares = []
-    for kind in Decides:
+    for kind in BoundBy:
         found = [one for one in comparisons if one.bound_by is kind]
         if found:
             shares.append(f"{_agreeing(found)} {_BOUND_BY[kind]}")

@@ -14,7 +14,7 @@ from typing import get_args
 import pandas as pd
 
 from orchestrator.analysis.axes import ordered_values
-from orchestrator.analysis.cpu_bound import Decides, decides, needs_host
+from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
 from orchestrator.analysis.results import Results
 from tasks.spec.parameters import TIMING_AXES, Precision
 
@@ -72,7 +72,7 @@ def backward_over_forward(results: Results) -> Iterator[str]:
     cells = _measured(results, "train_step", "forward_ms_median", "backward_ms_median")
     for told, group in _told_apart(cells, ["precision", "compile"]):
         ratios = group["backward_ms_median"] / group["forward_ms_median"]
-        ahead = ratios[~needs_host(group)]
+        ahead = ratios[~depends_on_cpu(group)]
         own = f"; where not CPU-bound {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
         yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass{own}"
 
@@ -140,7 +140,7 @@ def growth_of_attention(results: Results) -> Iterator[str]:
     long = cells[cells["context_length"] >= _LONG]
     others = [axis for axis in _axes(long, results) if axis not in ("context_length", *_WAYS)]
     for told, way in _told_apart(long, _WAYS):
-        yield from _growth(f"{told}: time", way[decides(way) != Decides.HOST], _TIME, others, way)
+        yield from _growth(f"{told}: time", way[bound_by(way) != BoundBy.CPU], _TIME, others, way)
         if _PEAK in way:
             yield from _growth(f"{told}: peak memory", way[way[_PEAK].notna()], _PEAK, others, way)
 

@@ -10,23 +10,14 @@ from orchestrator.execution.nsys import read_report
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
-from tasks.spec.axes import axis
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
-from tasks.spec.parameters import Params
+from tasks.spec.parameters import ImportedParams
 from tasks.spec.status import Status
 from tasks.traces.attribution import attribute
 from tasks.traces.summary import to_rows, to_samples
 
 TASK = "nsys"
-
-
-class ImportedParams(Params):
-    """What is known of a cell that another program measured: the file that it came in, and a digest of what that holds: nsys
-    calls its files report1 and report2 wherever it runs."""
-
-    file: str = axis(..., "name of the imported file")
-    content: str = axis(..., "digest of the file: another content is another cell")
 
 
 def import_nsys(file: Path, run: Run) -> str:

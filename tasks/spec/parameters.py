@@ -131,6 +131,17 @@ class MultiGpuParams(Params):
         return _without_unless_on_gpu(values, "gpus", int)
 
 
+class ImportedParams(Params):
+    """Parameters of a cell that another program measured.
+
+    The digest is part of the cell's identity, since nsys names its files report1, report2 and so on in
+    every folder.
+    """
+
+    file: str = axis(..., "name of the imported file")
+    content: str = axis(..., "digest of the file: another content is another cell")
+
+
 def _without_unless_on_gpu(values: Any, name: str, kind: type) -> Any:
     if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
         return values

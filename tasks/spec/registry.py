@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from tasks.spec.axes import Axis, axes_of, words_of
 from tasks.spec.cell import Cell
-from tasks.spec.parameters import MultiGpuParams, Params
+from tasks.spec.parameters import ImportedParams, MultiGpuParams, Params
 
 
 class HasFacts(Protocol):
@@ -65,7 +65,7 @@ def all_tasks() -> Mapping[str, Task]:
 def all_axes() -> Mapping[str, Axis]:
     """Return the axes of all tasks by name. Of an axis of several tasks the first declaration counts."""
     found: dict[str, Axis] = {}
-    for params in (*_all_params(), MultiGpuParams):
+    for params in (*_all_params(), MultiGpuParams, ImportedParams):
         for name, declared in axes_of(params).items():
             found.setdefault(name, declared)
     return found

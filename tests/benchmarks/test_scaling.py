@@ -95,7 +95,7 @@ def test_rounds_are_kept_apart_however_they_end(scaling: Any, tmp_path: Path) ->
 
 def test_speed_up_and_contention(scaling: Any) -> None:
     def swept(places: int, seconds: float, step_ms: float, status: str = "ok") -> Any:
-        took_s = dict.fromkeys(scaling.TOOK, seconds / 1000)
+        took_s = dict.fromkeys(scaling.TIME_SPENT, seconds / 1000)
         return scaling.Swept(
             places,
             seconds,

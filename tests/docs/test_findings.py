@@ -145,7 +145,7 @@ def test_the_published_cells_are_derived_from_the_published_samples(published: P
     stored = pd.read_parquet(folder / "cells.parquet")
     assert list(stored.columns) == list(derived.columns)
     assert stored["cell"].tolist() == derived["cell"].tolist()
-    for column in ("step_ms_median", "peak_allocated_bytes", "waits_for_host"):
+    for column in ("step_ms_median", "peak_allocated_bytes", "cpu_bound"):
         pd.testing.assert_series_equal(stored[column], derived[column], check_dtype=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -50,6 +51,21 @@ class ReferenceDevice(click.ParamType[str]):
         from orchestrator.report.references.devices import ALL, DEVICES
 
         return [*DEVICES, ALL]
+
+
+class WordChoice(click.Choice[str]):
+    """A choice of words that also accepts former words, and prints the current one for them."""
+
+    def __init__(self, words: Sequence[str], former: Mapping[str, str]) -> None:
+        super().__init__(words)
+        self._former = former
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in self._former:
+            current = self._former[value]
+            click.echo(f"--{_option(param, self.name)} {value} is now called {current}", err=True)
+            value = current
+        return super().convert(value, param, ctx)
 
 
 class Percentage(click.ParamType[float]):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.commands.option_types import Percentage
-from orchestrator.cli.text.sweep_result import FLAWS
+from orchestrator.cli.commands.option_types import Percentage, WordChoice
 from orchestrator.common.errors import (
     ConfigError,
 )
@@ -19,6 +18,9 @@ from orchestrator.store.remote.address import RunLocationType
 if TYPE_CHECKING:
     pass
 
+# The words of --retry besides statuses. Planning declares them too, but importing it takes a while, and
+# `sweep --help` should not.
+FLAWS = ("cpu-contended", "interval-wide")
 STATUSES = (
     "ok",
     "oom",
@@ -82,8 +84,10 @@ cell_options = with_options(
         click.option(
             "--retry",
             multiple=True,
-            type=click.Choice([*STATUSES, *FLAWS]),
-            help="Also cells of this status, those `disturbed`, or of `wide` intervals.",
+            type=WordChoice(
+                [*STATUSES, *FLAWS], {"disturbed": "cpu-contended", "wide": "interval-wide"}
+            ),
+            help="Measure cells of this status again; or cpu-contended: cells that competed for the CPU; or interval-wide: cells whose median has an interval wider than 5 %.",
         ),
         click.option(
             "--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."

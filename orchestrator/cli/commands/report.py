@@ -121,9 +121,9 @@ def report(
             f"{missing} cells that were asked for are still to be measured: sweep status says which"
         )
         click.echo(f"not measured: {of_each}" if of_each else pending, err=True)
-    if results.bare:
+    if results.cells_without_samples:
         click.echo(
-            f"of {cell_count(results.bare)} that ended well no sample is here: copy the run again, or measure them with --retry ok",
+            f"of {cell_count(results.cells_without_samples)} that ended well no sample is here: copy the run again, or measure them with --retry ok",
             err=True,
         )
     if some:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from orchestrator.common.errors import (
     EXIT_FAILURES,
@@ -12,12 +12,11 @@ from orchestrator.common.errors import (
     EXIT_TIME_LIMIT,
 )
 
-if TYPE_CHECKING:
-    pass
-
-FLAWS = {
-    "disturbed": "timed while something else had the cores of the host: once it is gone, --retry disturbed measures again",
-    "wide": "with steps that differ so much that the interval of their median is wider than 5 %: --retry wide measures again",
+FLAW_NOTES = {
+    "cpu-contended": "depend on the CPU and were timed while other processes used it. "
+    "--retry cpu-contended measures them again",
+    "interval-wide": "have a median whose interval is wider than 5 %. "
+    "--retry interval-wide measures them again",
 }
 
 
@@ -75,7 +74,7 @@ def conclude(summary: Any, request: Any) -> None:
                 "nothing was measured within that time: where it takes as long to begin again, only a longer one goes on"
             )
         sys.exit(EXIT_TIME_LIMIT)
-    for flaw, what in FLAWS.items():
+    for flaw, what in FLAW_NOTES.items():
         if count := summary.flaws[flaw]:
             say(f"{cell_count(count)} {what}")
     if count := summary.flaws["concurrent"]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.analysis.axes import NOTHING
-from orchestrator.analysis.cpu_bound import Decides
+from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, suggestion
 from orchestrator.report.formats.provenance import provenance
@@ -21,7 +21,7 @@ from orchestrator.report.tables.table import NOTES, Table
 MOST_ROWS = 40  # rows of a table on the terminal, unless the user named the table
 # The title of the column that lists which values of a row have the mark.
 _MARKS = {
-    HOST_MARK: f"{Decides.HOST} ({HOST_MARK})",
+    HOST_MARK: f"{BoundBy.CPU} ({HOST_MARK})",
     NOISE_MARK: f"within noise ({NOISE_MARK})",
 }
 _ALL_MARKS = "".join(_MARKS)

@@ -123,7 +123,7 @@ def of_steps(time: Value) -> Value:
 
 def mark(*rows: Row) -> str:
     """Return the mark † if the steps of one of these rows are CPU-bound, else an empty text."""
-    flag = "waits_for_host"
+    flag = "cpu_bound"
     is_cpu_bound = any(has_value(row, flag) and row[flag] for row in rows)
     return HOST_MARK if is_cpu_bound else ""
 

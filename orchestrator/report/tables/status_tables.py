@@ -17,14 +17,14 @@ TIME_SPENT = Table(
     CellRows(
         (
             ("all", number("wall_s", ".2f")),
-            ("process", number("took_process_s", ".2f")),
-            ("build", number("took_build_s", ".2f")),
-            ("warm-up", number("took_warm_up_s", ".2f")),
-            ("timed steps", number("took_timing_s", ".2f")),
-            ("instruments", number("took_instruments_s", ".2f")),
+            ("process", number("time_process_s", ".2f")),
+            ("build", number("time_build_s", ".2f")),
+            ("warm-up", number("time_warm_up_s", ".2f")),
+            ("timed steps", number("time_timing_s", ".2f")),
+            ("instruments", number("time_instruments_s", ".2f")),
         )
     ),
-    having("took_process_s"),
+    having("time_process_s"),
 )
 
 

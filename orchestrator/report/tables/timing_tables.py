@@ -97,7 +97,7 @@ UTILISATION = Table(
             ("TFLOP/s", number("achieved_tflops", ".1f")),
             ("peak TFLOP/s", number("peak_tflops", ".1f")),
             ("MFU", number("mfu", ".1%")),
-            ("of ceiling", number("of_ceiling", ".1%")),
+            ("of ceiling", number("ceiling_share", ".1%")),
             ("tf32 allowed", text("matmul_allow_tf32")),
             ("autocast dtype", text("autocast_dtype")),
             ("stored", text("parameter_dtype")),
@@ -134,8 +134,8 @@ MODES = Table(
             ("pipelined", of_steps(median_interval("step_pipelined_ms"))),
             ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
             ("CPU ahead, at most ms", ms("host_lead_ms")),
-            ("phases that wait", number("waiting_share", ".0%")),
-            ("CPU-bound", measured("waits_for_host", lambda waits: "yes" if waits else "no")),
+            ("phases that wait", number("cpu_bound_share", ".0%")),
+            ("CPU-bound", measured("cpu_bound", lambda waits: "yes" if waits else "no")),
             ("drain ms", ms("drain_ms")),
         )
     ),
@@ -154,14 +154,14 @@ CPU_BOUND = Table(
         (
             ("step", of_steps(median_interval("step_ms"))),
             ("CPU ahead, at most ms", ms("host_lead_ms")),
-            ("phases that wait", number("waiting_share", ".0%")),
-            ("other cells", number("neighbours")),
+            ("phases that wait", number("cpu_bound_share", ".0%")),
+            ("other cells", number("concurrent_attempts")),
             ("waited for a core", number("waited_for_core", ".1%")),
             ("operations a ms before", number("host_pace_before", ".0f")),
             ("after", number("host_pace_after", ".0f")),
         )
     ),
-    marked("waits_for_host"),
+    marked("cpu_bound"),
 )
 
 SCALING = Table(

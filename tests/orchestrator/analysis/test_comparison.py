@@ -25,7 +25,7 @@ from orchestrator.analysis.comparison import (
     noise_of,
     noises_of,
 )
-from orchestrator.analysis.cpu_bound import Decides
+from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError
 from orchestrator.report.comparison_text import describe_comparison
@@ -182,7 +182,7 @@ def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) ->
         ),  # in cycles as well
         (
             Side((10.0,), 9.9, 10.1),
-            Side((11.0,), 10.9, 11.1, decides=Decides.HOST),
+            Side((11.0,), 10.9, 11.1, decides=BoundBy.CPU),
             Verdict.SLOWER,
             "",
         ),
@@ -428,7 +428,7 @@ def test_what_waits_for_its_host_is_said_where_it_differs(
     waiting, ahead = make_outcome(), make_outcome(batch_size=2)
     before = write(tmp_path / "a", queued(waiting, 10.0, 0.9), queued(ahead, 10.0, 1.3))
     after = write(tmp_path / "b", queued(waiting, 12.0, 0.9), queued(ahead, 12.0, 1.3))
-    waits = load_results(before).cells.set_index("batch_size")["waits_for_host"]
+    waits = load_results(before).cells.set_index("batch_size")["cpu_bound"]
     assert waits.to_dict() == {waiting.attempt.cell.params.values()["batch_size"]: True, 2: False}
     done = sweep_here("compare", before.folder, after.folder)
     assert done.stdout.count("SLOWER (CPU-bound)") == 1
@@ -491,8 +491,8 @@ def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
         waited(queued(make_outcome(batch_size=6, **gpu), 10.0, 0.9), 0.3),
         waited(queued(make_outcome(batch_size=7, **gpu), 10.0, 1.3), 0.3),
     )
-    disturbed = load_results(after).cells.set_index("batch_size")["disturbed"]
-    assert disturbed.dropna().to_dict() == {1: True, 2: False, 6: True, 7: False}
+    contended = load_results(after).cells.set_index("batch_size")["cpu_contended"]
+    assert contended.dropna().to_dict() == {1: True, 2: False, 6: True, 7: False}
     done = sweep_here("compare", before.folder, after.folder)
     assert done.stdout.count(OTHERS.format("30%")) == 1
     assert "3 SLOWER, 1 AMBIGUOUS" in done.stdout
@@ -519,9 +519,10 @@ def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(
         checked(make_outcome(), 9.0, 0.1),
         checked(make_outcome(batch_size=2), 0.1, 9.0),
     )
-    assert load_results(run).cells.set_index("batch_size")[
-        "waits_for_host"
-    ].sort_index().to_dict() == {1: True, 2: False}
+    assert load_results(run).cells.set_index("batch_size")["cpu_bound"].sort_index().to_dict() == {
+        1: True,
+        2: False,
+    }
 
 
 @pytest.mark.parametrize(
@@ -538,7 +539,7 @@ def test_what_agrees_does_so_within_the_intervals_or_two_percent(
     ms: float, half_width: float, agrees: bool
 ) -> None:
     before, after = (
-        Side((10.0,), 9.9, 10.1, decides=Decides.GPU),
+        Side((10.0,), 9.9, 10.1, decides=BoundBy.GPU),
         Side((ms,), ms - half_width, ms + half_width),
     )
     assert judge("", before, after, CALM).agrees is agrees

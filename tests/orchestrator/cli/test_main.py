@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from orchestrator.cli.commands.options import FLAWS as COMMAND_FLAWS
 from orchestrator.cli.commands.options import STATUSES
-from orchestrator.cli.text.sweep_result import FLAWS as SAID_OF_FLAWS
+from orchestrator.cli.text.sweep_result import FLAW_NOTES
 from orchestrator.planning.history import PENDING
 from orchestrator.planning.options import FLAWS
 from orchestrator.store.run import Run
@@ -34,7 +35,7 @@ HUGE = "9" * 400
 def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
     """The command's own are written out, since the modules that have them take a while to import."""
     assert {*STATUSES} == {*Status, PENDING}
-    assert tuple(SAID_OF_FLAWS) == FLAWS
+    assert [*FLAW_NOTES] == [*COMMAND_FLAWS] == [*FLAWS]
 
 
 @pytest.mark.parametrize(
@@ -118,8 +119,8 @@ def test_an_instrument_that_cannot_be(
             "--retry failed: --only leaves out all such cells. Add --only failed, or leave",
         ),
         (
-            ("--retry", "wide", "--only", "oom"),
-            "--retry wide: --only leaves out all such cells. Add --only ok, or leave",
+            ("--retry", "interval-wide", "--only", "oom"),
+            "--retry interval-wide: --only leaves out all such cells. Add --only ok, or leave",
         ),
         (
             ("--scheduler", "serial", "--address", "auto"),
@@ -144,7 +145,10 @@ def test_options_that_contradict_each_other(
 
 @pytest.mark.parametrize(
     "words",
-    [("--retry", "wide", "--only", "ok"), ("--retry", "oom", "--only", "oom", "--only", "ok")],
+    [
+        ("--retry", "interval-wide", "--only", "ok"),
+        ("--retry", "oom", "--only", "oom", "--only", "ok"),
+    ],
 )
 def test_options_that_go_together(
     words: tuple[str, ...], sweep_here: Callable[..., Result], tmp_path: Path

@@ -42,17 +42,23 @@ def test_what_is_done_is_kept(status: Status) -> None:
     assert decide((S.FAILED, status)) == (False, f"done: {status}")
 
 
-def test_what_was_disturbed_is_measured_again_where_that_is_asked_for() -> None:
+def test_retry_cpu_contended_measures_only_such_cells_again() -> None:
     one, other = cell(), cell(batch_size=2)
     history = {
-        one.id: CellHistory((S.OK,), (1.0,), 1, flaws=frozenset({"disturbed"})),
+        one.id: CellHistory((S.OK,), (1.0,), 1, flaws=frozenset({"cpu-contended"})),
         other.id: CellHistory((S.OK,), (1.0,), 1),
     }
     assert make_plan([one, other], history, DEFAULT, 3).to_run == []
-    plan = make_plan([one, other], history, RunOptions(retry=frozenset({"disturbed"})), 3)
+    plan = make_plan([one, other], history, RunOptions(retry=frozenset({"cpu-contended"})), 3)
     assert plan.to_run == [one]
-    assert (plan.decisions[0].reason, plan.decisions[0].replaces) == ("retry: was disturbed", True)
-    assert make_plan([one, other], history, RunOptions(retry=frozenset({"wide"})), 3).to_run == []
+    assert (plan.decisions[0].reason, plan.decisions[0].replaces) == (
+        "retry: was cpu-contended",
+        True,
+    )
+    assert (
+        make_plan([one, other], history, RunOptions(retry=frozenset({"interval-wide"})), 3).to_run
+        == []
+    )
 
 
 def test_a_success_that_was_replaced_is_no_repetition() -> None:
@@ -84,18 +90,18 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: RunOpti
     ("choice", "flaws", "times", "replaces"),
     [
         (
-            RunOptions(retry=frozenset({"disturbed"})),
-            {"disturbed"},
+            RunOptions(retry=frozenset({"cpu-contended"})),
+            {"cpu-contended"},
             3,
             True,
         ),  # no less often than before
         (
-            RunOptions(only=frozenset({"ok"}), retry=frozenset({"disturbed"})),
-            {"disturbed"},
+            RunOptions(only=frozenset({"ok"}), retry=frozenset({"cpu-contended"})),
+            {"cpu-contended"},
             3,
             True,
         ),
-        (RunOptions(only=frozenset({"ok"}), retry=frozenset({"disturbed"})), set(), 0, False),
+        (RunOptions(only=frozenset({"ok"}), retry=frozenset({"cpu-contended"})), set(), 0, False),
         (RunOptions(only=frozenset({"ok"}), repeat=3), set(), 3, True),
         (RunOptions(only=frozenset({"ok"}), repeat=5), set(), 2, False),
         (RunOptions(only=frozenset({"ok"}), fresh=True, repeat=5), set(), 5, True),

@@ -61,8 +61,8 @@ def test_backward_over_forward_by_precision() -> None:
 
 
 def test_what_waits_for_its_host_is_told_from_what_does_not() -> None:
-    waiting = cell(device="cuda", backward_ms_median=4.0, waits_for_host=True)
-    ahead = cell(device="cuda", size="xl", waits_for_host=False)
+    waiting = cell(device="cuda", backward_ms_median=4.0, cpu_bound=True)
+    ahead = cell(device="cuda", size="xl", cpu_bound=False)
     question = "How long is the backward pass, against the forward pass?"
     (told,) = said(waiting, ahead)[question]
     assert told.endswith("as long as the forward pass; where not CPU-bound 2.00× (one cell)")
@@ -243,7 +243,7 @@ def test_a_length_that_waits_for_its_host_says_nothing_of_attention() -> None:
                 **attention,
                 context_length=n,
                 peak_allocated_bytes=n**2,
-                waits_for_host=n in waiting,
+                cpu_bound=n in waiting,
             )
             for n in (1024, 2048, 4096, 8192)
         ]

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import orchestrator
-from orchestrator.analysis.cells import TOOK
+from orchestrator.analysis.cells import TIME_SPENT
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import ConfigError
 from orchestrator.hardware import gpu_catalog as gpus
@@ -195,7 +195,10 @@ def test_an_interval_is_wide_or_not_where_there_is_one(results_of: Callable[...,
         outcome([10.0], seed=2),
         outcome([], seed=3),
     )
-    assert results.cells.set_index("seed")["wide"].dropna().to_dict() == {0: False, 1: True}
+    assert results.cells.set_index("seed")["interval_wide"].dropna().to_dict() == {
+        0: False,
+        1: True,
+    }
 
 
 def test_a_table_has_no_row_of_what_it_says_nothing_of(results_of: Callable[..., Results]) -> None:
@@ -235,7 +238,7 @@ def test_the_seconds_of_an_attempt_are_told_apart(results_of: Callable[..., Resu
     told = table(results, "took")
     assert list(told.iloc[0])[-6:] == ["2.50", "0.25", "0.38", "0.50", "0.75", "0.62"]
     assert len(told) == 1
-    columns = [f"took_{what}_s" for what in TOOK]
+    columns = [f"time_{what}_s" for what in TIME_SPENT]
     cells = results.cells.set_index("seed")
     assert cells.loc[0, columns].sum() == 2.5
     assert cells.loc[1, columns].isna().all()
@@ -327,7 +330,7 @@ def test_times_of_cpu_bound_steps_are_marked(results_of: Callable[..., Results])
         outcome(status=Status.OOM, context_length=512),
     )
     cells = results.cells.set_index("context_length")
-    assert cells["waits_for_host"].dropna().to_dict() == {64: True, 128: False}
+    assert cells["cpu_bound"].dropna().to_dict() == {64: True, 128: False}
     (page,) = lay_out(results, ["modes"])
     column = page.header.index("pipelined")
     marks = {row[column].split()[0]: row[column][-1] for row in page.rows}
@@ -368,7 +371,7 @@ def test_a_step_waits_for_its_host_in_its_phases(
         "step": max(forward, backward, optimizer),
     }
     cell = results_of(with_samples(outcome(pipelined=[100.0]), *leading(leads))).cells.iloc[0]
-    assert (cell["waiting_share"], cell["waits_for_host"]) == (waits, waits > 0.1)
+    assert (cell["cpu_bound_share"], cell["cpu_bound"]) == (waits, waits > 0.1)
     assert (cell["forward_lead_ms"], cell["host_lead_ms"]) == (forward, leads["step"])
 
 
@@ -378,11 +381,11 @@ def test_of_a_long_phase_it_is_enough_to_be_ahead_by_some_ms(
 ) -> None:
     """Since full queues of small kernels let the host be no further ahead of it."""
     cell = results_of(outcome(pipelined=[400.0], lead_ms=lead)).cells.iloc[0]
-    assert (cell["backward_pipelined_ms_median"], cell["waits_for_host"]) == (200.0, waits)
+    assert (cell["backward_pipelined_ms_median"], cell["cpu_bound"]) == (200.0, waits)
 
 
 def test_on_a_cpu_nobody_waits_for_a_host(results_of: Callable[..., Results]) -> None:
-    assert {"waiting_share", "waits_for_host"}.isdisjoint(results_of(outcome([10.0])).cells)
+    assert {"cpu_bound_share", "cpu_bound"}.isdisjoint(results_of(outcome([10.0])).cells)
 
 
 def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(
@@ -399,7 +402,7 @@ def test_a_phase_that_hardly_counts_does_not_make_a_step_wait(
     ]
     measured = outcome()
     cell = results_of(with_samples(measured, *samples)).cells.iloc[0]
-    assert (cell["waiting_share"], cell["waits_for_host"]) == (pytest.approx(0.09), False)
+    assert (cell["cpu_bound_share"], cell["cpu_bound"]) == (pytest.approx(0.09), False)
 
 
 def test_comparisons_have_their_baseline_first(results_of: Callable[..., Results]) -> None:
@@ -425,7 +428,7 @@ def test_what_the_kernels_gain_stands_beside_what_the_step_gains(
             outcome([90.0], compile="blocks"), *watched([29.0, 29.0, 29.0, 31.0, 31.0, 31.0])
         ),
     )
-    waiting = replace(results, cells=results.cells.assign(waits_for_host=True))
+    waiting = replace(results, cells=results.cells.assign(cpu_bound=True))
     row = table(waiting, "precision").iloc[0]
     assert (row["bf16 speed-up"], row["bf16 speed-up of kernels"]) == ("0.91×†", "3.00×")
     assert "tf32 speed-up of kernels" not in row
@@ -452,7 +455,7 @@ def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(
         .astype("boolean")
         .where(measured.cells["status"] == "ok")
     )
-    results = replace(measured, cells=measured.cells.assign(waits_for_host=waits))
+    results = replace(measured, cells=measured.cells.assign(cpu_bound=waits))
     rows = table(results, "precision").set_index("seed")[
         ["fp32 ms", "tf32 ms", "tf32 speed-up", "bf16 ms", "bf16 speed-up"]
     ]
@@ -489,7 +492,7 @@ def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -
         for answer in answers(results)
         for one in answer.sentences
     )
-    bound = replace(results, cells=results.cells.assign(waits_for_host=True))
+    bound = replace(results, cells=results.cells.assign(cpu_bound=True))
     (page,) = lay_out(bound, ["precision"])
     assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~†", "1.96×†"]
     (read,) = pd.read_csv(StringIO(to_csv(page))).to_dict("records")
@@ -552,14 +555,16 @@ def test_utilisation_is_of_the_peak_of_that_precision_and_of_the_runs_ceiling(
             "bf16_pure": reached / 989.0,
         }
     )
-    assert row.loc["fp32", "of_ceiling"] == pytest.approx(0.5)
+    assert row.loc["fp32", "ceiling_share"] == pytest.approx(0.5)
     assert (
-        row.loc["bf16", "of_ceiling"] == row.loc["bf16_pure", "of_ceiling"] == pytest.approx(0.05)
+        row.loc["bf16", "ceiling_share"]
+        == row.loc["bf16_pure", "ceiling_share"]
+        == pytest.approx(0.05)
     )
-    assert pd.isna(row.loc["tf32", "of_ceiling"])
+    assert pd.isna(row.loc["tf32", "ceiling_share"])
     unknown = results.loc["train_step", 1].iloc[0]
     assert pd.isna(unknown["mfu"])
-    assert pd.isna(unknown["of_ceiling"])
+    assert pd.isna(unknown["ceiling_share"])
 
 
 def test_a_ceiling_is_of_the_same_run_where_several_are_read_together(tmp_path: Path) -> None:
@@ -573,8 +578,8 @@ def test_a_ceiling_is_of_the_same_run_where_several_are_read_together(tmp_path: 
             writer.write_manifest({"name": name})
             writer.append(measured, "abc")
     cells = orchestrator.load(tmp_path / "one", tmp_path / "other").cells.set_index("task")
-    assert cells.loc["matmul", "of_ceiling"] == 1.0
-    assert pd.isna(cells.loc["train_step", "of_ceiling"])
+    assert cells.loc["matmul", "ceiling_share"] == 1.0
+    assert pd.isna(cells.loc["train_step", "ceiling_share"])
 
 
 def test_compilation_breaks_even_after_its_cost_over_its_gain(

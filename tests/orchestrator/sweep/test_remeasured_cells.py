@@ -32,7 +32,7 @@ grids:
     axes: {context_length: [16, 32, 64]}
     fixed: {device: cpu, size: tiny}
 """
-AGAIN = RunOptions(retry=frozenset({"wide"}))
+AGAIN = RunOptions(retry=frozenset({"interval-wide"}))
 
 
 def outcome_at(attempt: Attempt, begin_s: float, spread_ms: float = 0.01) -> Outcome:
@@ -73,10 +73,10 @@ def test_cpu_bound_cells_that_ran_at_the_same_time_are_counted(
     request_of: Callable[[], SweepRequest],
 ) -> None:
     summary = go(request_of(), FakeScheduler(measured), RunOptions())
-    assert (summary.flaws["concurrent"], summary.flaws["disturbed"]) == (2, 0)
+    assert (summary.flaws["concurrent"], summary.flaws["cpu-contended"]) == (2, 0)
     results = load_results(request_of().run)
-    neighbours = results.cells.set_index("context_length")["neighbours"].to_dict()
-    assert neighbours == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
+    concurrent = results.cells.set_index("context_length")["concurrent_attempts"].to_dict()
+    assert concurrent == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
     assert "2 of 3 cells are CPU-bound and ran while others used their host" in provenance(results)
 
     summary = go(request_of(), FakeScheduler(measured), RunOptions(fresh=True))
@@ -97,14 +97,14 @@ def test_cells_without_a_time_are_not_counted_as_concurrent(
 
 
 def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepRequest]) -> None:
-    assert go(request_of(), FakeScheduler(measured), RunOptions()).flaws["wide"] == 2
+    assert go(request_of(), FakeScheduler(measured), RunOptions()).flaws["interval-wide"] == 2
     cells = load_results(request_of().run).cells.set_index("context_length")
-    assert cells["wide"].to_dict() == {16: True, 32: True, 64: False}
+    assert cells["interval_wide"].to_dict() == {16: True, 32: True, 64: False}
 
     scheduler = FakeScheduler(measured)
     summary = go(request_of(), scheduler)
     assert sorted(map(length_of, scheduler.begun)) == [16, 32]
-    assert (summary.flaws["wide"], summary.statuses) == (0, {Status.OK: 2})
+    assert (summary.flaws["interval-wide"], summary.statuses) == (0, {Status.OK: 2})
     run = request_of().run
     timings = sides_of(*load_counted(run)).values()
     assert [timing.medians_ms for timing in timings] == [pytest.approx((10.045,))] * 3
@@ -173,5 +173,5 @@ def test_hosts_of_different_runs_are_not_the_same_host(
     for folder in folders:
         scheduler = FakeScheduler(lambda attempt: outcome_at(attempt, length_of(attempt)))
         go(replace(request_of(), run=Run(folder)), scheduler, RunOptions())
-    single = load_results(Run(folders[0])).cells["neighbours"].to_list()
-    assert load_results(open_runs(folders)).cells["neighbours"].to_list() == single * 2
+    single = load_results(Run(folders[0])).cells["concurrent_attempts"].to_list()
+    assert load_results(open_runs(folders)).cells["concurrent_attempts"].to_list() == single * 2

@@ -9,7 +9,6 @@ from typing import Annotated
 import pytest
 
 from orchestrator.execution.attempt import execute
-from orchestrator.sweep.nsys_import import ImportedParams
 from tasks.instruments import instrument_names, stages_of
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.axes import Affects, axes_of, axes_without, axis, memory_orders, words_of
@@ -17,7 +16,7 @@ from tasks.spec.facts import EVIDENCE, FACTS
 from tasks.spec.fields import Dtype, column, fields_of, name_pattern
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, metric_named, undeclared
 from tasks.spec.outcome import Outcome
-from tasks.spec.parameters import MultiGpuParams, Params, axis_names
+from tasks.spec.parameters import ImportedParams, MultiGpuParams, Params, axis_names
 from tasks.spec.registry import all_axes, all_tasks, value_order
 from tasks.spec.status import Status
 from tasks.spec.tables import INSTRUMENTS, STAGES, STATUSES, Sample

@@ -1,0 +1,83 @@
+"""Declarations of the columns of `cells` that are computed from other columns.
+
+A function with `@derived` declares one: its name, unit and description for docs/columns.md, and how
+it is shown. Nothing else has to be changed for a new column, except that a table may show it.
+Columns that are measured are declared in tasks/spec/metrics.py and tasks/spec/facts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from graphlib import TopologicalSorter
+from typing import Any
+
+import pandas as pd
+
+from tasks.spec.fields import Format, name_pattern
+
+Compute = Callable[[pd.DataFrame], "pd.Series[Any] | pd.DataFrame"]
+
+
+@dataclass(frozen=True)
+class DerivedField:
+    """A column of `cells`, or several if the name has a placeholder such as `{phase}`.
+
+    needs: columns that must exist, or the field is left out. A name that ends in `?` may be missing;
+        it is computed first if it is a derived field itself.
+    compute: None for a column that `derive_cells` takes from the attempts.
+    """
+
+    name: str
+    doc: str
+    unit: str = ""
+    format: Format = Format.NUMBER
+    needs: tuple[str, ...] = ()
+    compute: Compute | None = None
+
+
+DERIVED_FIELDS: list[DerivedField] = []  # in the order of their declarations
+
+
+def derived(
+    name: str, doc: str, unit: str = "", style: Format = Format.NUMBER, needs: Sequence[str] = ()
+) -> Callable[[Compute], Compute]:
+    """Declare the decorated function as a derived field. It takes the cells and returns a column.
+
+    If `name` has a placeholder, the function returns a frame of columns, which may be empty.
+    """
+
+    def declare(compute: Compute) -> Compute:
+        DERIVED_FIELDS.append(DerivedField(name, doc, unit, style, tuple(needs), compute))
+        return compute
+
+    return declare
+
+
+def add_derived_fields(
+    cells: pd.DataFrame, declared: Sequence[DerivedField] = DERIVED_FIELDS
+) -> pd.DataFrame:
+    """Return the cells with every derived field whose needed columns exist."""
+    for field in _in_order(declared):
+        required = [name for name in field.needs if not name.endswith("?")]
+        if field.compute is None or not set(required) <= set(cells):
+            continue
+        columns = field.compute(cells)
+        if isinstance(columns, pd.DataFrame):
+            cells = cells.assign(**{str(name): columns[name] for name in columns})
+        else:
+            cells = cells.assign(**{field.name: columns})
+    return cells
+
+
+def _in_order(declared: Sequence[DerivedField]) -> list[DerivedField]:
+    """Return the fields such that each follows those that it needs. Raise CycleError for a cycle."""
+    graph = TopologicalSorter[int]()
+    for index, field in enumerate(declared):
+        graph.add(index)
+        for needed in field.needs:
+            for other, candidate in enumerate(declared):
+                is_needed = name_pattern(candidate.name).fullmatch(needed.removesuffix("?"))
+                if is_needed and other != index:
+                    graph.add(index, other)
+    return [declared[index] for index in graph.static_order()]
