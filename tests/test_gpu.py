@@ -312,14 +312,14 @@ def test_a_cuda_error_that_sticks_fails_its_cell_alone(
 ) -> None:
     """Nothing on the device works any more in the process that it struck; the parent that this was forked from never notices."""
     good = execute(make_attempt(1, device="cuda"))
-    parent = CHILD_STARTER._parent
+    parent = CHILD_STARTER.server
     bad = misbehave(make_attempt, how, args)
     assert bad.status is Status.FAILED, bad.evidence
     assert said in bad.evidence["message"]
     assert "Traceback" in bad.evidence["traceback"]
     assert bad.stage in ("warm-up", "timing synced")
     again = execute(make_attempt(2, device="cuda"))
-    assert CHILD_STARTER._parent is parent
+    assert CHILD_STARTER.server is parent
     assert [one.status for one in (good, again)] == [Status.OK, Status.OK]
     assert {one.facts["start_method"] for one in (good, bad, again)} == {"fork"}
     assert len({one.facts["pid"] for one in (good, bad, again)}) == 3
@@ -337,8 +337,8 @@ def test_what_a_grandparent_has_forked_computes_here(
     try:
         monkeypatch.setenv(FORK_TEMPLATE, grandparent.variables[FORK_TEMPLATE])
         outcomes = [execute(attempt) for attempt in attempts]
-        assert CHILD_STARTER._parent is not None
-        assert psutil.Process(CHILD_STARTER._parent.pid).ppid() == grandparent.pid
+        assert CHILD_STARTER.server is not None
+        assert psutil.Process(CHILD_STARTER.server.pid).ppid() == grandparent.pid
         assert [(one.status, one.facts["start_method"]) for one in outcomes] == [
             (Status.OK, "fork")
         ] * 2

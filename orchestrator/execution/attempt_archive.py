@@ -1,7 +1,7 @@
-"""What an attempt leaves on a host that does not share the driver's folder comes to the driver: log, journal, artifacts.
+"""Copies an attempt's files from a host that does not share the driver's file system.
 
-The driver leaves a mark in the attempt's folder before it is measured. A host that does not see it measures in a folder of its
-own, sends what is there, and keeps nothing but what its compilers have cached.
+The driver writes a token into the attempt's folder. A host that does not find it measures in a local
+folder, sends the files through Ray, and keeps only what its compilers have cached.
 """
 
 from __future__ import annotations
@@ -17,58 +17,59 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.hashing import text_digest
-from orchestrator.execution.attempt import write_rerun_script
+from orchestrator.execution.child_environment import write_rerun_script
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 
-_MARK = ".driver"
-_OF_ONE_ATTEMPT = "cache"  # of a cell that compiles as if for the first time: removed in any case
+_TOKEN_FILE = ".driver"
+_COLD_CACHE = "cache"  # of a cell that compiles as if for the first time; never sent
 
 
 @dataclass(frozen=True)
 class AttemptArchive:
-    """content: a tar file, compressed."""
+    """The files of an attempt as a compressed tar file."""
 
     attempt: Attempt
     content: bytes
 
 
 def write_folder_token(attempt: Attempt) -> str:
-    """What tells the driver's own folder from another of that name. Raises OSError."""
-    mark = secrets.token_hex(16)
+    """Write a random token into the driver's folder of an attempt. Raises OSError.
+
+    Two hosts may have different folders with the same path, so the path alone proves nothing.
+    """
+    token = secrets.token_hex(16)
     attempt.path.mkdir(parents=True, exist_ok=True)
-    (attempt.path / _MARK).write_text(mark)
-    return mark
+    (attempt.path / _TOKEN_FILE).write_text(token)
+    return token
 
 
-def shares_folder(attempt: Attempt, mark: str) -> bool:
+def shares_folder(attempt: Attempt, token: str) -> bool:
+    """Return True if this host has the driver's folder of the attempt."""
     try:
-        return (attempt.path / _MARK).read_text() == mark
+        return (attempt.path / _TOKEN_FILE).read_text() == token
     except OSError:
         return False
 
 
 def in_local_folder(attempt: Attempt) -> Attempt:
-    """The same in a folder of this host, where the cells of a run share what they compile.
+    """Return the attempt in a folder of this host, in which the cells of a run share a cache.
 
-    Variables that lead to the driver's folders are left out: they lead nowhere here. Raises PermissionError where somebody
-    else has made that folder: what compilers find in it they run.
+    Variables with paths of the driver's folders are removed, because these paths do not exist here.
+    Raises PermissionError if another user owns the folder: compilers execute what they find in it.
     """
     run = attempt.path.parents[2]
-    folder = (
-        _own_folder(text_digest(str(run))[:12])
-        / "artifacts"
-        / attempt.cell.id
-        / str(attempt.number)
-    )
+    own = _private_folder(text_digest(str(run))[:12])
+    folder = own / "artifacts" / attempt.cell.id / str(attempt.number)
+    driver_folders = str(run.parent)
     env = {
         name: value
         for name, value in attempt.settings.env.items()
-        if not value.startswith(str(run.parent))
+        if not value.startswith(driver_folders)
     }
     return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
 
 
-def _own_folder(name: str) -> Path:
+def _private_folder(name: str) -> Path:
     folder = Path(tempfile.gettempdir()) / f"sweep-{os.getuid()}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -76,33 +77,53 @@ def _own_folder(name: str) -> Path:
     return folder
 
 
-def pack(measured: Attempt, asked: Attempt) -> AttemptArchive:
-    """All that it left, which then is here no more. asked: as the driver knows it."""
+def pack(measured: Attempt, original: Attempt) -> AttemptArchive:
+    """Move the files of an attempt into an archive.
+
+    Args:
+        original: the attempt with the driver's folder.
+    """
     stream = io.BytesIO()
+    # The fastest compression: the slot stays occupied until the archive is complete.
     with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as tar:
-        for path in sorted(measured.path.iterdir()) if measured.path.is_dir() else ():
-            if path.name != _OF_ONE_ATTEMPT:
+        paths = sorted(measured.path.iterdir()) if measured.path.is_dir() else []
+        for path in paths:
+            if path.name != _COLD_CACHE:
                 tar.add(path, path.name)
     shutil.rmtree(measured.path, ignore_errors=True)
-    return AttemptArchive(asked, stream.getvalue())
+    return AttemptArchive(original, stream.getvalue())
 
 
-def unpack(parcel: AttemptArchive) -> None:
-    """Into the driver's folder. Raises OSError, ValueError or tarfile.TarError, the last for what would lie elsewhere."""
-    folder = parcel.attempt.path
-    with tarfile.open(fileobj=io.BytesIO(parcel.content)) as tar:
+def unpack(archive: AttemptArchive) -> None:
+    """Write the files into the driver's folder.
+
+    Raises OSError, ValueError or tarfile.TarError, the last also for paths outside of the folder.
+    """
+    folder = archive.attempt.path
+    with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         for member in tar:
-            target = folder / member.name
-            if not target.resolve().is_relative_to(folder.resolve()):
-                raise tarfile.ExtractError(f"{member.name} lies outside of {folder}")
-            if (
-                content := tar.extractfile(member) if member.isfile() else None
-            ):  # no links: they are of the other host
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with content, target.open("wb") as file:
-                    shutil.copyfileobj(content, file)
-    file_of_attempt = folder / ATTEMPT_FILE
-    if file_of_attempt.exists():  # says where it is: see `RunWriter.attempts_without_row`
-        said = json.loads(file_of_attempt.read_text())
-        file_of_attempt.write_text(json.dumps({**said, "folder": parcel.attempt.folder}, indent=1))
-        write_rerun_script(parcel.attempt)  # the archive's names paths of the other host
+            _extract(tar, member, folder)
+    if (folder / ATTEMPT_FILE).exists():
+        _name_own_folder(archive.attempt)
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
+    # tarfile's own filters exist since Python 3.11.4 only.
+    target = folder / member.name
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise tarfile.ExtractError(f"{member.name} lies outside of {folder}")
+    # Links are skipped: they point to files of the other host.
+    content = tar.extractfile(member) if member.isfile() else None
+    if content is None:
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with content, target.open("wb") as file:
+        shutil.copyfileobj(content, file)
+
+
+def _name_own_folder(attempt: Attempt) -> None:
+    """Replace the other host's folder in attempt.json, by which RunWriter finds attempts."""
+    file = attempt.path / ATTEMPT_FILE
+    stored = json.loads(file.read_text())
+    file.write_text(json.dumps({**stored, "folder": attempt.folder}, indent=1))
+    write_rerun_script(attempt)

@@ -1,4 +1,7 @@
-"""What a child prints, kept from filling the disk: its beginning and its end, which is where a death is explained."""
+"""Keeps the output of a measuring process from filling the disk.
+
+The beginning and the end of a log stay, which is where a death is explained. The middle goes.
+"""
 
 from __future__ import annotations
 
@@ -6,54 +9,58 @@ import ctypes
 import os
 from pathlib import Path
 
-KEPT_BYTES = 4 * 1024**2  # of the beginning, and as many of the end
-_LONGEST_BYTES = 4 * KEPT_BYTES  # cutting is not for a few lines too many
-_BLOCK_BYTES = 512  # in which stat counts
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # of Linux's fallocate
+END_BYTES = 4 * 1024**2  # how much of the beginning and of the end stays
+# Four times that, so that a log that is only a few lines too long stays whole.
+_MAX_BYTES = 4 * END_BYTES
+_BLOCK_BYTES = 512  # the unit of st_blocks
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # flags of Linux's fallocate
 
 
 def free_middle(log: Path) -> int:
-    """Gives the middle of a log that has grown too long back to the disk, while the child goes on appending.
+    """Give the disk blocks in the middle of a long log back while the child appends to it.
 
-    What it prints meanwhile is neither lost nor out of its place. Where the file system cannot do that, the log is cut at once,
-    and the bytes are given that were left out.
+    A hole moves no bytes, so the child's next line lands where it belongs. File systems without
+    holes lose the middle immediately. Returns the number of bytes that were removed that way.
     """
-    if not log.exists() or log.stat().st_blocks * _BLOCK_BYTES <= _LONGEST_BYTES:
+    if not log.exists() or log.stat().st_blocks * _BLOCK_BYTES <= _MAX_BYTES:
         return 0
     try:
         with log.open("rb+") as file:
-            _punch(file.fileno(), KEPT_BYTES, os.fstat(file.fileno()).st_size - 2 * KEPT_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            _punch_hole(file.fileno(), END_BYTES, size - 2 * END_BYTES)
         return 0
     except (OSError, AttributeError):
         return remove_middle(log)
 
 
 def remove_middle(log: Path) -> int:
-    """Takes the middle out of a log that has grown too long, and gives how many bytes that were. Nobody writes any more."""
-    if not log.exists() or log.stat().st_size <= _LONGEST_BYTES:
+    """Remove the middle of a log that nobody writes to, and return how many bytes that were."""
+    if not log.exists() or log.stat().st_size <= _MAX_BYTES:
         return 0
     with log.open("rb+") as file:
-        file.seek(-KEPT_BYTES, 2)
-        taken = file.tell() - KEPT_BYTES
-        end = file.read(KEPT_BYTES)
-        file.truncate(KEPT_BYTES)
+        file.seek(-END_BYTES, 2)
+        removed = file.tell() - END_BYTES
+        end = file.read(END_BYTES)
+        file.truncate(END_BYTES)
     with log.open("ab") as file:
-        file.write(f"\n[{taken} bytes that were printed here are left out]\n".encode() + end)
-    return taken
+        file.write(f"\n[{removed} bytes that were printed here are left out]\n".encode() + end)
+    return removed
 
 
-def _punch(file: int, start: int, length: int) -> None:
-    """Raises OSError, or AttributeError where the C library has no such function."""
-    call = ctypes.CDLL(None, use_errno=True).fallocate
-    call.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    if call(file, _KEEP_SIZE | _PUNCH_HOLE, start, length):
+def _punch_hole(file: int, start: int, length: int) -> None:
+    """Free a range of a file. Raises OSError, or AttributeError without Linux's fallocate."""
+    # os.posix_fallocate has no flags.
+    fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    if fallocate(file, _KEEP_SIZE | _PUNCH_HOLE, start, length):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
-def tail(log: Path, most_bytes: int) -> str:
+def tail(log: Path, max_bytes: int) -> str:
+    """Return the end of a log as text, or an empty string without a log."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
-        file.seek(-min(most_bytes, log.stat().st_size), 2)
-        return file.read(most_bytes).decode(errors="replace")
+        file.seek(-min(max_bytes, log.stat().st_size), 2)
+        return file.read(max_bytes).decode(errors="replace")

@@ -1,8 +1,8 @@
-"""The processes that cells are forked from, as those see them that have them: see tasks/process/fork_server.py for what they do.
+"""Clients of the fork servers; tasks/process/fork_server.py has the servers themselves.
 
-Each place that measures has a prepared parent. A driver begins a grandparent on its own host before Ray is there, which imports
-while Ray starts, once for all places. A place whose cells have the same environment has its parent from there, and starts one by
-itself where there is none.
+Each slot has a fork server. A driver also starts a template on its own host before Ray is up: it
+imports torch while Ray starts, once for all slots, and forks a fork server for each slot whose cells
+have the same environment. Any other slot starts a fork server by itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from orchestrator.execution import measuring_process as program
+from orchestrator.execution.measuring_process import start_bound_process
 from tasks.process.fork_server import (
     ENVIRONMENT,
     MESSAGE_BYTES,
@@ -26,20 +26,20 @@ from tasks.process.fork_server import (
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 
-FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"  # where it listens, and for cells of what environment
-ANSWER_S = 30.0  # to fork, or to say how a child ended that was killed: a parent in order needs milliseconds
-
-_ADOPTION_S = (
-    60.0  # after which a place is sooner ready by itself than by a grandparent that does not answer
-)
+# The variable with the template's socket and the environment that it serves.
+FORK_TEMPLATE = "SWEEP_FORK_TEMPLATE"
+# For a fork, and for the exit code of a child that was killed. A working server needs milliseconds.
+ANSWER_S = 30.0
+# Longer than that, and a slot is ready sooner with a fork server that it starts itself.
+_TEMPLATE_S = 60.0
 
 
 class ForkServerLost(Exception):
-    """The prepared parent went away and with it the word of how its child ended."""
+    """The fork server disappeared, and with it the exit code of its child."""
 
 
 class ForkServer:
-    """broken: why it cannot be used, or empty."""
+    """The connection to a fork server. `broken` is why it cannot be used, or empty."""
 
     def __init__(
         self,
@@ -48,7 +48,12 @@ class ForkServer:
         pid: int,
         process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """lifeline: our end of it. process: None where it is another's child."""
+        """Take over the connection.
+
+        Args:
+            lifeline: our end of a pipe; the server ends when it is closed.
+            process: the server, or None if it is a child of the template.
+        """
         self.pid = pid
         self.broken = ""
         self._channel, self._lifeline, self._process = channel, lifeline, process
@@ -56,6 +61,7 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
+        """True while the server's end of the socket is open."""
         self._channel.settimeout(None)
         try:
             return bool(self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
@@ -64,34 +70,43 @@ class ForkServer:
         except OSError:
             return False
 
+    @property
+    def has_died(self) -> bool:
+        """True if a server that worked has disappeared. A broken one would break again."""
+        return not self.broken and not self.is_alive
+
     def prepare(self, preparation: Preparation) -> None:
-        """Has it import what such cells need, once."""
+        """Make the server import what such cells need, once."""
         if self.broken or preparation in self._prepared:
             return
         self._prepared.add(preparation)
         try:
             self._channel.send(preparation.to_message())
-            self.broken = str(self.hear(PREPARATION_S).get("broken", ""))
-        except (ForkServerLost, OSError) as error:  # a timeout is one
-            self.broken = f"it did not come to be ready: {error}"
+            self.broken = str(self.receive(PREPARATION_S).get("broken", ""))
+        except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
+            self.broken = f"it did not become ready: {error}"
 
     def fork(
         self, attempt: Attempt, environment: Mapping[str, str], log: int, lifeline: int
     ) -> int:
-        """The process number of a child, of which it says `code` when it has ended. Raises ForkServerLost."""
-        variables = {name: environment[name] for name in READ_LATE if name in environment}
-        attempt_file, journal_file = (
-            str(attempt.path / name) for name in (ATTEMPT_FILE, JOURNAL_FILE)
+        """Fork a child and return its process id. Raises ForkServerLost.
+
+        The next message is the child's exit code, once it has ended.
+        """
+        request = ForkRequest(
+            attempt=str(attempt.path / ATTEMPT_FILE),
+            journal=str(attempt.path / JOURNAL_FILE),
+            folder=os.getcwd(),
+            variables={name: environment[name] for name in READ_LATE if name in environment},
         )
-        request = ForkRequest(attempt_file, journal_file, os.getcwd(), variables)
         try:
             socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
-            return int(self.hear(ANSWER_S)["pid"])
-        except OSError as error:  # a timeout is one
+            return int(self.receive(ANSWER_S)["pid"])
+        except OSError as error:  # TimeoutError is an OSError
             raise ForkServerLost(str(error)) from error
 
-    def hear(self, timeout_s: float) -> dict[str, Any]:
-        """Its next message. Raises TimeoutError or ForkServerLost."""
+    def receive(self, timeout_s: float) -> dict[str, Any]:
+        """Return the server's next message. Raises TimeoutError or ForkServerLost."""
         self._channel.settimeout(timeout_s)
         try:
             message = self._channel.recv(MESSAGE_BYTES)
@@ -99,10 +114,11 @@ class ForkServer:
             raise ForkServerLost(str(error)) from error
         if not message:
             raise ForkServerLost("it has ended")
-        said: dict[str, Any] = json.loads(message)
-        return said
+        content: dict[str, Any] = json.loads(message)
+        return content
 
     def close(self) -> None:
+        """End the server. A child of the template is reaped by the template."""
         self._channel.close()
         os.close(self._lifeline)
         if self._process is not None:
@@ -110,53 +126,62 @@ class ForkServer:
 
 
 def fork_key(device: str, own: Mapping[str, str]) -> str:
-    """What cells must have in common to be forked from the same parent: device, and what of their environment is read early."""
-    return json.dumps(
-        [device, *sorted((name, value) for name, value in own.items() if name not in READ_LATE)]
-    )
+    """Return what cells must have in common to be forked by the same server.
+
+    These are the device and the variables that torch reads when it is imported.
+    """
+    early = [(name, value) for name, value in own.items() if name not in READ_LATE]
+    return json.dumps([device, *sorted(early)])
 
 
-def connect_fork_server(device: str, own: Mapping[str, str], said: int) -> ForkServer:
-    """A parent for cells of this device with these variables beyond ours. said: a file descriptor for what it prints."""
-    address, kin = json.loads(os.environ.get(FORK_TEMPLATE, "[null, null]"))
-    if kin == fork_key(device, own):
+def connect_fork_server(device: str, own: Mapping[str, str], output: int) -> ForkServer:
+    """Return a fork server for cells of this device with these variables besides ours.
+
+    Args:
+        output: a file descriptor for what the server prints.
+    """
+    address, key = json.loads(os.environ.get(FORK_TEMPLATE, "[null, null]"))
+    if key == fork_key(device, own):
         try:
-            return _adopt(address, said)
+            return _fork_from_template(address, output)
         except ForkServerLost:
-            del os.environ[FORK_TEMPLATE]  # not to be waited for again
-    return start_parent(device, {**os.environ, **own}, said)
+            # The next attempt of this slot must not wait for it again.
+            del os.environ[FORK_TEMPLATE]
+    return start_fork_server(device, {**os.environ, **own}, output)
 
 
-def start_parent(device: str, environment: Mapping[str, str], said: int) -> ForkServer:
-    """A fresh process that becomes one."""
+def start_fork_server(device: str, environment: Mapping[str, str], output: int) -> ForkServer:
+    """Start a new process that becomes a fork server."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
         words = ["--fork-server", str(theirs.fileno()), "--device", device]
-        process, lifeline = program.start_bound(
-            words, {**environment, **ENVIRONMENT}, said, [theirs.fileno()]
-        )
+        variables = {**environment, **ENVIRONMENT}
+        process, lifeline = start_bound_process(words, variables, output, [theirs.fileno()])
     return ForkServer(ours, lifeline, process.pid, process)
 
 
-def _adopt(address: str, said: int) -> ForkServer:
-    """One that the grandparent there forks, as soon as it is ready. Raises ForkServerLost."""
+def _fork_from_template(address: str, output: int) -> ForkServer:
+    """Return a fork server that the template forks when it is ready. Raises ForkServerLost."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    end_of_lifeline, lifeline = os.pipe()
-    parent = ForkServer(channel, lifeline, 0)
+    theirs, lifeline = os.pipe()
+    server = ForkServer(channel, lifeline, 0)
     try:
         channel.connect(address)
-        socket.send_fds(channel, [b"{}"], [said, end_of_lifeline])
-        parent.pid = int(parent.hear(_ADOPTION_S)["pid"])
-        return parent
-    except (ForkServerLost, OSError) as error:  # a timeout is one
-        parent.close()
+        socket.send_fds(channel, [b"{}"], [output, theirs])
+        server.pid = int(server.receive(_TEMPLATE_S)["pid"])
+        return server
+    except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
+        server.close()
         raise ForkServerLost(str(error)) from error
     finally:
-        os.close(end_of_lifeline)
+        os.close(theirs)
 
 
 class ForkServerTemplate:
-    """Of the places of this host. Lives until it is closed, or its driver ends; those that it has forked live on without it."""
+    """The process that fork servers of this host are forked from.
+
+    It lives until it is closed or its driver ends. The servers live on without it.
+    """
 
     def __init__(
         self,
@@ -164,29 +189,34 @@ class ForkServerTemplate:
         device: str,
         own: Mapping[str, str],
         compiled: bool,
-        mark: Mapping[str, str],
+        tag: Mapping[str, str],
     ) -> None:
-        """folder: a short path that nobody else can enter. own: variables of the cells beyond this process's; mark: its own."""
+        """Start the process.
+
+        Args:
+            folder: a short path that nobody else may enter; the template's socket lies there.
+            own: variables of the cells besides those of this process.
+            compiled: if cells will be compiled.
+            tag: variables that identify the sweep the process belongs to.
+        """
         self.address = str(folder / "parents")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [
-            "--template",
-            str(listener.fileno()),
-            "--device",
-            device,
-            *(["--compiled"] if compiled else []),
-        ]
-        environment = {**os.environ, **own, **ENVIRONMENT, **mark}
+        words = ["--template", str(listener.fileno()), "--device", device]
+        if compiled:
+            words.append("--compiled")
+        environment = {**os.environ, **own, **ENVIRONMENT, **tag}
         with listener, open(os.devnull, "wb") as nothing:
             listener.bind(self.address)
             listener.listen()
-            self._process, self._lifeline = program.start_bound(
+            self._process, self._lifeline = start_bound_process(
                 words, environment, nothing.fileno(), [listener.fileno()]
             )
         self.pid = self._process.pid
         self.variables = {FORK_TEMPLATE: json.dumps([self.address, fork_key(device, own)])}
 
     def close(self) -> None:
+        """End the template."""
         os.close(self._lifeline)
-        with suppress(subprocess.TimeoutExpired):  # a driver of devices may hold what was killed
+        # A process that waits for a device driver cannot be killed until the driver returns.
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(ANSWER_S)

@@ -1,5 +1,8 @@
-"""What a host can measure on, and whether it can, asked of a short-lived process: this one must neither import torch nor touch
-a GPU."""
+"""Asks a short-lived process what this host can measure, and whether it can measure at all.
+
+The driver and the supervisors import no torch and use no GPU, so that a broken installation or a
+hung GPU ends a probe and not the sweep.
+"""
 
 from __future__ import annotations
 
@@ -16,78 +19,91 @@ from orchestrator.execution.measuring_process import PROGRAM, import_path, lifel
 from orchestrator.hardware.host import HostInfo
 
 TIMEOUT_S = 120
-_REFUSED = re.compile(
-    r"failed with error (CUPTI_ERROR_\w+)"
-)  # so says Kineto in the log, which no program is told
+# Kineto only logs that CUPTI refused to work. No function of torch reports it.
+_CUPTI_ERROR = re.compile(r"failed with error (CUPTI_ERROR_\w+)")
 
 
 def gpu_failure(gpu: str) -> str | None:
-    """What a fresh process has to say that cannot compute on this GPU, by its name in CUDA_VISIBLE_DEVICES; None where it can."""
-    return _why_not(["--compute", "cuda"], {"CUDA_VISIBLE_DEVICES": gpu})
+    """Return why a new process cannot compute on this GPU, or None if it can.
+
+    Args:
+        gpu: its name as in CUDA_VISIBLE_DEVICES.
+    """
+    return _failure(["--compute", "cuda"], {"CUDA_VISIBLE_DEVICES": gpu})
 
 
 def profiler_failure() -> str | None:
-    """What a fresh process has to say in which the profiler sees nothing of what the GPU does: CUPTI's own error, where it named
-    one. None where it sees its kernels."""
-    return _why_not(["--compute", "cuda", "--profiled"], {})
+    """Return why the profiler sees no kernels of the GPU, or None if it sees them.
+
+    Where CUPTI named an error, that is the reason.
+    """
+    return _failure(["--compute", "cuda", "--profiled"], {})
 
 
 def host_failure(folder: Path) -> str | None:
-    """What a fresh process has to say that cannot do what every cell does: have torch, and write beside this folder.
+    """Return why a new process cannot do what every cell does, or None if it can.
 
-    Twice: one alone may have been killed for want of memory, or be late beside others.
+    It imports torch and writes next to this folder. It has two tries: one process may have been
+    killed for want of memory, or may be late because other cells start.
     """
     words = ["--compute", "cpu", "--write-test", str(folder.parent)]
-    return _why_not(words, {}) and _why_not(words, {})
+    if _failure(words, {}) is None:
+        return None
+    return _failure(words, {})
 
 
-def _why_not(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
+def _failure(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
     try:
-        done = _ask(words, variables)
+        done = _run(words, variables)
     except subprocess.TimeoutExpired:
         return f"nothing is computed on it in {TIMEOUT_S} s"
     if done.returncode == 0:
         return None
-    refused = _REFUSED.search(done.stderr)
-    return (
-        refused[1]
-        if refused
-        else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    )
+    cupti_error = _CUPTI_ERROR.search(done.stderr)
+    if cupti_error:
+        return cupti_error[1]
+    lines = done.stderr.strip().splitlines()
+    return lines[-1] if lines else f"exit code {done.returncode}"
 
 
 def probe_here() -> HostInfo:
-    """Probe this host. Raises PlatformError where torch itself does not work."""
-    return HostInfo.from_probe(_told(["--probe"]))
+    """Return what this host can measure on. Raises PlatformError if torch does not work."""
+    return HostInfo.from_probe(_run_for_json(["--probe"]))
 
 
 def dispatch_rates(seconds: float) -> Sequence[float]:
-    """How many small operations a ms this host hands to torch, read again and again for so long. Raises PlatformError."""
-    read: list[float] = _told(["--dispatch-rates", str(seconds)])
-    return read
+    """Return how many small operations per ms this host dispatches, measured repeatedly.
+
+    Raises PlatformError.
+    """
+    rates: list[float] = _run_for_json(["--dispatch-rates", str(seconds)])
+    return rates
 
 
-def _told(words: Sequence[str]) -> Any:
+def _run_for_json(words: Sequence[str]) -> Any:
     try:
-        done = _ask(words, {})
+        done = _run(words, {})
         done.check_returncode()
+        # torch may print warnings before the answer.
         return json.loads(done.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired as error:
-        raise PlatformError(
-            f"torch was not imported here within {TIMEOUT_S} s", "See `sweep doctor`, or run again"
-        ) from error
+        message = f"torch was not imported here within {TIMEOUT_S} s"
+        raise PlatformError(message, "See `sweep doctor`, or run again") from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        raise PlatformError(
-            f"torch does not work here: {said.strip().splitlines()[-1]}", "See `sweep doctor`"
-        ) from error
+        output = getattr(error, "stderr", None) or str(error)
+        message = f"torch does not work here: {output.strip().splitlines()[-1]}"
+        raise PlatformError(message, "See `sweep doctor`") from error
 
 
-def _ask(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """What a process of ours says, which ends with this one. Raises TimeoutExpired."""
-    environment = {**os.environ, "PYTHONPATH": import_path(), **variables}
+def _run(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run our program until it ends. It also ends with this process. Raises TimeoutExpired."""
     with lifeline() as end:
         return subprocess.run(
             [*PROGRAM, *words, "--lifeline", str(end)],
-            capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, pass_fds=[end], start_new_session=True,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            env={**os.environ, "PYTHONPATH": import_path(), **variables},
+            pass_fds=[end],
+            start_new_session=True,
+        )

@@ -1,4 +1,4 @@
-"""Our own program: which one it is, and in a process of its own, `python -m tasks …`, by which whatever needs torch is done."""
+"""Starts processes of our own program, `python -m tasks …`, which does everything that needs torch."""
 
 from __future__ import annotations
 
@@ -9,32 +9,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from orchestrator.common.provenance import SOURCE_ROOT
-from tasks.process import subreaper as adoption
+from tasks.process import subreaper
 
-PROGRAM = (
-    sys.executable,
-    "-P",
-    "-m",
-    "tasks",
-)  # -P: not the `model.py` or `tasks.py` of the folder one is in
-ADOPTING = (
-    sys.executable,
-    "-I",
-    "-S",
-    adoption.__file__,
-)  # as quick as Python begins, whatever a cell's environment makes of it
+# -P: a `model.py` or `tasks.py` in the current folder must not be imported instead of ours.
+PROGRAM = (sys.executable, "-P", "-m", "tasks")
+# -I -S: Python starts fastest like this, and a cell's own environment cannot change what it runs.
+SUBREAPER = (sys.executable, "-I", "-S", subreaper.__file__)
 
 
-def import_path(beyond: str | None = None) -> str:
-    """PYTHONPATH for a process of ours: our packages first, wherever it is started. beyond: what follows, else this process's."""
-    return os.pathsep.join(
-        filter(None, [str(SOURCE_ROOT), os.environ.get("PYTHONPATH") if beyond is None else beyond])
-    )
+def import_path(others: str | None = None) -> str:
+    """Return a PYTHONPATH with our packages first, wherever the process is started.
+
+    Args:
+        others: what comes after them; by default this process's own PYTHONPATH.
+    """
+    if others is None:
+        others = os.environ.get("PYTHONPATH")
+    return os.pathsep.join(filter(None, [str(SOURCE_ROOT), others]))
 
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """A file descriptor for a process that leads a group of its own and is to end with the body, or with this process."""
+    """Yield the end of a pipe for a process that must end with the block or with this process.
+
+    The process must lead a group of its own, which is killed as a whole.
+    """
     theirs, ours = os.pipe()
     try:
         yield theirs
@@ -43,15 +42,17 @@ def lifeline() -> Iterator[int]:
         os.close(ours)
 
 
-def start_bound(
-    words: Sequence[str], environment: Mapping[str, str], said: int, passed: Sequence[int]
+def start_bound_process(
+    words: Sequence[str], environment: Mapping[str, str], output: int, passed: Sequence[int]
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """As `start`, of a process that ends when the file descriptor is closed that is given beside it, or with this process."""
+    """Start a process that ends when the returned file descriptor is closed.
+
+    It also ends with this process, whose death closes the descriptor.
+    """
     theirs, ours = os.pipe()
+    bound = [*words, "--lifeline", str(theirs)]
     try:
-        return start(
-            [*words, "--lifeline", str(theirs)], environment, said, [*passed, theirs]
-        ), ours
+        return start_process(bound, environment, output, [*passed, theirs]), ours
     except BaseException:
         os.close(ours)
         raise
@@ -59,20 +60,27 @@ def start_bound(
         os.close(theirs)
 
 
-def start(
+def start_process(
     words: Sequence[str],
     environment: Mapping[str, str],
-    said: int,
+    output: int,
     passed: Sequence[int],
-    before: Sequence[str] = (),
+    prefix: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """said: the file descriptor of what takes all that it prints. passed: those that it has too. before: what it is run by."""
+    """Start `python -m tasks` with these arguments in a session of its own.
+
+    Args:
+        output: the file descriptor of its stdout and stderr.
+        passed: file descriptors that it inherits.
+        prefix: a command that runs it, such as a profiler.
+    """
     return subprocess.Popen(
-        [*before, *PROGRAM, *words],
+        [*prefix, *PROGRAM, *words],
         env=dict(environment),
         stdin=subprocess.DEVNULL,
-        stdout=said,
-        stderr=said,
+        stdout=output,
+        stderr=output,
         pass_fds=passed,
+        # A terminal's Ctrl-C must not reach cells: the driver decides what happens to them.
         start_new_session=True,
     )

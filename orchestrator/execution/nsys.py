@@ -1,10 +1,9 @@
-"""Nsight Systems, where it is on the PATH: a child runs under it, and what it wrote becomes rows."""
+"""Runs a child under Nsight Systems, if nsys is on the PATH, and turns its report into rows."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +20,8 @@ from tasks.traces.timeline import Timeline
 
 INSTRUMENT = "nsys"
 _REPORT = "nsys-rep"
-# By default nsys ends the process with the range that is captured, samples its stacks, and waits for whatever it started.
+# Sampling of stacks and context switches would disturb the timing. By default nsys waits for
+# everything that the process started, which may never end.
 _PROFILE = (
     "profile",
     "--trace=cuda,nvtx",
@@ -30,75 +30,81 @@ _PROFILE = (
     "--force-overwrite=true",
     "--wait=primary",
 )
+# By default nsys ends the process together with the captured range.
 _CAPTURE = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop")
 
 
 def program() -> str | None:
+    """Return the path of nsys, or None if it is not installed."""
     return shutil.which("nsys")
 
 
 def command(attempt: Attempt) -> list[str]:
-    """What the child's own command is put behind; nothing where nobody asked, or nsys is not there."""
-    nsys = program() if INSTRUMENT in attempt.settings.instruments else None
-    return [nsys, *_PROFILE, *_CAPTURE, "--output", str(_report(attempt))] if nsys else []
+    """Return the command that runs the child, or an empty list without the instrument or nsys."""
+    if INSTRUMENT not in attempt.settings.instruments:
+        return []
+    nsys = program()
+    if nsys is None:
+        return []
+    return [nsys, *_PROFILE, *_CAPTURE, "--output", str(_report_file(attempt))]
 
 
 def with_kernels(outcome: Outcome) -> Outcome:
-    """The outcome with what nsys saw. What cannot be read is a number that is missing, with the reason."""
+    """Return the outcome with the kernels that nsys recorded.
+
+    A report that cannot be read becomes a missing number with the reason.
+    """
     if not command(outcome.attempt):
         return outcome
     try:
-        works = attribute(read_report(_report(outcome.attempt)))
-    except Exception as error:  # whatever it is: what was measured must not be lost for it
+        works = attribute(read_report(_report_file(outcome.attempt)))
+    except Exception as error:  # whatever it is, the cell's own measurements must be stored
         missing = Sample("kernels", "busy", "ratio", None, note=str(error))
         return replace(outcome, samples=(*outcome.samples, missing))
-    steps = next(
-        (int(s.value) for s in outcome.samples if s.metric == "annotated_steps" and s.value), None
-    )
+    steps = _annotated_steps(outcome)
     samples = (*outcome.samples, *to_samples(works, steps, on_device=True))
     return replace(outcome, samples=samples, kernels=(*outcome.kernels, *to_rows(works, steps)))
 
 
+def _annotated_steps(outcome: Outcome) -> int | None:
+    for sample in outcome.samples:
+        if sample.metric == "annotated_steps" and sample.value:
+            return int(sample.value)
+    return None
+
+
 def read_report(file: Path) -> Timeline:
-    """Of a report of nsys (`.nsys-rep`), or of its export. Raises RunError or PlatformError."""
+    """Read a report of nsys (`.nsys-rep`) or its SQLite export.
+
+    Raises RunError or PlatformError.
+    """
     if not file.is_file():
-        raise RunError(
-            f"{file}: is not there", "Name the .sqlite or .nsys-rep file that nsys wrote"
-        )
+        remedy = "Name the .sqlite or .nsys-rep file that nsys wrote"
+        raise RunError(f"{file}: is not there", remedy)
     try:
         if file.suffix != f".{_REPORT}":
             return read_nsys(file)
         with TemporaryDirectory() as scratch:
             return read_nsys(_export(file, Path(scratch) / "export.sqlite"))
     except ValueError as error:
-        raise RunError(
-            str(error), "Export it with: nsys export --type sqlite FILE.nsys-rep"
-        ) from error
+        remedy = "Export it with: nsys export --type sqlite FILE.nsys-rep"
+        raise RunError(str(error), remedy) from error
 
 
-def _report(attempt: Attempt) -> Path:
+def _report_file(attempt: Attempt) -> Path:
     return attempt.path / artifact_name("nsys", attempt.cell.params, _REPORT)
 
 
-def _export(report: Path, to: Path) -> Path:
+def _export(report: Path, target: Path) -> Path:
     nsys = program()
     if nsys is None:
         raise PlatformError(
             f"{report}: needs nsys to be read, which is not on the PATH",
             f"Where nsys is: nsys export --type sqlite {report.name}, and import the .sqlite file",
         )
-    arguments: Sequence[str] = (
-        nsys,
-        "export",
-        "--type",
-        "sqlite",
-        "--output",
-        str(to),
-        str(report),
-    )
+    arguments = (nsys, "export", "--type", "sqlite", "--output", str(target), str(report))
     done = subprocess.run(arguments, capture_output=True, text=True)
     if done.returncode:
-        raise RunError(
-            f"{report}: nsys cannot export it: {(done.stderr or done.stdout).strip().rpartition(chr(10))[2]}"
-        )
-    return to
+        lines = (done.stderr or done.stdout).strip().splitlines() or [""]
+        raise RunError(f"{report}: nsys cannot export it: {lines[-1]}")
+    return target

@@ -1,4 +1,8 @@
-"""What the kernel did meanwhile: whom it killed for want of memory, and what it said of that and of GPUs, if one may read it."""
+"""Watches the kernel while a cell runs: its out-of-memory killer, and its log lines on GPUs.
+
+A process that the kernel kills for want of memory dies of a plain SIGKILL. Only the kernel's
+counters tell it from any other.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +14,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-_LOG = "/dev/kmsg"
-_TELLING = r"NVRM: Xid|[Oo]ut of memory: Killed process|oom-kill:"
+_KERNEL_LOG = "/dev/kmsg"
+_RELEVANT = r"NVRM: Xid|[Oo]ut of memory: Killed process|oom-kill:"
 _RECORD_BYTES = 8192  # the kernel's own limit of one record
-_MOST_LINES = 10
-_COUNTERS = (  # by version of the control groups; both also count what was killed because the whole host was out of memory
+_MAX_LINES = 10
+# Version 2 and version 1 of control groups. Both counters include processes of the group that were
+# killed because the whole host was out of memory.
+_GROUP_COUNTERS = (
     (r"^0::(.+)$", "/sys/fs/cgroup{}/memory.events"),
     (r"^\d+:(?:[\w,]+,)?memory(?:,[\w,]+)?:(.+)$", "/sys/fs/cgroup/memory{}/memory.oom_control"),
 )
-_OF_THE_HOST = Path("/proc/vmstat")
+_HOST_COUNTER = Path("/proc/vmstat")
 _COUNT = r"^oom_kill (\d+)$"
 
 
 class OomKillerWatch:
-    """From its beginning on."""
+    """Counts the kernel's out-of-memory kills from the beginning of the block."""
 
     def __enter__(self) -> Self:
-        self._counter = _counter()
-        self._before = _count(self._counter)
-        self._log = _open_log()
+        self._counter = _find_counter()
+        self._before = _read_count(self._counter)
+        self._log = _open_kernel_log()
         return self
 
     def __exit__(
@@ -41,54 +47,59 @@ class OomKillerWatch:
             os.close(self._log)
 
     def oom_kills(self) -> int:
-        """How many processes it killed for want of memory: of our control group, or where that is not told of the host."""
-        return _count(self._counter) - self._before
+        """Return how many processes of our control group were killed.
 
-    def said(self) -> tuple[str, ...]:
-        """What it said since it was asked last, of memory and of GPUs: at most the last ten lines."""
-        texts = [record.split("\n")[0].partition(";")[2] for record in self._records()]
-        return tuple(text for text in texts if re.search(_TELLING, text))[-_MOST_LINES:]
+        Where the group has no counter, those of the whole host count.
+        """
+        return _read_count(self._counter) - self._before
 
-    def _records(self) -> Iterator[str]:
-        """As many as there are to read by now. What was overwritten before it was read is passed over."""
+    def lines(self) -> tuple[str, ...]:
+        """Return the kernel's new lines on memory and GPUs, at most the last ten."""
+        texts = [record.split("\n")[0].partition(";")[2] for record in self._new_records()]
+        return tuple(text for text in texts if re.search(_RELEVANT, text))[-_MAX_LINES:]
+
+    def _new_records(self) -> Iterator[str]:
         while self._log is not None:
             try:
                 record = os.read(self._log, _RECORD_BYTES)
             except BrokenPipeError:
+                # The kernel overwrote records that we had not read. The next read continues
+                # behind them.
                 continue
-            except OSError:  # there is none
+            except OSError:
+                # EAGAIN: there is no further record.
                 return
             if not record:
                 return
             yield record.decode(errors="replace")
 
 
-def _counter() -> Path:
-    groups = _text(Path("/proc/self/cgroup"))
-    for pattern, place in _COUNTERS:
+def _find_counter() -> Path:
+    groups = _read_text(Path("/proc/self/cgroup"))
+    for pattern, template in _GROUP_COUNTERS:
         for group in re.findall(pattern, groups, re.MULTILINE):
-            path = Path(place.format("" if group == "/" else group))
-            if re.search(_COUNT, _text(path), re.MULTILINE):
+            path = Path(template.format("" if group == "/" else group))
+            if re.search(_COUNT, _read_text(path), re.MULTILINE):
                 return path
-    return _OF_THE_HOST
+    return _HOST_COUNTER
 
 
-def _count(path: Path) -> int:
-    found = re.search(_COUNT, _text(path), re.MULTILINE)
+def _read_count(path: Path) -> int:
+    found = re.search(_COUNT, _read_text(path), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
-def _text(path: Path) -> str:
-    """Empty where it cannot be read."""
+def _read_text(path: Path) -> str:
+    """Return the file's text, or an empty string if it cannot be read."""
     with suppress(OSError):
         return path.read_text()
     return ""
 
 
-def _open_log() -> int | None:
-    """At its end."""
+def _open_kernel_log() -> int | None:
+    """Open the kernel's log at its end, where we are permitted to."""
     with suppress(OSError):
-        log = os.open(_LOG, os.O_RDONLY | os.O_NONBLOCK)
+        log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
         os.lseek(log, 0, os.SEEK_END)
         return log
     return None

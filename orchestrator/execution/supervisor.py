@@ -1,4 +1,8 @@
-"""Who stands by where a cell is measured, at the GPU that it was given: in a process of Ray's, or in the driver. No Ray here."""
+"""Runs one attempt in its slot, on the GPUs and cores assigned to it, and reports events about it.
+
+It runs in a Ray worker or in the driver, and does not import Ray. When an attempt ends badly, it
+finds out whether the GPU or the whole host is to blame instead of the cell.
+"""
 
 from __future__ import annotations
 
@@ -9,207 +13,250 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 
-from orchestrator.execution.attempt import execute, lost_outcome, prepare, start_fork_template
-from orchestrator.execution.attempt_archive import (
-    in_local_folder,
-    pack,
-    shares_folder,
-)
+from orchestrator.execution.attempt import execute, prepare, start_fork_template
+from orchestrator.execution.attempt_archive import in_local_folder, pack, shares_folder
 from orchestrator.execution.child_process import is_forked
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
+from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import gpu_failure, host_failure
-from orchestrator.hardware.cpu_affinity import cores_for
+from orchestrator.hardware.cpu_affinity import Cores, cores_for
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_uuids, may_be_broken
-from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, split_gpu_names
+from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, GpuUuids, split_gpu_names
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-_MOST_COMPILERS = 32  # threads, as torch itself would have it: told, since a prepared parent may use more cores than its children
-Gpus = Mapping[str, Mapping[str, str]]  # of each host, UUID by visible name
+# Torch's own limit. It is set explicitly because torch counts the cores when it is imported, and a
+# fork server may be allowed more cores than its children.
+_MAX_COMPILE_THREADS = 32
 
 
-def supervise(attempt: Attempt, cpus: int, gpus: Gpus, mark: str | None = None) -> Iterator[Event]:
-    """Says that it has begun, then measures in a child process. mark: to be seen in the folder if that is the driver's; None
-    where it is.
+@dataclass(frozen=True)
+class Slot:
+    """Where one attempt runs.
+
+    Args:
+        cpus: how many CPU cores it may use.
+        cores: the cores that it is pinned to, or None for any.
+        gpu: its GPUs as in CUDA_VISIBLE_DEVICES; empty without.
+        uuids: the UUIDs of all GPUs of this host that cells may use.
     """
-    gpu, host = _gpu_of(attempt), socket.gethostname()
-    yield AttemptStarted(attempt, host, gpu, time.monotonic())
-    here = gpus.get(host, {})
+
+    cpus: int
+    cores: Cores | None = None
+    gpu: str = ""
+    uuids: GpuUuids = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, attempt: Attempt, cpus: int, uuids: GpuUuids) -> Slot:
+        """Return the slot that this process has for the attempt."""
+        gpu = _visible_gpus(attempt)
+        return cls(cpus, _cores_near(gpu, uuids), gpu, uuids)
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that limit a child's threads to these cores."""
+        if not self.cores:
+            return {"OMP_NUM_THREADS": str(self.cpus)}
+        count = len(self.cores)
+        compile_threads = min(count, _MAX_COMPILE_THREADS)
+        return {
+            "OMP_NUM_THREADS": str(count),
+            "TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads),
+        }
+
+    def pin(self, attempt: Attempt) -> Attempt:
+        """Return the attempt with the cores of this slot."""
+        if not self.cores:
+            return attempt
+        return replace(attempt, settings=replace(attempt.settings, cores=self.cores))
+
+
+def supervise(
+    attempt: Attempt, cpus: int, gpus: Mapping[str, GpuUuids], token: str | None = None
+) -> Iterator[Event]:
+    """Run an attempt in a child process and yield its events.
+
+    Args:
+        cpus: how many cores the attempt may use.
+        gpus: by host, the GPUs that cells may use.
+        token: the content of a file that the driver wrote into the attempt's folder, to find out
+            whether this host shares that folder. None if it does.
+    """
+    host = socket.gethostname()
+    yield AttemptStarted(attempt, host, _visible_gpus(attempt), time.monotonic())
     try:
-        local = (
-            attempt if mark is None or shares_folder(attempt, mark) else in_local_folder(attempt)
-        )
+        is_shared = token is None or shares_folder(attempt, token)
+        local = attempt if is_shared else in_local_folder(attempt)
     except OSError as error:
-        yield _on_a_host_that_measures(_unwritable(attempt, error, 0.0))
+        yield _blame_host(_unwritable(attempt, error, 0.0))
         return
-    event = measure(local, cpus, _cores_of(gpu, here), gpu, here)
+    event = measure(local, Slot.of(local, cpus, gpus.get(host, {})))
     if local is not attempt:
         yield pack(local, attempt)
-    yield _as_of(event, attempt)
+    yield _with_attempt(event, attempt)
     if isinstance(event, DeviceLost) and event.gpu:
-        threading.Event().wait()  # for the driver's end: Ray takes it, and what else the cell had, for GPUs that are at work
+        # As long as this task runs, Ray gives its GPUs to no other cell. The driver ends it.
+        threading.Event().wait()
 
 
-def prepare_place(attempt: Attempt, cpus: int, gpus: Gpus) -> None:
-    """In the process in which the next attempts are likely to be supervised."""
-    gpu, here = _gpu_of(attempt), gpus.get(socket.gethostname(), {})
-    prepare(*_placed(attempt, cpus, _cores_of(gpu, here)))
+def prepare_slot(attempt: Attempt, cpus: int, gpus: Mapping[str, GpuUuids]) -> None:
+    """Start the fork server in the process that is likely to supervise the next attempts."""
+    slot = Slot.of(attempt, cpus, gpus.get(socket.gethostname(), {}))
+    prepare(slot.pin(attempt), slot.variables())
 
 
 def start_template(
-    attempt: Attempt, folder: Path, cpu_cells: int, mark: Mapping[str, str]
+    attempt: Attempt, folder: Path, cpu_cells: int, tag: Mapping[str, str]
 ) -> ForkServerTemplate | None:
-    """Has a process import on this host what attempts like this one need, before it is known where they will be measured.
+    """Start to import torch on this host before it is known where cells will run.
 
-    It is for places as they are expected to be: one that turns out otherwise does without. None where a fresh process is wanted.
+    The template fits the slots that are expected: an equal share of the cores for each GPU or each
+    of the concurrent CPU cells. A slot that turns out different starts a fork server by itself.
+    Returns None for attempts that are not forked.
     """
     if not is_forked(attempt):
         return None
-    params, gpus = attempt.cell.params, gpu_uuids()
-    if params.device == "cuda" and not gpus:
+    params, uuids = attempt.cell.params, gpu_uuids()
+    if params.device == "cuda" and not uuids:
         return None
-    names = list(gpus)[: params.gpu_count]
-    cpus = cores_here() * len(names) // len(gpus) if names else cores_here() // cpu_cells
-    attempt, variables = _placed(attempt, max(1, cpus), _cores_of(",".join(names), gpus))
-    with suppress(OSError):  # each place can do without
-        return start_fork_template(folder, attempt, variables, mark)
+    names = list(uuids)[: params.gpu_count]
+    cpus = cores_here() * len(names) // len(uuids) if names else cores_here() // cpu_cells
+    slot = Slot(max(1, cpus), _cores_near(",".join(names), uuids))
+    with suppress(OSError):  # it only saves time
+        return start_fork_template(folder, slot.pin(attempt), slot.variables(), tag)
     return None
 
 
-def _as_of(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:
-    if isinstance(event, DeviceLost):
-        outcome, ended = (
-            replace(one, attempt=attempt) for one in (event.lost_outcome, event.own_outcome)
-        )
-        return replace(event, lost_outcome=outcome, own_outcome=ended)
-    return replace(event, attempt=attempt)
-
-
-def _gpu_of(attempt: Attempt) -> str:
-    visible = {**os.environ, **attempt.settings.env}.get(VISIBLE_GPUS, "")
-    return visible if attempt.cell.params.device == "cuda" else ""
-
-
-def _cores_of(gpu: str, gpus: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Of all GPUs that a cell has; None for all that there are."""
-    shares = [cores_for(name, gpus) for name in split_gpu_names(gpu)]
-    return (
-        tuple(sorted({core for share in shares for core in share or ()}))
-        if shares and all(shares)
-        else None
+def _with_attempt(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:
+    """Return the event of an attempt in a local folder, as an event of the driver's attempt."""
+    if isinstance(event, Outcome):
+        return replace(event, attempt=attempt)
+    return replace(
+        event,
+        lost_outcome=replace(event.lost_outcome, attempt=attempt),
+        own_outcome=replace(event.own_outcome, attempt=attempt),
     )
 
 
-def measure(
-    attempt: Attempt, count: int, cores: tuple[int, ...] | None, gpu: str, gpus: Mapping[str, str]
-) -> Outcome | DeviceLost:
-    """gpu: the one, or those, that the cell comes to, if it is for any. Asks after them where the cell ends badly, and after the
-    host where it ends before its task began."""
-    names = (
-        [name for name in split_gpu_names(gpu) if name in gpus]
-        if attempt.cell.params.device == "cuda"
-        else []
-    )
-    watches = {name: GpuHealthWatch(gpus[name]) for name in names}
-    outcome = execute_or_lose(attempt, count, cores)
+def _visible_gpus(attempt: Attempt) -> str:
+    if attempt.cell.params.device != "cuda":
+        return ""
+    return {**os.environ, **attempt.settings.env}.get(VISIBLE_GPUS, "")
+
+
+def _cores_near(gpu: str, uuids: GpuUuids) -> Cores | None:
+    """Return the cores of all these GPUs, or None if one of them has no cores for itself."""
+    cores: set[int] = set()
+    for name in split_gpu_names(gpu):
+        share = cores_for(name, uuids)
+        if not share:
+            return None
+        cores.update(share)
+    return tuple(sorted(cores)) or None
+
+
+def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
+    """Execute an attempt. If it ends badly, check its GPUs, and the host if it never began."""
+    names: list[str] = []
+    if attempt.cell.params.device == "cuda":
+        names = [name for name in split_gpu_names(slot.gpu) if name in slot.uuids]
+    watches = {name: GpuHealthWatch(slot.uuids[name]) for name in names}
+    outcome = execute_or_lose(attempt, slot)
     if len(names) > 1:
-        outcome = replace(
-            outcome, facts={**outcome.facts, "gpu_uuids": [gpus[name] for name in names]}
-        )
-    last_word = str(outcome.evidence.get("message", ""))
-    for name, watch in watches.items() if outcome.status.is_retried else ():
-        fault = watch.fault(last_word) or (gpu_failure(name) if may_be_broken(last_word) else None)
-        if fault is not None:
-            gpu = f"GPU {name} ({gpus[name]}) of {socket.gethostname()}: {fault}"
-            return _fallen(
-                outcome,
-                name,
-                gpu,
-                {"message": f"its GPU went away: {gpu}", "nvml": fault, "gpu_uuid": gpus[name]},
-            )
-    return _on_a_host_that_measures(outcome)
+        facts = {**outcome.facts, "gpu_uuids": [slot.uuids[name] for name in names]}
+        outcome = replace(outcome, facts=facts)
+    if outcome.status.is_retried:
+        for name, watch in watches.items():
+            fault = _gpu_fault(name, watch, outcome)
+            if fault is not None:
+                return _gpu_lost(outcome, name, slot.uuids[name], fault)
+    return _blame_host(outcome)
 
 
-def _on_a_host_that_measures(outcome: Outcome) -> Outcome | DeviceLost:
-    """Or not: a fresh process tries what every cell needs, where one ended before its task began, or for want of space."""
-    said = str(outcome.evidence.get("message", ""))
-    began = outcome.stage not in BEFORE_ITS_TASK and os.strerror(errno.ENOSPC) not in said
-    if not outcome.status.is_retried or began:
+def _gpu_fault(name: str, watch: GpuHealthWatch, outcome: Outcome) -> str | None:
+    message = str(outcome.evidence.get("message", ""))
+    fault = watch.fault(message)
+    if fault is None and may_be_broken(message):
+        # NVML may report nothing about a GPU on which no process computes any longer.
+        return gpu_failure(name)
+    return fault
+
+
+def _gpu_lost(outcome: Outcome, name: str, uuid: str, fault: str) -> DeviceLost:
+    description = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
+    message = f"its GPU went away: {description}"
+    evidence = {"message": message, "nvml": fault, "gpu_uuid": uuid}
+    return _device_lost(outcome, name, description, evidence)
+
+
+def _blame_host(outcome: Outcome) -> Outcome | DeviceLost:
+    """Return DeviceLost if the host can measure nothing, and the outcome otherwise.
+
+    Only an attempt that ended before its task began, or for want of disk space, may be the host's
+    fault. A new process then tries what every cell needs.
+    """
+    message = str(outcome.evidence.get("message", ""))
+    has_begun = outcome.stage not in BEFORE_ITS_TASK
+    is_disk_full = os.strerror(errno.ENOSPC) in message
+    if not outcome.status.is_retried or (has_begun and not is_disk_full):
         return outcome
     fault = host_failure(outcome.attempt.path)
     if fault is None:
         return outcome
-    host = f"host {socket.gethostname()}: {fault}"
-    return _fallen(
-        outcome,
-        "",
-        host,
-        {"message": f"nothing is measured on its host: {host}", "host_fault": fault},
-    )
+    description = f"host {socket.gethostname()}: {fault}"
+    message = f"nothing is measured on its host: {description}"
+    return _device_lost(outcome, "", description, {"message": message, "host_fault": fault})
 
 
-def _fallen(outcome: Outcome, name: str, place: str, evidence: Mapping[str, str]) -> DeviceLost:
-    said = {
+def _device_lost(
+    outcome: Outcome, gpu: str, description: str, evidence: Mapping[str, str]
+) -> DeviceLost:
+    own_end = {
         "cell_ended_as": str(outcome.status),
         "cell_said": str(outcome.evidence.get("message", "")),
     }
-    facts = {
-        **outcome.facts,
-        "host": socket.gethostname(),
-    }  # by which its name is known where the row is published
-    lost_there = replace(
-        outcome, status=Status.LOST, evidence={**outcome.evidence, **said, **evidence}, facts=facts
+    lost = replace(
+        outcome,
+        status=Status.LOST,
+        evidence={**outcome.evidence, **own_end, **evidence},
+        # A publication removes host names that occur as a fact from all its texts.
+        facts={**outcome.facts, "host": socket.gethostname()},
     )
-    return DeviceLost(lost_there, outcome, place, name)
+    return DeviceLost(lost, outcome, description, gpu)
 
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
-    """The attempt at a place where it sees no other GPU than this, or these."""
-    return replace(
-        attempt,
-        settings=replace(attempt.settings, env={**attempt.settings.env, VISIBLE_GPUS: gpu}),
-    )
+    """Return the attempt with these GPUs as the only visible ones."""
+    env = {**attempt.settings.env, VISIBLE_GPUS: gpu}
+    return replace(attempt, settings=replace(attempt.settings, env=env))
 
 
-def execute_or_lose(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
-    """Measures a cell on so many cores, or on these. That a disk takes no attempt, or that we fail, is not the cell's fault."""
+def execute_or_lose(attempt: Attempt, slot: Slot) -> Outcome:
+    """Execute an attempt. It is lost if its folder cannot be written or if we fail ourselves."""
     began = time.monotonic()
-    attempt, variables = _placed(attempt, count, cores)
+    attempt = slot.pin(attempt)
     try:
-        return execute(attempt, variables)
+        return execute(attempt, slot.variables())
     except OSError as error:
         return _unwritable(attempt, error, time.monotonic() - began)
     except Exception as error:
-        return lost_outcome(attempt, f"its supervisor failed: {error!r}", time.monotonic() - began)
+        reason = f"its supervisor failed: {error!r}"
+        return lost_outcome(attempt, reason, time.monotonic() - began)
 
 
 def _unwritable(attempt: Attempt, error: OSError, wall_s: float) -> Outcome:
     return lost_outcome(attempt, f"its folder cannot be written: {error}", wall_s)
 
 
-def _placed(
-    attempt: Attempt, count: int, cores: tuple[int, ...] | None
-) -> tuple[Attempt, dict[str, str]]:
-    """The attempt on these cores, or on so many, and what its child's environment says of them."""
-    if not cores:
-        return attempt, {"OMP_NUM_THREADS": str(count)}
-    variables = {
-        "OMP_NUM_THREADS": str(len(cores)),
-        "TORCHINDUCTOR_COMPILE_THREADS": str(min(len(cores), _MOST_COMPILERS)),
-    }
-    return replace(attempt, settings=replace(attempt.settings, cores=cores)), variables
-
-
 def cores_here() -> int:
-    return (
-        len(psutil.Process().cpu_affinity() or [])
-        if hasattr(psutil.Process, "cpu_affinity")
-        else os.cpu_count() or 1
-    )
+    """Return how many CPU cores this process may use."""
+    # psutil has no affinity on macOS.
+    if hasattr(psutil.Process, "cpu_affinity"):
+        return len(psutil.Process().cpu_affinity() or [])
+    return os.cpu_count() or 1

@@ -21,14 +21,14 @@ from typing import Any, TypeVar
 
 from orchestrator.common.errors import NoNodeLeft, PlatformError
 from orchestrator.common.text import format_seconds
-from orchestrator.execution.attempt import lost_outcome
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
+from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import TIMEOUT_S, probe_here
 from orchestrator.execution.supervisor import (
     cores_here,
-    prepare_place,
+    prepare_slot,
     start_template,
     supervise,
 )
@@ -216,7 +216,7 @@ class RayScheduler(Scheduler):
     def prepare(self, attempt: Attempt) -> None:
         params = attempt.cell.params
         slots = self.slots(params.device, params.gpu_kind) // max(1, params.gpu_count)
-        self._preparing = [self._on_a_place(prepare_place, attempt) for _ in range(slots)]
+        self._preparing = [self._on_a_place(prepare_slot, attempt) for _ in range(slots)]
 
     def run(self, queue: Iterable[Attempt], on_start: OnStart) -> Iterator[Outcome]:
         ray, pending = self._ray, iter(queue)

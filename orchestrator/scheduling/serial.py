@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.execution.child_process import CHILD_STARTER
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.execution.supervisor import cores_here, measure, only_on
+from orchestrator.execution.supervisor import Slot, cores_here, measure, only_on
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
@@ -49,7 +49,7 @@ class SerialScheduler(Scheduler):
             gpu = ",".join(working[:wanted])
             # A single attempt sees what this process sees, unless a GPU must be hidden from it.
             placed = only_on(gpu, attempt) if self._lost or wanted > 1 else attempt
-            event = measure(placed, cores_here(), None, gpu, self._gpus)
+            event = measure(placed, Slot(cores_here(), None, gpu, self._gpus))
             yield self._exclude(event) if isinstance(event, DeviceLost) else event
 
     def _exclude(self, event: DeviceLost) -> Outcome:

@@ -39,13 +39,13 @@ def play(folder: Path) -> None:
     os.environ[FOLDER] = str(folder)
     schedulers.probe_here = serial.probe_here = probe
     schedulers.supervise = supervise
-    schedulers.prepare_place = prepare_nothing
+    schedulers.prepare_slot = prepare_nothing
     play_gpus()
 
 
 def play_gpus() -> None:
     """In the driver, and in each of its supervisors."""
-    supervisor.execute_or_lose = measure  # type: ignore[assignment]
+    supervisor.execute_or_lose = measure
     supervisor.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_fallen(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
@@ -67,7 +67,7 @@ def supervise(attempt: Attempt, *told: Any) -> Iterator[Event]:
     yield from real_supervise(attempt, *told)
 
 
-def measure(attempt: Attempt, count: int, cores: tuple[int, ...] | None = None) -> Outcome:
+def measure(attempt: Attempt, slot: supervisor.Slot) -> Outcome:
     gpu = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
         "CUDA_VISIBLE_DEVICES", "0"
     )

@@ -46,7 +46,7 @@ def main() -> None:
     from orchestrator.cli.main import main as sweep
 
     schedulers.supervise = supervise  # type: ignore[assignment]
-    schedulers.prepare_place = prepare_nothing
+    schedulers.prepare_slot = prepare_nothing
     sweep(sys.argv[1:], prog_name="sweep")
 
 

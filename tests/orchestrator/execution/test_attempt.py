@@ -18,13 +18,9 @@ import psutil
 import pytest
 
 from orchestrator.execution import attempt as attempt_module
-from orchestrator.execution.attempt import (
-    ProcessExit,
-    build_outcome,
-    execute,
-    recover,
-    rerun_command,
-)
+from orchestrator.execution.attempt import execute, recover
+from orchestrator.execution.child_environment import rerun_command
+from orchestrator.execution.exit_diagnosis import ProcessExit, build_outcome
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome

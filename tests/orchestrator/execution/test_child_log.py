@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.execution import child_log as log
-from orchestrator.execution.child_log import KEPT_BYTES, free_middle, remove_middle
+from orchestrator.execution.child_log import END_BYTES, free_middle, remove_middle
 
 LINES = 6_000_000
 
@@ -18,20 +18,20 @@ LINES = 6_000_000
 def giving(tmp_path: Path) -> None:
     """Where files give the disk back what is in their middle."""
     path = tmp_path / "probe"
-    path.write_bytes(b"a" * 3 * KEPT_BYTES)
+    path.write_bytes(b"a" * 3 * END_BYTES)
     try:
         with path.open("rb+") as file:
-            log._punch(file.fileno(), KEPT_BYTES, KEPT_BYTES)
+            log._punch_hole(file.fileno(), END_BYTES, END_BYTES)
     except (OSError, AttributeError):
         pytest.skip("this file system cannot")
 
 
 def test_the_disk_has_its_space_back(tmp_path: Path, giving: None) -> None:
     path = tmp_path / "log.txt"
-    path.write_bytes(b"a" * 6 * KEPT_BYTES)
+    path.write_bytes(b"a" * 6 * END_BYTES)
     assert free_middle(path) == 0
-    assert path.stat().st_size == 6 * KEPT_BYTES
-    assert path.stat().st_blocks * 512 <= 2 * KEPT_BYTES + 64 * 1024
+    assert path.stat().st_size == 6 * END_BYTES
+    assert path.stat().st_blocks * 512 <= 2 * END_BYTES + 64 * 1024
 
 
 def test_what_is_printed_while_it_is_thinned_stays_in_its_place(
@@ -56,8 +56,8 @@ def test_what_is_printed_while_it_is_thinned_stays_in_its_place(
     assert lines[-1] == f"{LINES - 1:07d}"
     numbers = [int(line) for line in lines if line.isdigit()]
     assert numbers == sorted(numbers)
-    assert taken == 8 * LINES - 2 * KEPT_BYTES
-    assert path.stat().st_size < 2 * KEPT_BYTES + 100
+    assert taken == 8 * LINES - 2 * END_BYTES
+    assert path.stat().st_size < 2 * END_BYTES + 100
 
 
 def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(
@@ -66,9 +66,9 @@ def test_where_the_file_system_cannot_do_that_it_is_cut_at_once(
     def refuse(*asked: object) -> None:
         raise OSError(95, os.strerror(95))
 
-    monkeypatch.setattr(log, "_punch", refuse)
+    monkeypatch.setattr(log, "_punch_hole", refuse)
     path = tmp_path / "log.txt"
-    path.write_bytes(b"a" * 5 * KEPT_BYTES)
-    assert free_middle(path) == 3 * KEPT_BYTES
-    assert path.stat().st_size < 2 * KEPT_BYTES + 100
+    path.write_bytes(b"a" * 5 * END_BYTES)
+    assert free_middle(path) == 3 * END_BYTES
+    assert path.stat().st_size < 2 * END_BYTES + 100
     assert free_middle(path) == 0

@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from orchestrator.execution import child_process as child
-from orchestrator.execution.attempt import child_environment, execute
+from orchestrator.execution.attempt import execute
+from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.child_process import CHILD_STARTER, is_forked
 from tasks.process import subreaper as adoption
 from tasks.spec.attempt import LOG_FILE, Attempt
@@ -40,8 +41,8 @@ def fresh_start() -> Iterator[None]:
 
 
 def _parent() -> psutil.Process:
-    assert CHILD_STARTER._parent is not None
-    return psutil.Process(CHILD_STARTER._parent.pid)
+    assert CHILD_STARTER.server is not None
+    return psutil.Process(CHILD_STARTER.server.pid)
 
 
 @pytest.mark.process
@@ -140,10 +141,7 @@ def test_where_forking_does_not_work_the_process_is_a_fresh_one(
     outcome = execute(attempt)
     assert (outcome.status, outcome.facts["start_method"]) == (Status.OK, "spawn")
     log = (attempt.path / LOG_FILE).read_text()
-    assert (
-        "a fresh process, since the prepared parent cannot fork: a forked child ended with code 1"
-        in log
-    )
+    assert "spawned, since the fork server cannot fork: a forked child ended with code 1" in log
 
 
 @pytest.mark.process
@@ -260,8 +258,8 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
-        "import os, threading; from orchestrator.execution.fork_server import start_parent; from tasks.process.fork_server import Preparation;"
-        "parent = start_parent('cpu', dict(os.environ), 2);"
+        "import os, threading; from orchestrator.execution.fork_server import start_fork_server; from tasks.process.fork_server import Preparation;"
+        "parent = start_fork_server('cpu', dict(os.environ), 2);"
         "threading.Thread(target=parent.prepare, args=(Preparation(compiled=True),)).start()"
     )
     supervisor = subprocess.Popen(
@@ -281,7 +279,7 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
 def _wait_for_child_of_parent() -> psutil.Process:
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
-        if CHILD_STARTER._parent is not None and not CHILD_STARTER._parent.broken:
+        if CHILD_STARTER.server is not None and not CHILD_STARTER.server.broken:
             children = [
                 child for child in _parent().children() if child.pid == os.getpgid(child.pid)
             ]
@@ -328,7 +326,7 @@ def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
 ) -> None:
     """What it has closed already may be another file's descriptor when the program exits."""
     CHILD_STARTER.prepare(make_attempt(1), {})
-    parent = CHILD_STARTER._parent
+    parent = CHILD_STARTER.server
     assert parent is not None
     assert parent._process is not None
     ends = parent._process.wait

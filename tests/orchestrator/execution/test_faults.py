@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from orchestrator.execution.child_log import KEPT_BYTES
+from orchestrator.execution.child_log import END_BYTES
 from orchestrator.store.run import Run
 from tasks.spec.attempt import LOG_FILE
 from tasks.spec.status import Status
@@ -206,7 +206,7 @@ def check_flood(log: str, facts: dict[str, Any]) -> None:
     assert log.startswith("the first line\nflood\n")
     assert log.endswith("flood\nthe last line\n")
     assert "bytes that were printed here are left out]" in log
-    assert len(log) < 5 * KEPT_BYTES
+    assert len(log) < 5 * END_BYTES
     assert facts["log_left_out_bytes"] > 900 * 1024**2
 
 

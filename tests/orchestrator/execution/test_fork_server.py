@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from orchestrator.execution.attempt import child_environment, execute, start_fork_template
+from orchestrator.execution.attempt import execute, start_fork_template
+from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.child_process import CHILD_STARTER
 from orchestrator.execution.fork_server import FORK_TEMPLATE, ForkServerTemplate
 from tasks.spec.attempt import LOG_FILE, Attempt
@@ -82,8 +83,8 @@ def test_where_it_is_gone_a_place_helps_itself(
     psutil.Process(grandparent.pid).kill()
     later = telling(make_attempt, 2)
     assert execute(later, ON).facts["start_method"] == "fork"
-    assert CHILD_STARTER._parent is not None
-    assert CHILD_STARTER._parent.is_alive
+    assert CHILD_STARTER.server is not None
+    assert CHILD_STARTER.server.is_alive
     CHILD_STARTER.close()
     last = telling(make_attempt, 3)
     assert execute(last, ON).facts["start_method"] == "fork"
@@ -95,13 +96,13 @@ def test_a_parent_of_its_that_dies_is_replaced_by_another(
     grandparent: ForkServerTemplate, make_attempt: MakeAttempt
 ) -> None:
     execute(telling(make_attempt, 1), ON)
-    assert CHILD_STARTER._parent is not None
-    first = psutil.Process(CHILD_STARTER._parent.pid)
+    assert CHILD_STARTER.server is not None
+    first = psutil.Process(CHILD_STARTER.server.pid)
     first.kill()
     psutil.wait_procs([first], 1)
     attempt = telling(make_attempt, 2)
     assert execute(attempt, ON).status is Status.OK
-    assert CHILD_STARTER._parent.pid != first.pid
+    assert CHILD_STARTER.server.pid != first.pid
     assert _grandparent_of(attempt) == grandparent.pid
 
 

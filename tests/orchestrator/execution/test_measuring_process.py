@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.provenance import SOURCE_ROOT
-from orchestrator.execution.attempt import child_environment
+from orchestrator.execution.child_environment import child_environment
 from orchestrator.execution.measuring_process import PROGRAM
 from tasks.spec.attempt import Attempt
 

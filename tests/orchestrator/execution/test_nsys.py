@@ -97,7 +97,7 @@ def misbehaving(make_attempt: MakeAttempt, how: str, **settings: object) -> Atte
         "model_args": {"how": how, "vocab_size": 200},
     }
     return make_attempt(
-        settings={**NSYS, "import_paths": (str(ROOT / "tests"),), **settings}, **own
+        settings={**NSYS, "import_paths": (str(ROOT / "tests" / "support"),), **settings}, **own
     )
 
 

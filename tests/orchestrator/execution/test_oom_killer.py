@@ -13,28 +13,28 @@ XID = "4,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen o
 
 @pytest.fixture
 def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(kernel, "_LOG", str(tmp_path / "kmsg"))
+    monkeypatch.setattr(kernel, "_KERNEL_LOG", str(tmp_path / "kmsg"))
     (tmp_path / "kmsg").write_text(XID.replace("79", "31"))
     return tmp_path / "kmsg"
 
 
 def test_its_words_of_gpus_and_of_memory_from_then_on(log: Path) -> None:
     with kernel.OomKillerWatch() as watch:
-        assert watch.said() == ()
+        assert watch.lines() == ()
         with log.open("a") as file:
             file.write(XID)
-        assert watch.said() == (
+        assert watch.lines() == (
             "NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', GPU has fallen off the bus.",
         )
         with log.open("a") as file:
             file.write("6,2,3,-;usb 1-1: new device\n")
-        assert watch.said() == ()
+        assert watch.lines() == ()
 
 
 def test_a_log_that_may_not_be_read_says_nothing(log: Path) -> None:
     log.unlink()
     with kernel.OomKillerWatch() as watch:
-        assert watch.said() == ()
+        assert watch.lines() == ()
 
 
 HOST = "pgfault 7\noom_kill 5\n"
@@ -67,7 +67,7 @@ def test_who_was_killed_for_want_of_memory(
 ) -> None:
     """In our own control group, where it says so, and else on the host."""
     said: dict[str, str] = {}
-    monkeypatch.setattr(kernel, "_text", lambda path: said.get(str(path), ""))
+    monkeypatch.setattr(kernel, "_read_text", lambda path: said.get(str(path), ""))
     before = {
         path: text.replace(f"oom_kill {kills}", "oom_kill 0")
         for path, text in {**files, "/proc/vmstat": HOST}.items()

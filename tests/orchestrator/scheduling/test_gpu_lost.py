@@ -20,6 +20,7 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.events import DeviceLost
 from orchestrator.execution.host_probe import gpu_failure
 from orchestrator.execution.measuring_process import PROGRAM
+from orchestrator.execution.supervisor import Slot
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_names
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
@@ -134,7 +135,7 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
         "gpu_failure",
         lambda gpu: None if computes else f"{gpu}: CUDA error: unknown error",
     )
-    event = supervisor.measure(attempt, 1, None, "3", {"3": "aaaa"})
+    event = supervisor.measure(attempt, Slot(1, None, "3", {"3": "aaaa"}))
     outcome = event.lost_outcome if isinstance(event, DeviceLost) else event
     assert (isinstance(event, DeviceLost), outcome.status) == (status is Status.LOST, status)
     if isinstance(event, DeviceLost):
@@ -214,7 +215,7 @@ def two_gpus(
         (schedulers, "probe_here"),
         (serial, "probe_here"),
         (schedulers, "supervise"),
-        (schedulers, "prepare_place"),
+        (schedulers, "prepare_slot"),
         (supervisor, "execute_or_lose"),
         (supervisor, "gpu_failure"),
     ):

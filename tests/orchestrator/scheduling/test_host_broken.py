@@ -23,6 +23,7 @@ from orchestrator.execution import host_probe as probe
 from orchestrator.execution import supervisor
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.host_probe import host_failure
+from orchestrator.execution.supervisor import Slot
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
 from tasks.spec.attempt import Attempt
@@ -373,7 +374,7 @@ def test_one_fresh_process_alone_may_have_been_killed(
     answers: list[str | None], fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = iter(answers)
-    monkeypatch.setattr(probe, "_why_not", lambda words, variables: next(said))
+    monkeypatch.setattr(probe, "_failure", lambda words, variables: next(said))
     assert host_failure(tmp_path / "cell" / "1") == fault
     assert not list(said)
 
@@ -403,9 +404,9 @@ def test_which_ends_may_be_the_hosts(
     ended = Outcome(make_attempt(1), status, stage, "", {"message": said}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
     monkeypatch.setattr(supervisor, "host_failure", lambda folder: None)
-    assert supervisor.measure(ended.attempt, 1, None, "", {}) == ended
+    assert supervisor.measure(ended.attempt, Slot(1)) == ended
     monkeypatch.setattr(supervisor, "host_failure", lambda folder: "it is full")
-    event = supervisor.measure(ended.attempt, 1, None, "", {})
+    event = supervisor.measure(ended.attempt, Slot(1))
     assert isinstance(event, DeviceLost) == asked
     assert (
         not isinstance(event, DeviceLost)

@@ -14,6 +14,7 @@ import pytest
 from orchestrator.common.errors import ConfigError, NoGpuLeft, PlatformError
 from orchestrator.execution import supervisor
 from orchestrator.execution.events import AttemptStarted, DeviceLost
+from orchestrator.execution.supervisor import Slot
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.duration_estimate import (
@@ -162,15 +163,13 @@ class Host:
         gpus = tuple(GpuInfo("NVIDIA H200", 1, uuid) for uuid in self.gpus.values())
         return HostInfo(name=socket.gethostname(), gpus=gpus)
 
-    def measure(
-        self, attempt: Attempt, count: int, cores: tuple[int, ...] | None = None
-    ) -> Outcome:
+    def measure(self, attempt: Attempt, slot: Slot) -> Outcome:
         visible = attempt.settings.env.get("CUDA_VISIBLE_DEVICES") or os.environ.get(
             "CUDA_VISIBLE_DEVICES", "all"
         )
         struck = {self.gpus[name] for name in self.falls & set(visible.split(","))}
         self.answering -= struck
-        facts = {"visible_devices": visible, "cores": cores, "count": count}
+        facts = {"visible_devices": visible, "cores": slot.cores, "count": slot.cpus}
         return Outcome(
             attempt, Status.FAILED if struck else Status.OK, "", "", {}, facts, (), 0.0, 0.0
         )

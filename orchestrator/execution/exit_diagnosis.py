@@ -1,0 +1,155 @@
+"""Turns the end of a measuring process into an outcome.
+
+A process that finishes writes its status as the last line of its journal. For a process that died
+first, the status follows from what its parent saw: the limit it exceeded, the signal, the kernel's
+out-of-memory killer, or the exit code.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.execution.child_log import tail
+from tasks.process.journal import FinalStatus, JournalContents, read_journal
+from tasks.process.phase_file import read_phase
+from tasks.spec.attempt import JOURNAL_FILE, LOG_FILE, PHASE_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+
+_LOG_TAIL_BYTES = 4000
+# GNU OpenMP prints this and exits with code 1 if a thread's stack does not fit below RLIMIT_AS.
+_NO_THREAD = "libgomp: Thread creation failed: Resource temporarily unavailable"
+
+
+@dataclass(frozen=True)
+class ExceededLimit:
+    """A time limit that passed before the attempt was `goal`, such as "done"."""
+
+    goal: str
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """How the measuring process ended, as its parent saw it.
+
+    Args:
+        code: the exit code; negative for a signal.
+        over_memory_bytes: the resident set that exceeded `host_memory_gib`.
+        kernel_log: lines of the kernel about memory and GPUs.
+        log_left_out_bytes: what was removed from the middle of the log.
+    """
+
+    code: int
+    wall_s: float
+    timed_out: ExceededLimit | None = None
+    over_memory_bytes: int | None = None
+    kernel_oom_kills: int = 0
+    kernel_log: tuple[str, ...] = ()
+    log_left_out_bytes: int = 0
+
+
+def build_outcome(attempt: Attempt, ended: ProcessExit, started_at: float) -> Outcome:
+    """Return the outcome that the journal reports, or the one that the process's end implies."""
+    journal = read_journal(attempt.path / JOURNAL_FILE)
+    final = journal.final or _diagnose(attempt, ended)
+    if final.status is Status.OK and not journal.samples:
+        message = "it ended well, yet measured nothing: no instrument gave a sample"
+        final = FinalStatus(Status.FAILED, {"message": message})
+    is_ok = final.status is Status.OK
+    return Outcome(
+        attempt=attempt,
+        status=final.status,
+        stage="" if is_ok else journal.stage,
+        phase="" if is_ok else read_phase(attempt.path / PHASE_FILE),
+        evidence=_evidence(attempt, final, ended),
+        facts=_facts(journal, ended),
+        samples=journal.samples,
+        started_at=started_at,
+        wall_s=ended.wall_s,
+        kernels=journal.kernels,
+        allocations=journal.allocations,
+        live=journal.live,
+    )
+
+
+def lost_outcome(attempt: Attempt, reason: str, wall_s: float) -> Outcome:
+    """Return the outcome of an attempt whose end nobody saw."""
+    started_at = time.time() - wall_s
+    return Outcome(attempt, Status.LOST, "", "", {"message": reason}, {}, (), started_at, wall_s)
+
+
+def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[str, Any]:
+    evidence = dict(final.evidence)
+    if final.status not in (Status.OK, Status.SKIPPED):
+        evidence["log_tail"] = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+        if ended.kernel_log:
+            evidence["kernel_log"] = list(ended.kernel_log)
+    return evidence
+
+
+def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, Any]:
+    facts = {**journal.facts, **_stage_durations(journal, ended)}
+    if ended.log_left_out_bytes:
+        facts["log_left_out_bytes"] = ended.log_left_out_bytes
+    return facts
+
+
+def _stage_durations(
+    journal: JournalContents, ended: ProcessExit
+) -> Mapping[str, Mapping[str, float]]:
+    """Return the seconds of each stage; `process` is what starting and ending the process took.
+
+    A process without a final line was in its last stage until its end.
+    """
+    if not journal.stage:
+        return {}
+    rest_s = ended.wall_s - sum(journal.stage_s.values())
+    rest = "process" if journal.final else journal.stage
+    return {"stage_s": {**journal.stage_s, rest: journal.stage_s.get(rest, 0.0) + rest_s}}
+
+
+def _diagnose(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
+    """Return why a process died that left no final line."""
+    if ended.timed_out:
+        goal, limit_s = ended.timed_out.goal, ended.timed_out.limit_s
+        message = f"not {goal} after {limit_s:g} s"
+        return FinalStatus(Status.TIMEOUT, {"message": message, "timeout_s": limit_s})
+    if ended.over_memory_bytes is not None:
+        message = f"its resident set passed host_memory_gib: {attempt.settings.host_memory_gib}"
+        evidence = {"message": message, "rss_bytes": ended.over_memory_bytes}
+        return FinalStatus(Status.HOST_OOM, evidence)
+    if ended.code < 0:
+        return _killed(signal_name(-ended.code), ended.kernel_oom_kills)
+    log_end = tail(attempt.path / LOG_FILE, _LOG_TAIL_BYTES)
+    if attempt.cell.params.caps_host and _NO_THREAD in log_end:
+        message = f"{_NO_THREAD}: its stack is within the cap"
+        return FinalStatus(Status.OOM, {"message": message, "exit_code": ended.code})
+    message = f"exited with code {ended.code} without a word"
+    return FinalStatus(Status.CRASHED, {"message": message, "exit_code": ended.code})
+
+
+def _killed(name: str, oom_kills: int) -> FinalStatus:
+    # The kernel's out-of-memory killer and anybody else send the same SIGKILL.
+    if name == "SIGKILL" and oom_kills:
+        message = "killed by the kernel for want of host memory"
+        evidence = {"message": message, "signal": name, "oom_kills": oom_kills}
+        return FinalStatus(Status.HOST_OOM, evidence)
+    return FinalStatus(Status.CRASHED, {"message": f"killed by {name}", "signal": name})
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name. Real-time signals have no names in Python.
+
+    The C library uses the first two of them itself, so they are below SIGRTMIN.
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        if number > signal.SIGRTMIN:
+            return f"SIGRTMIN+{number - signal.SIGRTMIN}"
+        return f"signal {number}"
