@@ -1,4 +1,4 @@
-"""Ways of watching a step, one file each: every module here that defines `STAGES` is an instrument."""
+"""Instruments, one file each: every module here that defines `STAGES` measures a step in its own way."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @cache
 def instrument_names() -> tuple[str, ...]:
-    """Found by file name alone: importing an instrument imports torch."""
+    """Return the names of all instruments, from their file names: importing one would import torch."""
     return tuple(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def stages_of(names: Iterable[str]) -> list[Stage]:
-    """The stages of the named instruments in the order in which they run."""
+    """Return the stages of the named instruments in the order in which they run."""
     modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     stages: list[Stage] = [stage for module in modules for stage in module.STAGES]
     return sorted(stages, key=lambda stage: stage.order)

@@ -1,7 +1,8 @@
-"""Which attention backend really ran, by the names of its kernels: what was asked for is not always what one gets.
+"""Detect the attention backend of a step from the names of its kernels.
 
-torch chooses among several, and its compiler may put a fused kernel in place of attention written out. One step is
-profiled for it, after everything else, since a process is slower once it has profiled.
+The backend that ran may differ from the one that the cell names: torch chooses among several, and
+torch.compile may replace hand-written attention by a fused kernel. One step is profiled, after all
+other stages, because a process is slower once it has profiled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch.profiler import ProfilerActivity, profile
 from tasks.harness.stage import Session, Stage
 from tasks.spec.tables import Sample
 
-_BACKENDS = {  # in this order: the names of cuDNN's and Flex's kernels hold "flash" and "attention" as well
+# The order matters: names of cuDNN's and Flex's kernels also contain "flash" and "attention".
+_BACKENDS = {
     "cudnn": r"cudnn.*(sdpa|flash|mha|fort)",
     "flex": r"flex_attention",
     "efficient": r"fmha_|efficient_attention",
@@ -25,7 +27,10 @@ _SHOWN = 4
 
 
 def see_backend(session: Session) -> list[Sample]:
-    """Leaves the facts `attention_seen` and `attention_kernels`. Plain eager attention asks nothing of a backend."""
+    """Set the facts `attention_seen` and `attention_kernels`.
+
+    Eager naive attention uses no backend, so nothing is profiled.
+    """
     asked = session.workload.facts.get("attention_asked")
     if asked is None or (asked == "naive" and not session.workload.compiled):
         return []
@@ -35,9 +40,8 @@ def see_backend(session: Session) -> list[Sample]:
     ) as profiled:
         session.step()
         session.workload.device.synchronize()
-    here = (
-        DeviceType.CUDA if on_gpu else DeviceType.CPU
-    )  # else the names of CUDA's API, which says nothing of a backend
+    # Host events are names of CUDA's API, which do not show the backend.
+    here = DeviceType.CUDA if on_gpu else DeviceType.CPU
     names = [event.name for event in profiled.events() if event.device_type == here]
     seen, telling = classify(names)
     session.facts |= {
@@ -48,7 +52,10 @@ def see_backend(session: Session) -> list[Sample]:
 
 
 def classify(names: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The backends that the names belong to, `none known` if to none, null if nothing was seen; and the names that tell."""
+    """Return the backends that the kernel names belong to, and the names that show it.
+
+    The first is `none known` if no name belongs to a backend, and None if there are no names.
+    """
     backends: dict[str, None] = {}
     telling: dict[str, None] = {}
     for name in names:

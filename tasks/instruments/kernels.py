@@ -1,7 +1,7 @@
-"""Where the time of a step goes: kernels by phase, module and class. On the CPU, operators by their own time.
+"""Attribute the time of one step to kernels by phase, module and class; on the CPU, to operators.
 
-Profiled by torch.profiler, after everything that is timed, since a process is slower once it has profiled. The trace is
-read at once (see tasks/traces) and stays as an artifact that opens in Perfetto.
+torch.profiler records the step after all timing, because a process is slower once it has profiled.
+The cell's own process reads the trace (see tasks/traces), which stays as an artifact for Perfetto.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from tasks.traces.provenance import Graph, read_graph
 from tasks.traces.summary import to_rows, to_samples
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
-_STEPS = 1  # to read a second one costs a tenth of a short cell, and tells of each kernel of a block no more
+# A second step would cost a tenth of a short cell, and every block already runs the same kernels.
+_STEPS = 1
 _LARGEST_TRACE_BYTES = 512 * 1024**2
 _NS_PER_MS = 1e6
 
 
 class PhaseRanges:
-    """A range around each phase, on the main thread."""
+    """Watcher that puts a range of torch.profiler around each phase, on the main thread."""
 
     def enter(self, phase: str) -> None:
         self._range = record_function(PHASE_PREFIX + phase)
@@ -47,14 +48,14 @@ class PhaseRanges:
 
 
 def prepare(session: Session) -> list[Sample]:
-    """Before anything is compiled."""
+    """Make the compiler keep its provenance records; runs before anything is compiled."""
     if session.workload.compiled:
         keep_provenance()
     return []
 
 
 def watch_kernels(session: Session) -> Iterator[Sample]:
-    """Leaves the rows in `session.kernels`, and gives what is known over all: coverage, busy fraction, cost."""
+    """Add the rows to `session.kernels`, and yield samples of the whole step: coverage, busy share, cost."""
     device = session.workload.device
     if device.kind == "mps":
         yield Sample(
@@ -73,17 +74,20 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
 
 
 def _scratch_place(folder: Path | None) -> Path | None:
-    """Beside what is kept, or, None, where the system keeps what is temporary: Kineto writes the trace's path into it as it is,
-    so that with a quote in it, or whatever else JSON escapes, nobody could read it."""
+    """Return the folder for the trace, or None for the system's temporary folder.
+
+    Kineto writes the path of the trace into the trace without escaping it. A path with a quote, or
+    another character that JSON escapes, would make the trace unreadable.
+    """
     fits = folder is not None and json.dumps(str(folder), ensure_ascii=False) == f'"{folder}"'
     return folder if fits else None
 
 
 def _read(session: Session, trace: Path) -> Iterator[Sample]:
-    """The trace is packed while it is read: the packing leaves Python's lock alone."""
-    with ThreadPoolExecutor(1) as beside:
-        kept = (
-            beside.submit(
+    """Yield the samples of a trace. A thread compresses it at the same time: zlib releases the GIL."""
+    with ThreadPoolExecutor(1) as pool:
+        stored = (
+            pool.submit(
                 _keep, trace, session.folder / artifact_name("trace", session.params, "json.gz")
             )
             if session.folder
@@ -92,7 +96,7 @@ def _read(session: Session, trace: Path) -> Iterator[Sample]:
         timeline = read_chrome(trace)
         if (
             session.workload.device.kind == "cuda" and not timeline.on_device
-        ):  # else operators would pass for kernels
+        ):  # the operators must not count as kernels
             yield Sample(
                 "kernels", "busy", "ratio", None, note=f"the trace has no kernels: {REFUSED}"
             )
@@ -100,8 +104,8 @@ def _read(session: Session, trace: Path) -> Iterator[Sample]:
         works = attribute(timeline, graphs=_graphs(session))
         session.kernels += to_rows(works, _STEPS)
         yield from to_samples(works, _STEPS, timeline.on_device)
-        if kept is not None:
-            yield kept.result()
+        if stored is not None:
+            yield stored.result()
 
 
 def _graphs(session: Session) -> list[Graph]:
@@ -110,11 +114,11 @@ def _graphs(session: Session) -> list[Graph]:
 
 
 def _profile(session: Session) -> tuple[profile, float]:
-    """The profiler after a step, and how long that took, in ms."""
+    """Return the profiler after one step, and the duration of the step in ms."""
     device = session.workload.device
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.kind == "cuda" else [])]
     ranges = parts_named(session.workload.model, lambda name: record_function(PART_PREFIX + name))
-    # The profiler's own first step is slow, and is thrown away.
+    # The first step under the profiler is slow, so its record is dropped.
     with (
         profile(
             activities=activities, schedule=schedule(wait=0, warmup=1, active=_STEPS)
@@ -132,7 +136,7 @@ def _profile(session: Session) -> tuple[profile, float]:
 
 
 def _keep(trace: Path, artifact: Path) -> Sample:
-    """Compressed as Perfetto reads it; nothing, with the reason, where it is too large for that."""
+    """Compress the trace for Perfetto, unless it is too large; return its size or the reason."""
     size = trace.stat().st_size
     if size > _LARGEST_TRACE_BYTES:
         note = f"the trace has {size} bytes, more than {_LARGEST_TRACE_BYTES}: not kept"

@@ -1,12 +1,12 @@
-"""The peak of each phase and what is held at its end, in the first step and in steady state, and what is saved for backward.
+"""Measure the peak memory of each phase, the memory at its end, and what is saved for backward.
 
-The first step has no optimizer state yet. What is held after the build is the model and its inputs; after the forward
-pass, what it saved comes on top, and `saved` counts that tensor by tensor. On CUDA these are the allocator's own numbers
-(allocated, reserved, requested); on the CPU the resident set of the process, named so, whose peak is null where the kernel
-refuses to restart it. Statistics move when the host allocates, so that nothing needs to be synchronised.
+The first step and the steady state are measured separately, because the first has no optimizer state
+yet. After the build, memory holds the model and its inputs; the forward pass adds what it saves, which
+`saved` counts tensor by tensor. On CUDA these are the allocator's numbers (allocated, reserved,
+requested). On the CPU it is the resident set of the process; its peak is null where the kernel refuses
+to reset it. The numbers change when the host allocates, so nothing is synchronised.
 
-All this is seen in steps of the warm-up, which take no longer for it that anybody would measure. Where there is no warm-up
-it takes a step of its own.
+The steps of the warm-up are measured, at no noticeable cost; without a warm-up, one additional step.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
 from tasks.spec.tables import Sample
 
-_STEPS_UNTIL_STEADY = 2  # a first without optimizer state, and one to leave behind what it does
+# The first step has no optimizer state; the second still frees what the first left.
+_STEPS_UNTIL_STEADY = 2
 
 
 class PeakWatcher:
+    """Watcher that reads the peak of each phase and the memory at its end."""
+
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device
         self._mode = mode
@@ -40,10 +43,10 @@ class PeakWatcher:
 
 
 class SavedWatcher:
-    """What the forward pass keeps for the backward pass beyond what is there anyway, each storage once. To look costs no memory.
+    """Watcher of what the forward pass saves for the backward pass, each storage once.
 
-    `saved_squares` are the tensors among it of all pairs of positions; of one block the operations that save most, and
-    what it hands on.
+    It needs no memory itself. `saved_squares` counts the saved tensors of length × length. For one
+    block it finds the operations that save most, and the block's output.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -56,9 +59,8 @@ class SavedWatcher:
 
     def leave(self, phase: str) -> None:
         self._watching.close()
-        self.samples[:] = self._saved.samples(
-            "memory"
-        )  # complete after the backward pass: it tells the operations
+        # Complete only after the backward pass, which names the operations.
+        self.samples[:] = self._saved.samples("memory")
 
 
 def _sizes(
@@ -71,7 +73,7 @@ def _sizes(
 
 
 def watch_warm_up(session: Session) -> list[Sample]:
-    """What the build left, and to be told of the first step and of the last of the warm-up, whichever stages run them."""
+    """Return the memory after the build, and attach watchers to the first and last warm-up step."""
     device = session.workload.device
     first, steady = PeakWatcher(device, "first"), PeakWatcher(device, "steady")
     session.on_first_step.append(first)
@@ -85,12 +87,12 @@ def watch_warm_up(session: Session) -> list[Sample]:
 
 
 def _saves(workload: Workload) -> bool:
-    """Compiled code is left out: to look into it would compile it again."""
+    """Return whether saved tensors can be counted: in compiled code the hooks would recompile it."""
     return not workload.compiled and workload.facts.get("grad_mode") != "no_grad"
 
 
 def take_warm_up(session: Session) -> list[Sample]:
-    """Hands over what was seen, before a later step can fail."""
+    """Return the samples of the warm-up, before a later step can fail."""
     shelf = session.shelf
     steady = (
         map(_unknown_to_the_allocator, shelf["steady"])
@@ -104,7 +106,7 @@ def take_warm_up(session: Session) -> list[Sample]:
 
 
 def steady_state(session: Session) -> list[Sample]:
-    """In a step of its own, where no warm-up showed it."""
+    """Return the samples of an additional step, if there was no warm-up."""
     watchers, session.on_last_warm_up = session.on_last_warm_up, []
     if watchers:
         while session.steps < _STEPS_UNTIL_STEADY:
@@ -114,7 +116,10 @@ def steady_state(session: Session) -> list[Sample]:
 
 
 def _unknown_to_the_allocator(sample: Sample) -> Sample:
-    """A graph that is replayed asks the allocator for nothing: of its memory only what is reserved is known."""
+    """Return the sample without its value, except of reserved memory.
+
+    A replayed CUDA graph does not call the allocator, so only its reserved memory is known.
+    """
     if "reserved" in sample.metric:
         return sample
     return replace(

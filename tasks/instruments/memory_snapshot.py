@@ -1,9 +1,10 @@
-"""What the memory of a step is made of: one steady step on the allocator's record, and what filled the device when it ran out.
+"""Record what the memory of a steady step consists of, and what filled the device when memory ran out.
 
-After everything that is timed. The record holds every allocation with its Python stack; what is computed meanwhile is named,
-in the backward pass too, and what is in use is written down at each boundary. The snapshot is read at once (see
-tasks/snapshots) and stays as an artifact that opens in torch's memory_viz; nobody else unpickles it. Of an out-of-memory in
-an earlier stage nothing was on record: the snapshot of that moment has what was live, without stacks.
+The stage runs after all timing. The allocator records every allocation with its Python stack and the
+name of the module that runs, also in the backward pass. The addresses of parameters, gradients and so
+on are noted at each phase boundary. The cell's process reads the snapshot (see tasks/snapshots), which
+stays as an artifact for pytorch.org/memory_viz; this program never unpickles it. If memory runs out in
+an earlier stage, the snapshot has the live blocks of that moment, without stacks.
 """
 
 from __future__ import annotations
@@ -34,21 +35,22 @@ from tasks.spec.artifact_names import artifact_name
 from tasks.spec.tables import Sample
 from tasks.traces.timeline import PART_PREFIX, PHASE_PREFIX
 
-_MOST_ENTRIES = 200_000  # of the ring buffer: some ten steps of the largest model
+# Events in the ring buffer: about ten steps of the largest model.
+_MOST_ENTRIES = 200_000
 _LARGEST_SNAPSHOT_BYTES = 512 * 1024**2
 _NS_PER_MS = 1e6
 
 
 @dataclass
 class Taken:
-    """A snapshot, and what was seen in use when (see `Book`)."""
+    """A snapshot of the allocator, and the tensors that were in use at which moment (see `Book`)."""
 
     snapshot: Snapshot
     book: dict[str, list[Holding]] = field(default_factory=dict)
 
 
 class BoundaryWatcher:
-    """Marks the phases in the record of every thread, and writes down what is in use at the end of each."""
+    """Watcher that marks the phases in the record, and notes the tensors in use at each end."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -64,14 +66,17 @@ class BoundaryWatcher:
 
 
 class OutOfMemoryWitness:
-    """Takes a snapshot at the moment when the allocator gives up, and hands it over if that ends the attempt."""
+    """Observer that takes a snapshot when the allocator gives up, and stores it if the attempt ends."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._taken: Taken | None = None
 
     def see(self, device: int, asked_bytes: int, total_bytes: int, free_bytes: int) -> None:
-        """Called by the allocator, on whichever thread asked: what is raised here would hide that memory ran out."""
+        """Take the snapshot. The allocator calls this on the allocating thread.
+
+        No exception may leave it: it would hide the out-of-memory error.
+        """
         try:
             self._taken = Taken(
                 memory._snapshot(), {AT_END: list(holdings(self._session.workload))}
@@ -101,7 +106,7 @@ class OutOfMemoryWitness:
 
 
 def watch_out_of_memory(session: Session) -> list[Sample]:
-    """From here on. It costs nothing until memory runs out."""
+    """Attach the observer, which costs nothing until memory runs out."""
     if session.workload.device.kind == "cuda":
         witness = OutOfMemoryWitness(session)
         torch._C._cuda_attach_out_of_memory_observer(witness.see)  # type: ignore[attr-defined]
@@ -110,13 +115,12 @@ def watch_out_of_memory(session: Session) -> list[Sample]:
 
 
 def take_snapshot(session: Session) -> Iterator[Sample]:
-    """Leaves the rows in `session.allocations` and `session.live`, and gives what is known over all."""
+    """Add rows to `session.allocations` and `session.live`, and yield samples of the whole step."""
     if reason := _why_not(session):
         yield _sample("peak_allocated_bytes", "bytes", None, reason)
         return
-    _step_on_record(
-        session
-    )  # the first may be one without optimizer state; if memory runs out in it, that is on record
+    # The first step may lack optimizer state. It is recorded in case memory runs out in it.
+    _step_on_record(session)
     session.workload.device.reset_peaks()
     taken = _step_on_record(session)
     peaks = session.workload.device.peaks()
@@ -169,7 +173,7 @@ def _analyse(
 
 
 def holdings(workload: Workload) -> Iterator[Holding]:
-    """What is in use now on its device, and as what."""
+    """Yield the tensors that are in use on the device, with their roles."""
     for tensor, role, name in _in_use(workload):
         if isinstance(tensor, Tensor) and tensor.device.type == workload.device.torch_device.type:
             yield Holding(tensor.untyped_storage().data_ptr(), role, name)
@@ -192,7 +196,7 @@ def _in_use(workload: Workload) -> Iterator[tuple[Any, Role, str]]:
 
 
 def _step_on_record(session: Session) -> Taken:
-    """One step, and the snapshot behind it."""
+    """Run one recorded step, and return the snapshot after it."""
     workload = session.workload
     watcher, tracker = BoundaryWatcher(workload), PartTracker(memory._set_memory_metadata)
     named = parts_named(workload.model, lambda part: tracker.name(PART_PREFIX + part))
@@ -221,7 +225,10 @@ def _on_record() -> Iterator[None]:
 
 
 def _workspaces(snapshot: Snapshot) -> list[Holding]:
-    """Those of cuBLAS: what goes when they are given up. The next product makes them anew."""
+    """Return the workspaces of cuBLAS: the blocks that vanish when they are cleared.
+
+    The next matrix product allocates them again.
+    """
     torch._C._cuda_clearCublasWorkspaces()
     return [
         Holding(address, Role.WORKSPACE)
@@ -238,7 +245,7 @@ def _has_weight_copies(session: Session) -> bool:
 
 
 def _write(snapshot: Snapshot, artifact: Path) -> Sample:
-    """As torch's memory_viz opens it; nothing, with the reason, where it is too large for that."""
+    """Write the snapshot for memory_viz, unless it is too large; return its size or the reason."""
     packed = pickle.dumps(snapshot)
     if len(packed) > _LARGEST_SNAPSHOT_BYTES:
         note = (

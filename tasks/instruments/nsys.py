@@ -1,4 +1,7 @@
-"""The ranges of `nvtx`, in a process that runs under Nsight Systems; orchestrator/execution/nsys.py reads what that saw."""
+"""Annotate steps with NVTX ranges in a process under Nsight Systems.
+
+orchestrator/execution/nsys.py starts such a process and reads its export.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Ranges for Nsight Systems around some warm steps, with the names that `kernels` uses. Nothing is measured here.
+"""Annotate warm steps with NVTX ranges for Nsight Systems, by the names that `kernels` uses.
 
-Run a cell with this instrument alone under `nsys profile --trace=cuda,nvtx --capture-range=cudaProfilerApi`, and read the
-result with `sweep import-nsys`. Phases are ranges from a start to an end, which all threads are in; every operator is a range
-with its sequence number, which finds the modules of the backward pass.
+Run a cell with only this instrument under `nsys profile --trace=cuda,nvtx
+--capture-range=cudaProfilerApi`, and read the result with `sweep import-nsys`. Phases are start-end
+ranges, which hold for all threads. Every operator is a range with its sequence number, which connects
+an operator of the backward pass with its module.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _STEPS = 2
 
 
 class NvtxPhases:
-    """A range around each phase that the kernels of every thread fall into."""
+    """Watcher that puts a range around each phase, for the kernels of every thread."""
 
     def enter(self, phase: str) -> None:
         self._handle = torch.cuda.nvtx.range_start(PHASE_PREFIX + phase)

@@ -1,13 +1,15 @@
-"""What the machine says of itself before the first step and after the timing.
+"""Read the counters of GPU and CPU before the first step and after the timing.
 
-Of the GPU clocks, power, temperature, throttling and energy, through NVML. Of the host how long it let a thread of this process
-wait for a core that something else had: Linux counts how long each thread waits, and how long each core is at work, for whomever,
-to a hundredth of a second (proc(5)). Threads of a process wait for each other, too, which is the lesser of the two if
-nothing else runs. A neighbour that takes a core half of the time shows as 0.5, one at niceness 19 hardly. Read once each, some
-milliseconds: nothing polls beside the measurement. A counter that is refused, as in many containers, is null with the reason.
+GPU: clocks, power, temperature, throttling and energy, through NVML. CPU: how long a thread of this
+process waited for a core that another process used. Linux counts the waiting time of each thread, and
+the busy time of each core to a hundredth of a second (proc(5)). Threads of one process also wait for
+each other; the busy time of other processes limits the result to what they can explain. A process
+that uses a core half of the time shows as 0.5; one at niceness 19 hardly shows. Each counter is read
+once, in milliseconds: nothing polls during the measurement. A counter that is refused, as in many
+containers, is null with the reason.
 
-What runs beside a virtual machine it counts only where the hypervisor tells it. `host_pace` is a sign of that: how fast the host
-hands small operations to torch, before the timing and after.
+Linux does not see load outside of a virtual machine, unless the hypervisor reports it. `host_pace` is
+a hint at it: how many small operations per ms the CPU dispatches, before the timing and after.
 """
 
 from __future__ import annotations
@@ -66,8 +68,10 @@ def look_at_cores(session: Session) -> list[Sample]:
 
 
 def tell_waits(session: Session) -> Iterator[Sample]:
-    """`waited_for_core`: since `look_at_cores`, as a fraction of that time, of the thread that waited longest; no more than
-    what was not of this process had of the cores that it may use.
+    """Yield `waited_for_core`: the share of the time since `look_at_cores` that a thread waited.
+
+    The thread that waited longest counts. The value is at most the share of other processes in the
+    busy time of the cores that this process may use.
     """
     before, now = (
         {(one.metric, one.step): one.value or 0.0 for one in looked}
@@ -96,8 +100,8 @@ def _pace(mode: str) -> Sample:
 
 
 def _cores() -> Iterator[Sample]:
-    """The clock, and what this process had of the cores; by its number what each of its threads has waited since it began, and
-    how long each core that it may use was at work.
+    """Yield the clock, this process's CPU time, the waiting time of each thread since it began, and
+    the busy time of each core that the process may use. All are in ns.
     """
     yield Sample("telemetry", "clock", "ns", float(time.perf_counter_ns()))
     yield Sample("telemetry", "own", "ns", float(time.process_time_ns()))

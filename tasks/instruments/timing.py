@@ -1,13 +1,15 @@
-"""How long each phase of a step takes: raw samples, never averages.
+"""Time each phase of each step: raw samples, never averages.
 
-Two modes. `synced` waits for the device at each boundary and reads the host's clock: what the course's assignment
-asks for, launch latency included. `pipelined` records device events and waits once, after the last step: the phases
-run into each other as they do in training. Host stamps beside the events say how long the host took to enqueue and how
-far it was ahead of the device (`lead`); the drain is the wait at the end. A host that is never ahead is the bottleneck.
+There are two modes. `synced` waits for the device at each phase boundary and reads the host's clock,
+as the course's assignment does; it includes the launch latency. `pipelined` records device events and
+waits once, after the last step, so that phases overlap as in training. Host timestamps taken with the
+events give the time that the host needs to enqueue a phase, and its lead over the device (`lead`).
+`drain` is the wait at the end. If the host never has a lead, it is the bottleneck.
 
-How many steps: as the parameters say, or with `timing: adaptive` as many synced ones as tasks/spec/stopping.py finds
-to be enough, and as many pipelined ones, which cannot be looked at before the last; or none of these where a step of the
-warm-up that ran on, of the mode `check`, took as long as the synced ones.
+The parameters fix the number of steps. With `timing: adaptive`, tasks/spec/stopping.py decides when
+enough steps are synced. The same number of pipelined steps follows, because events cannot be read
+before the last step ends. There are none if a pipelined step of the warm-up (mode `check`) took as
+long as the synced steps.
 """
 
 from __future__ import annotations
@@ -31,13 +33,18 @@ from tasks.spec.stopping import StepDurations, StopRule
 from tasks.spec.tables import Sample
 
 _STEP = "step"
-_STEPS_TO_RECORD_GRAPHS = 3  # run, record, replay for the first time
+# With CUDA graphs, torch runs the first step, records the second, and replays the third.
+_STEPS_TO_RECORD_GRAPHS = 3
 _NS_PER_MS = 1e6
-_LONG_MS = 750.0  # of a first step: what the host does to begin the next one is then nothing
+# After a longer first step, the start of the next one on the host is negligible.
+_LONG_MS = 750.0
 
 
 class SyncedTimer:
-    """Host clock between synchronisations. What other watchers do at a boundary falls between two timed segments."""
+    """Watcher that reads the host's clock between synchronisations.
+
+    The work of other watchers at a boundary falls between two timed segments.
+    """
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -58,7 +65,10 @@ def _event() -> torch.cuda.Event:
 
 
 class EventTimer:
-    """Device events at each boundary, made beforehand, with the host's clock beside them."""
+    """Watcher that records a device event and the host's clock at each boundary.
+
+    All events are created in advance, so that none is created while steps run.
+    """
 
     def __init__(self, steps: int, boundaries: int) -> None:
         self._events = iter([_event() for _ in range(steps * boundaries)])
@@ -77,41 +87,41 @@ class EventTimer:
 
 
 def compile_first(session: Session) -> Iterator[Sample]:
-    """The step that compiles, timed apart; with CUDA graphs also those that record them. None in eager mode."""
+    """Yield the durations of the compiling steps: one, or three with CUDA graphs; none if eager."""
     if session.workload.compiled:
         graphs = uses_cuda_graphs(session.params)
         yield from _synced_steps(session, "compile", _STEPS_TO_RECORD_GRAPHS if graphs else 1)
 
 
 def warm_up(session: Session) -> Iterator[Sample]:
+    """Return the durations of the warm-up steps."""
     if _stop_rule(session) is not None:
         return _first_steps(session)
-    return _looked_into(session, session.count("warmup_steps"))
+    return _watched_warm_up(session, session.count("warmup_steps"))
 
 
-def _looked_into(session: Session, count: int) -> Iterator[Sample]:
-    """So many steps of warm-up. Who wants to see a steady one looks into the last."""
+def _watched_warm_up(session: Session, count: int) -> Iterator[Sample]:
+    """Yield the durations of warm-up steps; other instruments watch the last one."""
     last = count - 1
     yield from _synced_steps(session, "warmup", last)
     if last >= 0:
         with uncollected():
-            yield from _synced_step(session, "warmup", last, *_looking_in(session))
+            yield from _synced_step(session, "warmup", last, *_steady_watchers(session))
 
 
 def _first_steps(session: Session) -> Iterator[Sample]:
-    """Of adaptive timing: those that are warm-up in any case. Which of those after them are, too, they tell together.
+    """Yield the durations of the first steps with adaptive timing, which are always warm-up.
 
-    What a first step does is done once. Then comes one to be looked into, and where a device queues work it runs on, to be held
-    against the synced ones. Before a short one the host would still be at its start: there a second one is that.
+    The first step is the slowest. The next one is for other instruments. On CUDA it is pipelined, for
+    the comparison with synced steps. If it is short, the host has no lead yet and a second one follows.
     """
     if session.workload.device.kind != "cuda":
-        yield from _looked_into(session, _cold_steps(session))
+        yield from _watched_warm_up(session, _cold_steps(session))
         return
     first = list(_synced_steps(session, "warmup", _cold_steps(session)))
     yield from first
-    checked = _run_on(
-        session, 1 if _whole(first)[0] > _LONG_MS else 2, "check", *_looking_in(session)
-    )
+    steps = 1 if _whole(first)[0] > _LONG_MS else 2
+    checked = _run_pipelined(session, steps, "check", *_steady_watchers(session))
     session.shelf["check"] = checked
     yield from checked
 
@@ -120,22 +130,23 @@ def _cold_steps(session: Session) -> int:
     return 1 if session.workload.device.kind == "cuda" else 2
 
 
-def _looking_in(session: Session) -> list[Watcher]:
-    """Those who want to see a steady step, once there was a first one."""
-    looking_in: list[Watcher] = []
+def _steady_watchers(session: Session) -> list[Watcher]:
+    """Return the watchers of a steady step, once; none before the first step."""
+    watchers: list[Watcher] = []
     if session.steps > 0:
-        looking_in, session.on_last_warm_up = session.on_last_warm_up, []
-    return looking_in
+        watchers, session.on_last_warm_up = session.on_last_warm_up, []
+    return watchers
 
 
 def count_compilation(session: Session) -> list[Sample]:
-    """What torch.compile did by now, after every measured step: whatever compiled again among them shows."""
+    """Set the facts about torch.compile after all measured steps, so that recompilations show."""
     if session.workload.compiled:
         session.facts |= compile_facts()
     return []
 
 
 def time_synced(session: Session) -> Iterator[Sample]:
+    """Return the durations of steps that wait for the device at each boundary."""
     rule = _stop_rule(session)
     if rule is None:
         return _synced_steps(session, "synced", session.count("measured_steps"))
@@ -143,26 +154,28 @@ def time_synced(session: Session) -> Iterator[Sample]:
 
 
 def time_pipelined(session: Session) -> list[Sample]:
-    """On CUDA, by its events. On the CPU it would be `synced` under another name, and of MPS no events are read: it is left out.
+    """Return the durations of pipelined steps on CUDA, measured with events.
 
-    With adaptive timing only where the step that ran on in the warm-up did not take as long as the synced ones do, by the
-    precision that was asked for: else there is nothing to be gained by running on. Leaves the fact `timing_pipelined`.
+    On the CPU they would equal the synced ones, and events of MPS are not supported. With adaptive
+    timing there are none if the pipelined step of the warm-up took as long as the synced steps, within
+    the half-width that the cell demands. Set the fact `timing_pipelined`.
     """
     if session.workload.device.kind != "cuda":
         return []
     rule = _stop_rule(session)
     if rule is None:
-        return _run_on(session, session.count("measured_steps"), "pipelined")
+        return _run_pipelined(session, session.count("measured_steps"), "pipelined")
     synced, checked = _whole(session.shelf["synced"]), _whole(session.shelf["check"])[-1]
     is_as_synced = (
         half_width(synced) <= rule.half_width
         and abs(checked / median(synced) - 1) <= rule.half_width
     )
     session.facts["timing_pipelined"] = "as synced" if is_as_synced else "measured"
-    return [] if is_as_synced else _run_on(session, len(synced), "pipelined")
+    return [] if is_as_synced else _run_pipelined(session, len(synced), "pipelined")
 
 
 def _whole(samples: Iterable[Sample]) -> list[float]:
+    """Return the durations of whole steps in ms."""
     return [
         sample.value or 0.0
         for sample in samples
@@ -170,15 +183,15 @@ def _whole(samples: Iterable[Sample]) -> list[float]:
     ]
 
 
-def _run_on(session: Session, steps: int, mode: str, *looking_in: Watcher) -> list[Sample]:
-    """So many steps, waited for once. looking_in: who sees the first of them."""
+def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) -> list[Sample]:
+    """Run steps without waiting until the last one. The watchers see the first step."""
     device = session.workload.device
     timer = EventTimer(steps, boundaries=2 + 2 * len(session.workload.phases))
     with uncollected():
         device.synchronize()
         for step in range(steps):
             timer.mark(_STEP)
-            session.step(timer, *(looking_in if step == 0 else ()))
+            session.step(timer, *(watchers if step == 0 else ()))
             timer.mark(_STEP)
         queued = time.perf_counter_ns()
         device.synchronize()
@@ -194,9 +207,9 @@ def _stop_rule(session: Session) -> StopRule | None:
 
 
 def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
-    """Steps until the rule stops them. Those that were not steady yet go to the warm-up, each other one is a sample.
+    """Yield the durations of steps until the rule stops. Unsteady steps count as warm-up.
 
-    Leaves the facts `timing_warmup_steps`, `timing_stopped_by` and `timing_half_width`, the one that was reached.
+    Set the facts `timing_warmup_steps`, `timing_stopped_by`, and `timing_half_width` as it was reached.
     """
     measured, steps, cold = StepDurations(rule), list[list[Sample]](), _cold_steps(session)
     with uncollected():
@@ -213,11 +226,11 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
         sample for step in steps[warm_up:] for sample in step if sample.phase == _STEP
     ]
     for number, step in enumerate(steps):
-        warming = number < warm_up
-        place = cold + number if warming else number - warm_up
-        yield from (
-            replace(sample, mode="warmup" if warming else "synced", step=place) for sample in step
-        )
+        if number < warm_up:
+            mode, index = "warmup", cold + number
+        else:
+            mode, index = "synced", number - warm_up
+        yield from (replace(sample, mode=mode, step=index) for sample in step)
 
 
 def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
@@ -226,18 +239,18 @@ def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
             yield from _synced_step(session, mode, step)
 
 
-def _synced_step(session: Session, mode: str, step: int, *looking_in: Watcher) -> list[Sample]:
-    """One step. Its own duration is whole: what lies between the phases, such as clearing gradients, included.
+def _synced_step(session: Session, mode: str, step: int, *watchers: Watcher) -> list[Sample]:
+    """Run one synced step. Its duration includes what lies between phases, such as clearing gradients.
 
-    It is the sum of the phases where other watchers look in, and where a workload does something before each phase.
+    It is the sum of the phases if other watchers, or the workload itself, do work between phases.
     """
     device = session.workload.device
     interrupted = (
-        bool(session.on_first_step or looking_in) or session.workload.before_phase is not None
+        bool(session.on_first_step or watchers) or session.workload.before_phase is not None
     )
     timer, whole = SyncedTimer(device), SyncedTimer(device)
     whole.enter(_STEP)
-    session.step(timer, *looking_in)
+    session.step(timer, *watchers)
     whole.leave(_STEP)
     total = sum(ms for _, ms in timer.phases) if interrupted else whole.phases[0][1]
     return [
@@ -247,7 +260,7 @@ def _synced_step(session: Session, mode: str, step: int, *looking_in: Watcher) -
 
 
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
-    """Durations on both clocks, and by how much the host was ahead of the device when it left each phase."""
+    """Yield durations on both clocks, and the lead of the host over the device at each phase's end."""
     _, first_stamp, first_event = timer.marks[0]
     entered: dict[str, tuple[int, torch.cuda.Event]] = {}
     steps: Counter[str] = Counter()
@@ -267,7 +280,7 @@ def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
 
 
 def _steps_as_sums(samples: list[Sample], mode: str) -> list[Sample]:
-    """Durations of whole steps from those of their phases: what lies between is not theirs."""
+    """Replace the durations of whole steps by the sums of their phases, without the time between."""
     phases = [sample for sample in samples if sample.phase != _STEP]
     sums: Counter[int | None] = Counter()
     for sample in phases:

@@ -1,6 +1,7 @@
-"""From a snapshot of the CUDA allocator to rows: what the peak of a step is made of, and what lives when.
+"""Turn a snapshot of the CUDA allocator into rows: the parts of a step's peak, and live bytes over time.
 
-    snapshot (a dict, as torch.cuda.memory gives it) ─replay→ Record ─attribute→ [Labelled] ─summarise→ [AllocationRow], [LiveRow]
+    snapshot (a dict of torch.cuda.memory) ─replay→ Record ─attribute→ [Labelled]
+        ─summarise→ [AllocationRow], [LiveRow]
 
-Needs no torch, and never unpickles: it works where the snapshot was taken, in the process that took it.
+The package does not import torch and never unpickles: it runs in the process that took the snapshot.
 """

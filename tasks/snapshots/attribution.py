@@ -1,8 +1,9 @@
-"""What each allocation is for: its role, the part of the model that it belongs to, and how that is known.
+"""Find the role of each allocation, the part of the model that it belongs to, and the evidence for it.
 
-What was seen in use wins: the addresses of parameters, gradients, optimizer state and so on, written down at moments when
-they were known. What nobody holds goes by the phase that made it, and by whether the forward pass kept it to its end, as in
-`tasks/prediction/composition.py`. What was there before and nobody holds is unlabelled, such as a tensor that a module hides.
+Known addresses come first: those of parameters, gradients, optimizer state and so on, noted at moments
+when they were in use. The role of other allocations follows from the phase that made them, and from
+whether they lived until the end of the forward pass, as in `tasks/prediction/composition.py`. Older
+allocations without a known address stay unlabelled, such as a tensor that a module hides.
 """
 
 from __future__ import annotations
@@ -32,32 +33,33 @@ class Role(StrEnum):
     GRADIENTS = "gradients"
     OPTIMIZER_STATE = "optimizer state"
     AUTOCAST_COPIES = "autocast weight copies"
-    ACTIVATIONS = "activations"  # made by the forward pass, and kept to its end
+    ACTIVATIONS = "activations"  # made by the forward pass, and alive at its end
     TEMPORARY = "temporary"
     WORKSPACE = "workspace"  # of cuBLAS, for each thread that multiplies
-    SLACK = "slack"  # by how much the allocator's blocks are larger than what was asked of them
+    SLACK = "slack"  # size of the allocator's blocks minus the requested sizes
     UNLABELLED = "unlabelled"
 
 
 class RoleEvidence(StrEnum):
-    """What a role is known by."""
+    """How the role of an allocation is known."""
 
-    BOOK = "book"  # somebody held it at a moment when its role was known
-    RULE = "rule"  # of weights that autocast copies: their size, place and life
-    PART = "part"  # what was being computed when it was made, and in which phase
-    PHASE = "phase"  # that alone
+    BOOK = "book"  # its address was noted, with its role
+    RULE = "rule"  # copies of weights by autocast: their size, order and lifetime
+    PART = "part"  # the module that ran when it was made, and the phase
+    PHASE = "phase"  # the phase only
     NONE = "none"
 
 
 class Holding(NamedTuple):
-    """Seen in use: where, as what, and under which name, such as that of a parameter."""
+    """A tensor in use: its address, its role, and its name, such as that of a parameter."""
 
     address: int
     role: Role
     name: str = ""
 
 
-Book = Mapping[str, Sequence[Holding]]  # by when: AT_BEGIN, AT_END, or the phase at whose end
+# Tensors in use by moment: AT_BEGIN, AT_END, or the phase that has just ended.
+Book = Mapping[str, Sequence[Holding]]
 
 
 class Labelled(NamedTuple):
@@ -69,7 +71,10 @@ class Labelled(NamedTuple):
 
 
 def attribute(record: Record, book: Book, autocast: bool = False) -> list[Labelled]:
-    """All allocations of a record. autocast: whether the forward pass has copies of its weights in a narrower dtype."""
+    """Label all allocations of a record.
+
+    autocast: whether the forward pass makes copies of its weights in a narrower dtype.
+    """
     held = _held(record, book)
     copies = _weight_copies(record, _owned_bytes(held)) if autocast else set[Allocation]()
     kept_until = next((phase.end - 1 for phase in record.step if phase.name == _FORWARD), None)
@@ -96,8 +101,8 @@ def _label(
         return Labelled(allocation, Role.AUTOCAST_COPIES, part, RoleEvidence.RULE, made_in)
     if not made_in:
         return Labelled(allocation, Role.UNLABELLED, part, RoleEvidence.NONE, made_in)
-    kept = made_in == _FORWARD and kept_until is not None and allocation.end > kept_until
-    role = Role.ACTIVATIONS if kept else Role.TEMPORARY
+    survives = made_in == _FORWARD and kept_until is not None and allocation.end > kept_until
+    role = Role.ACTIVATIONS if survives else Role.TEMPORARY
     if made_in == OPTIMIZER:
         part = OPTIMIZER
     return Labelled(
@@ -110,12 +115,12 @@ def part_label(part: str) -> str:
 
 
 def _owner(name: str) -> str:
-    """The module that a parameter is of."""
+    """Return the path of the module that owns a parameter."""
     return name.rpartition(".")[0]
 
 
 def _held(record: Record, book: Book) -> dict[Allocation, Holding]:
-    """What lived at the address of a holding when that was seen. Of several holdings the first counts."""
+    """Return the allocation at the address of each holding; the first of several holdings counts."""
     moments = {phase.name: phase.end - 1 for phase in record.step} | {
         AT_BEGIN: record.begin - 1,
         AT_END: record.entries - 1,
@@ -133,7 +138,7 @@ def _held(record: Record, book: Book) -> dict[Allocation, Holding]:
 
 
 def _owned_bytes(held: Mapping[Allocation, Holding]) -> dict[str, set[int]]:
-    """The sizes of each module's own parameters, by its path."""
+    """Return the sizes of each module's own parameters, by its path."""
     sizes: dict[str, set[int]] = defaultdict(set)
     for allocation, holding in held.items():
         if holding.role is Role.PARAMETERS:
@@ -142,10 +147,11 @@ def _owned_bytes(held: Mapping[Allocation, Holding]) -> dict[str, set[int]]:
 
 
 def _weight_copies(record: Record, owned_bytes: Mapping[str, set[int]]) -> set[Allocation]:
-    """Copies of weights in half their width, which autocast keeps until the forward pass ends.
+    """Find copies of weights in half their width, which autocast holds until the forward pass ends.
 
-    Within a part it casts its input first, then its weights, and what is allocated last is its result: where an input or the
-    result is as large as the copy, the copy is the last of that size but for the result.
+    In a module, autocast casts the input first, then the weights; the result is allocated last. If the
+    input is as large as the copy, the copy is therefore the last allocation of its size, except for
+    the result.
     """
     forward = next((phase for phase in record.step if phase.name == _FORWARD), None)
     if forward is None:

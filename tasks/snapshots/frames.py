@@ -1,4 +1,4 @@
-"""Where in the code an allocation was asked for: its call chain, without what is the same for all."""
+"""Format the call chain of an allocation, without the frames that all chains share."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ _OF_MEASURING = ("/tasks/harness/", "/tasks/instruments/", "/tasks/__main__.py",
 
 
 def call_chain(frames: Frames) -> str:
-    """`model/layers.py:26 forward < model/layers.py:95 forward`: who asked, called by whom; empty where nobody is known.
+    """Return a call chain such as `model/layers.py:26 forward < model/layers.py:95 forward`.
 
-    Libraries and what measures are left out, folders but for the last are too: a row must not tell whose computer it was.
+    It starts with the innermost function, and is empty without Python frames. Frames of libraries and
+    of this program are left out. Only the last folder is shown: rows may be published, and a full path
+    may contain a user name.
     """
     own = [frame for frame in frames if _is_own(frame["filename"])]
     return BETWEEN.join(

@@ -1,7 +1,7 @@
-"""Plays the allocator's record back: when each allocation lived, in which phase it was made, when most was live.
+"""Replay the allocator's record: lifetime and phase of each allocation, and the moment of the peak.
 
-Sizes are those that were asked for, as the record has them: the allocator's blocks are larger. Moments are places in the
-record, of `entries` events: an allocation lives from the event that made it up to the one that released it.
+Sizes are requested sizes, as in the record; the allocator's blocks are larger. A moment is the index
+of an event: an allocation lives from the event that made it until the event that released it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ Frames = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Allocation:
-    """What lived from the event `start` (`BEFORE`: it was there already) until before the event `end`.
+    """Memory that lived from the event `start` until before the event `end`.
 
-    part: what was being computed, as it was named then; frames: where, innermost first. Both are empty where unknown.
+    start: `BEFORE` if it existed before the record. part: name of the module that ran; frames: Python
+    stack, innermost first. Both are empty if unknown.
     """
 
     address: int
@@ -45,8 +46,10 @@ class ReplayPhase(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A record played back. times_us: of each event. rounding_bytes: by how much the blocks that are live at its end are larger
-    than what was asked of them.
+    """A replayed record.
+
+    times_us: time of each event. rounding_bytes: size of the blocks that are live at the end, minus
+    their requested sizes.
     """
 
     allocations: Sequence[Allocation]
@@ -65,14 +68,14 @@ class Record:
 
     @property
     def begin(self) -> int:
-        """The event at which the last step begins: where the phase before it ended, if there is one on record."""
+        """The event at which the last step begins: the end of the phase before it, else 0."""
         return self.phases[self._first - 1].end if self._first > 0 else 0
 
     @property
     def _first(self) -> int:
-        """The place of the last step's first phase."""
+        """The index of the last step's first phase."""
         return max(
-            (place for place, phase in enumerate(self.phases) if phase.name == self.phases[0].name),
+            (index for index, phase in enumerate(self.phases) if phase.name == self.phases[0].name),
             default=0,
         )
 
@@ -81,7 +84,7 @@ class Record:
         return next((phase.name for phase in self.step if phase.start <= moment < phase.end), "")
 
     def live_bytes(self) -> list[int]:
-        """After each event of the record."""
+        """Return the live bytes after each event."""
         changes = [0] * (self.entries + 1)
         held = 0
         for allocation in self.allocations:
@@ -93,7 +96,7 @@ class Record:
         return list(_running_sum(held, changes[: self.entries]))
 
     def peak(self) -> int:
-        """The moment of the last step at which most is live, the first of several; `BEFORE` in an empty record."""
+        """Return the first moment of the last step with the most live bytes; `BEFORE` without events."""
         live = self.live_bytes()[self.begin :]
         return self.begin + live.index(max(live)) if live else BEFORE
 
@@ -113,7 +116,7 @@ def _running_sum(start: int, changes: Iterable[int]) -> Iterator[int]:
 
 
 def replay(snapshot: Snapshot, device: int = 0) -> Record:
-    """Of one device. Whatever the record does not tell the beginning of was there before it."""
+    """Replay the record of one device. Allocations without a recorded start are older than it."""
     traces = snapshot.get("device_traces") or []
     events: Sequence[Event] = traces[device] if device < len(traces) else []
     blocks = list(
@@ -131,7 +134,7 @@ def replay(snapshot: Snapshot, device: int = 0) -> Record:
 
 
 def vanished(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> list[int]:
-    """The addresses of what was live in some segments and is so no more."""
+    """Return the addresses of blocks that are live in `before` and not in `after`."""
     left = {block["address"] for block in _live_blocks(after)}
     return [block["address"] for block in _live_blocks(before) if block["address"] not in left]
 
@@ -144,7 +147,7 @@ def _live_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str,
 def _allocations(
     events: Sequence[Event], live_at_end: Iterable[Mapping[str, Any]]
 ) -> Iterator[Allocation]:
-    begun: dict[int, tuple[int, Event]] = {}  # by address: when, and how
+    begun: dict[int, tuple[int, Event]] = {}  # moment and event of allocation, by address
     for moment, event in enumerate(events):
         match event["action"]:
             case "alloc":
@@ -173,14 +176,14 @@ def _allocation(made: Event, start: int, end: int) -> Allocation:
 
 
 def _of_unknown_origin(release: Event) -> Event:
-    """The part and the place in the code of a release are not those of what is released."""
+    """Return an allocation event without part and stack: those of the release are not its own."""
     return {"addr": release["addr"], "size": release["size"]}
 
 
 def _phases(
     annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int
 ) -> Iterator[ReplayPhase]:
-    """In the order in which they begin. One that does not end goes on to the end of the record."""
+    """Yield phases in the order of their beginnings. A phase without an end lasts until the last event."""
     begun: dict[str, int] = {}
     ended: list[ReplayPhase] = []
     for annotation in annotations:

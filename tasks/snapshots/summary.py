@@ -1,4 +1,4 @@
-"""From labelled allocations to rows: what lives at a moment, and how much of what lives when."""
+"""Turn labelled allocations into rows: what lives at one moment, and live bytes by role over time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tasks.snapshots.frames import call_chain
 from tasks.snapshots.replay import Record
 from tasks.spec.tables import AllocationRow, LiveRow
 
-PEAK, OUT_OF_MEMORY = "peak", "out of memory"  # the moments of which there are rows
+PEAK, OUT_OF_MEMORY = "peak", "out of memory"  # the moments that rows describe
 
 _MOST_POINTS = 250
 _US_PER_MS = 1e3
@@ -20,9 +20,10 @@ _US_PER_MS = 1e3
 def to_rows(
     labelled: Sequence[Labelled], at: int, moment: str, phase: str, slack_bytes: int
 ) -> list[AllocationRow]:
-    """What lives after the event `at`: a row for those alike in role, part, place in the code and size; the largest first.
+    """Return rows of what lives after the event `at`, the largest first.
 
-    slack_bytes: what the allocator's blocks have beyond what was asked of them, a row of its own without a count.
+    Allocations with the same role, part, stack and size share a row. slack_bytes: size of the
+    allocator's blocks minus the requested sizes, a separate row without a count.
     """
     alike: Counter[tuple[Role, str, RoleEvidence, str, str, int]] = Counter()
     for one in live_at(labelled, at):
@@ -63,7 +64,10 @@ def unlabelled_bytes(rows: Sequence[AllocationRow]) -> int:
 
 
 def to_curve(record: Record, labelled: Sequence[Labelled]) -> list[LiveRow]:
-    """How many bytes of each role live over the last step, at no more than some 250 moments: of those in between, the highest."""
+    """Return the live bytes of each role over the last step, at most at about 250 moments.
+
+    Each moment is the highest of its interval, so that the curve contains the peak.
+    """
     live = record.live_bytes()
     moments = [max(span, key=live.__getitem__) for span in _spans(record)]
     curves = _by_role(record, labelled)
@@ -82,7 +86,7 @@ def to_curve(record: Record, labelled: Sequence[Labelled]) -> list[LiveRow]:
 
 
 def _spans(record: Record) -> Iterator[range]:
-    """The events of the last step, cut into stretches, none of which is in two phases."""
+    """Yield intervals of the last step's events, none of which crosses a phase boundary."""
     edges = {
         record.begin,
         record.entries,
@@ -95,7 +99,7 @@ def _spans(record: Record) -> Iterator[range]:
 
 
 def _by_role(record: Record, labelled: Sequence[Labelled]) -> dict[Role, list[int]]:
-    """After each event, what lives of each role that occurs in the last step."""
+    """Return the live bytes after each event, for each role that occurs in the last step."""
     changes: dict[Role, list[int]] = defaultdict(lambda: [0] * (record.entries + 1))
     for one in labelled:
         allocation = one.allocation

@@ -1,6 +1,6 @@
-"""From a trace of a few steps to rows: which kernel ran for how long, in which phase, for which module, of which class.
+"""Turn the trace of a few steps into rows: the time of each kernel by phase, module and class.
 
     chrome (torch.profiler), nsys ─read→ Timeline ─attribute→ [Work] ─summarise→ [KernelRow], [Sample]
 
-Needs no torch: a trace from elsewhere is read on any machine.
+The package does not import torch, so that any machine can read a trace.
 """

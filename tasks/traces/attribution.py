@@ -1,9 +1,9 @@
-"""Which phase and which part of the model a piece of work belongs to, and how that is known.
+"""Find the phase and the part of the model of each piece of work, and the evidence for it.
 
-Backward kernels are launched by another thread than the one that the ranges of the forward pass are on, so that neither
-nesting alone nor time alone finds them: the phase goes by the moment of the launch on any thread, the part by the ranges
-around the launch or, where there are none, through the sequence number to the operator of the forward pass. Compiled code
-has no ranges: there the compiler's own record of its kernels stands in.
+Autograd launches backward kernels on another thread, where the ranges of the forward pass do not
+exist. The phase therefore follows from the moment of the launch on any thread. The part follows from
+the ranges around the launch; without ranges, the sequence number leads to the operator of the forward
+pass. Compiled code has no ranges: the compiler's record of its kernels replaces them.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ from tasks.traces.parts import GRADIENT_SUMS, OPTIMIZER, label_of
 from tasks.traces.provenance import Graph, Regions
 from tasks.traces.timeline import PART_PREFIX, Thread, ThreadId, Timeline, WorkKind
 
-_EVALUATION = "autograd::engine::evaluate_function:"  # a node of the backward pass, and what autograd does for it
+# The range of a node of the backward pass, with the work of autograd for it.
+_EVALUATION = "autograd::engine::evaluate_function:"
 _ADDITIONS = ("aten::add", "aten::add_")
-OUTSIDE = "outside operators"  # of a host alone: allocation, page faults, Python, other threads
+# Time of a CPU trace outside of operators: allocation, page faults, Python, other threads.
+OUTSIDE = "outside operators"
 
 
 class ModuleEvidence(StrEnum):
-    """What a part, or the lack of one, is known by."""
+    """How the part of a piece of work is known, or why it is unknown."""
 
     SCOPE = "scope"  # a range around the launch, on its thread
-    SEQUENCE = "sequence"  # the operator of the forward pass that the backward one belongs to
-    ENGINE = "engine"  # autograd itself, which adds up the gradients of a tensor
-    PROVENANCE = "provenance"  # what the compiler says went into the kernel
-    PHASE = "phase"  # all of the optimizer's phase is the optimizer's
-    LAUNCH = "launch"  # only where it was launched: in no part
-    NONE = "none"  # not even that: the trace has no launch of it
+    SEQUENCE = "sequence"  # the operator of the forward pass with the same sequence number
+    ENGINE = "engine"  # autograd, which adds up the gradients of a tensor
+    PROVENANCE = "provenance"  # the compiler's record of the kernel
+    PHASE = "phase"  # everything in the optimizer's phase belongs to the optimizer
+    LAUNCH = "launch"  # the launch is known, and is in no part
+    NONE = "none"  # the trace has no launch of it
 
 
 class Work(NamedTuple):
-    """A piece of work. start and end: of the device's interval; on a host alone `duration_ns` is less, an operator's own.
+    """A piece of work of the device, or of the host in a CPU trace.
 
-    occurrence: which of the trace's phases it is of, by index; -1 outside of them.
+    In a CPU trace `duration_ns` is an operator's own time, less than `end_ns - start_ns`.
+    occurrence: index of its phase in the trace; -1 outside of all phases.
     """
 
     phase: str
@@ -67,9 +70,9 @@ NamePart = Callable[[str], str]
 def attribute(
     timeline: Timeline, name_part: NamePart = label_of, graphs: Sequence[Graph] = ()
 ) -> list[Work]:
-    """Every activity of the device; on a host alone every operator's own time, and what is outside of them by phase.
+    """Return the work of the device; in a CPU trace, of every operator, and the rest of each phase.
 
-    name_part: what a part is called, from its name in the trace. graphs: what is known of compiled code.
+    name_part: returns the label of a part from its name in the trace. graphs: the compiler's records.
     """
     find = _OriginFinder(timeline, name_part, graphs)
     works = _on_device(timeline, find) if timeline.on_device else _on_host(timeline, find)
@@ -133,7 +136,7 @@ def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
                 None,
             )
     for phase, took_ns in timeline.phase_totals().items():
-        # Operators of several threads at once may come to more than the phase took: nothing is then left outside.
+        # Operators on several threads may add up to more than the phase: then nothing is outside.
         outside_ns = max(0, took_ns - within[phase])
         yield Work(
             phase, -1, "", "other", ModuleEvidence.NONE, OUTSIDE, OUTSIDE, 0, 0, outside_ns, None
@@ -141,7 +144,7 @@ def _on_host(timeline: Timeline, find: _OriginFinder) -> Iterator[Work]:
 
 
 def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
-    """Each operator of a thread by its index, with its time less that of the operators within it."""
+    """Yield the index and own time of each operator: its time minus that of operators within it."""
     own = {
         index: s.end_ns - s.start_ns
         for index, s in enumerate(thread.spans)
@@ -156,13 +159,15 @@ def _own_times(thread: Thread) -> Iterator[tuple[int, int]]:
 
 
 class _OriginFinder:
+    """Finder of the part that launched a kernel."""
+
     def __init__(self, timeline: Timeline, name_part: NamePart, graphs: Sequence[Graph]) -> None:
         self._owners = timeline.forward_operators()
         self._name_part = cache(name_part)
         self._regions = dict(_compiled_regions(timeline, graphs)) if graphs else {}
 
     def at(self, thread: Thread | None, index: int, phase: str, kernel: str) -> _Origin:
-        """Of a kernel that a thread launched in the span at `index`."""
+        """Return the origin of a kernel that a thread launched in the span at `index`."""
         if thread is None or index < 0:
             return (
                 _Origin(OPTIMIZER, ModuleEvidence.PHASE, "")
@@ -195,7 +200,7 @@ class _OriginFinder:
         )
 
     def _part_of_forward(self, thread: Thread, index: int) -> str:
-        """The part of the forward operator that a backward one belongs to."""
+        """Return the part of the forward operator that a backward operator belongs to."""
         backward = thread.backward[index]
         sequence = thread.spans[backward].sequence if backward >= 0 else None
         if sequence is None or sequence not in self._owners:
@@ -204,7 +209,7 @@ class _OriginFinder:
 
 
 def _adds_gradients(thread: Thread, operator: int) -> bool:
-    """Whether an operator is an addition of autograd's, and not of the node that it evaluates."""
+    """Return whether an addition belongs to autograd, and not to the node that it evaluates."""
     if operator < 0 or thread.spans[operator].name not in _ADDITIONS:
         return False
     around = thread.around[operator]

@@ -1,4 +1,4 @@
-"""Reads what torch.profiler exports: Chrome's trace format, which all its versions share."""
+"""Read a trace of torch.profiler in Chrome's format, which all versions of torch share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_DETAILS = _Details()
 
 
 class _Event(Struct, gc=False):
-    """Times in µs, with ns as fractions."""
+    """An event of the trace. Times are in µs, with ns as fractions."""
 
     name: str = ""
     category: str = field(default="", name="cat")
@@ -53,7 +53,7 @@ _DECODER = Decoder(_Document)
 
 
 def read_chrome(path: Path) -> Timeline:
-    """Raises ValueError for what is no such trace."""
+    """Read a trace file. Raise ValueError if it is not in Chrome's format."""
     try:
         return from_json(path.read_bytes())
     except DecodeError as error:
@@ -61,7 +61,7 @@ def read_chrome(path: Path) -> Timeline:
 
 
 def from_json(text: bytes) -> Timeline:
-    """Raises msgspec's DecodeError, a ValueError, for what is no such trace."""
+    """Parse a trace. Raise msgspec's DecodeError, a ValueError, if it is not in Chrome's format."""
     phases: list[PhaseSpan] = []
     spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
     launches: dict[int, Launch] = {}

@@ -1,4 +1,4 @@
-"""What kind of work a kernel does, by its name. The first sign that fits decides: the order is part of the knowledge."""
+"""Classify kernels by their names. The first pattern that matches decides, so their order matters."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _COMPILED_SIGNS = tuple((kind, re.compile(sign)) for kind, sign in _SIGNS)
 
 @cache
 def classify(kernel: str, operator: str = "") -> str:
-    """One of CLASSES. What the kernel's name does not tell, that of the operator which launched it may."""
+    """Return one of CLASSES, from the kernel's name or else from the operator that launched it."""
     found = (
         kind for name in (kernel, operator) for kind, sign in _COMPILED_SIGNS if sign.search(name)
     )

@@ -1,7 +1,7 @@
-"""Reads what `nsys export --type sqlite` writes. Tables and columns are those that NVIDIA documents for the export.
+"""Read the output of `nsys export --type sqlite`, by the tables that NVIDIA documents.
 
-Its tables are created lazily: one without rows is not there. Ranges are as our `nvtx` instrument leaves them, or anybody's:
-`forward`, `backward` and `optimizer` are phases, whatever encloses a launch is a part.
+A table without rows does not exist in the export. The ranges may come from the `nvtx` instrument or
+from another program: `forward`, `backward` and `optimizer` are phases, and other ranges are parts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COPIES = {1: "Host-to-Device", 2: "Device-to-Host", 8: "Device-to-Device", 10: 
 
 
 def read_nsys(path: Path) -> Timeline:
-    """Raises ValueError for a file that is no such export, or that holds no CUDA activity."""
+    """Read an export. Raise ValueError if it is not one, or if it has no CUDA activity."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
             tables = {
@@ -82,7 +82,7 @@ def _launches(database: sqlite3.Connection, tables: set[str]) -> Mapping[_Launch
 def _ranges(
     database: sqlite3.Connection, tables: set[str]
 ) -> tuple[list[PhaseSpan], Mapping[ThreadId, list[TraceSpan]]]:
-    """Those of the default domain: libraries such as NCCL have domains of their own."""
+    """Return phases and spans of the default domain: libraries such as NCCL use other domains."""
     phases: list[PhaseSpan] = []
     spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
     if "NVTX_EVENTS" not in tables:
@@ -90,7 +90,8 @@ def _ranges(
     rows = database.execute(
         """SELECT coalesce(event.text, string.value), event.start, event."end", event.globalTid
            FROM NVTX_EVENTS event LEFT JOIN StringIds string ON string.id = event.textId
-           WHERE event.eventType IN (?, ?) AND event."end" IS NOT NULL AND coalesce(event.domainId, 0) = 0""",
+           WHERE event.eventType IN (?, ?) AND event."end" IS NOT NULL
+             AND coalesce(event.domainId, 0) = 0""",
         (_PUSH_POP, _START_END),
     )
     for text, start, end, thread in rows:
@@ -130,7 +131,7 @@ def _span(text: str, start: int, end: int) -> TraceSpan:
 def _activities(
     database: sqlite3.Connection, tables: set[str], launches: Mapping[_LaunchKey, Launch]
 ) -> Iterator[Activity]:
-    """Kernels, copies, fills, and whole CUDA graphs where those were traced as wholes."""
+    """Yield kernels, copies and fills, and CUDA graphs if the trace has them only as a whole."""
     names = {
         "CUPTI_ACTIVITY_KIND_KERNEL": "(SELECT value FROM StringIds WHERE id = demangledName)",
         "CUPTI_ACTIVITY_KIND_MEMCPY": "copyKind",

@@ -1,11 +1,11 @@
-"""What the parts of a model are called in tables, from the names that its modules and functions have in a trace."""
+"""Label the parts of a model for tables, from the names of modules and functions in a trace."""
 
 from __future__ import annotations
 
 import re
 
 OPTIMIZER = "optimizer"
-GRADIENT_SUMS = "gradient sums"  # of a tensor that several parts have used: of none of them
+GRADIENT_SUMS = "gradient sums"  # gradients of a tensor that several parts use: in no part
 
 _LABELS = {
     "q_proj": "q projection",
@@ -28,12 +28,15 @@ _LABELS = {
 
 
 def known_label(attribute: str) -> str:
-    """Of a module by the last of its names; empty for one that has none."""
+    """Return the label of a module from the last part of its name, or an empty text."""
     return _LABELS.get(attribute, "")
 
 
 def label_of(name: str) -> str:
-    """`layers.3.attn.q_proj` is `q projection`; what has no label keeps its name, its numbers as `*`: all blocks are one."""
+    """Return the label of a part: `layers.3.attn.q_proj` is `q projection`.
+
+    A name without a label stays, with `*` for its numbers, so that all blocks share it.
+    """
     if name.startswith("Optimizer."):  # torch's own range around every optimizer
         return OPTIMIZER
     last = next((word for word in reversed(name.split(".")) if not word.isdigit()), "")

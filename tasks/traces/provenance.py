@@ -1,8 +1,8 @@
-"""Which parts of the model a compiled kernel is of: from the Python stacks that Inductor keeps for each kernel it makes.
+"""Find the parts of the model that a compiled kernel computes, from Inductor's Python stacks.
 
-A fused kernel is of all the parts that went into it. The trace names the region of a compiled graph but not the graph: a
-region is a graph's if it calls the same matrix products in the same order and no kernel that the graph has not. Where none
-fits, or several that differ, nothing is said.
+A fused kernel belongs to all of its parts. The trace names the region of a compiled graph, but not the
+graph. A region matches a graph if it calls the same matrix products in the same order, and only kernels
+of that graph. If no graph matches, or several different ones, the parts stay unknown.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ _ONLY_CALLED = re.compile(r"(?:return |\w+ = )?self\.(\w+)\([\w, ]*\)(?:  #.*)?"
 
 @dataclass(frozen=True)
 class Graph:
-    """Of a compiled graph, the parts of each kernel by its name, and kind and parts of each matrix product as called."""
+    """A compiled graph: parts by kernel name, and kind and parts of each matrix product in call order."""
 
     kernels: Mapping[str, str]
     products: Sequence[tuple[str, str]]
 
 
 def read_graph(text: str, functions: Mapping[str, str]) -> Graph:
-    """From Inductor's JSON: stacks by `kernel:number`, numbered as called. functions: the parts that are functions."""
-    stacks: dict[str, list[str]] = defaultdict(
-        list
-    )  # a kernel that is called for several layers is kept once a call
+    """Read Inductor's JSON: stacks by `kernel:number`, numbered in call order.
+
+    functions: labels of the parts that are functions.
+    """
+    # A kernel that several layers call has one entry for each call.
+    stacks: dict[str, list[str]] = defaultdict(list)
     products: list[tuple[str, str]] = []
     by_key: Mapping[str, Sequence[str]] = json.loads(text)
     for key in sorted(by_key, key=lambda key: int(key.rpartition(":")[2])):
@@ -60,9 +62,9 @@ def _joined(stacks: Iterable[str], functions: Mapping[str, str]) -> str:
 
 
 def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
-    """The innermost part that is being called in a stack: a function that is one, or a module by its attribute's name.
+    """Return the innermost part in a stack: a function, or a module by the name of its attribute.
 
-    Where no name is known, that of the innermost module.
+    If no name is known, return the name of the innermost module.
     """
     unknown = ""
     for depth, frame in enumerate(reversed(list(_FRAME.finditer(stack)))):
@@ -76,10 +78,11 @@ def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
 
 
 def _called(code: str, marks: str | None, innermost: bool) -> str:
-    """Which attribute of `self` a line was calling.
+    """Return the attribute of `self` that a line of code called, or an empty text.
 
-    A stack of torch 2.13 has Python's marks under what was being called; one of 2.11 has none. A line without them tells
-    where it calls one attribute only; the innermost line, which may do more than to call it, where it does no more.
+    Stacks of torch 2.13 contain Python's markers (`^`) under the call; those of 2.11 do not. Without
+    markers a line must contain only one call of an attribute. The innermost line may compute something
+    else, so it must consist of the call.
     """
     if marks:
         found = _CALLED.match(code[marks.index("^") :])
@@ -92,7 +95,7 @@ def _called(code: str, marks: str | None, innermost: bool) -> str:
 
 
 class Regions:
-    """The regions of compiled graphs in a thread, each with the graph that it is of."""
+    """The regions of compiled graphs in a thread, each with its graph."""
 
     def __init__(
         self, thread: Thread, kernels_at: Mapping[int, Sequence[str]], graphs: Sequence[Graph]
@@ -122,7 +125,7 @@ class Regions:
         self._operator = thread.operator
 
     def parts(self, index: int, kernel: str) -> str:
-        """Of a kernel launched in the span at `index`; empty where its region is of no known graph."""
+        """Return the parts of a kernel launched in the span at `index`; empty if no graph matches."""
         region = self._region[index]
         graph = self._graph.get(region)
         if graph is None:
@@ -132,7 +135,7 @@ class Regions:
 
 
 def _regions(thread: Thread) -> Iterator[int]:
-    """For each span, the index of the innermost compiled region that it is or is in; -1 in none."""
+    """Yield for each span the index of its innermost compiled region, or -1."""
     regions: list[int] = []
     for index, span in enumerate(thread.spans):
         around = thread.around[index]

@@ -1,4 +1,4 @@
-"""From pieces of work to rows and numbers: by kernel, how much is attributed, how busy the device was."""
+"""Summarise work as rows by kernel, and as samples: attributed shares, busy share of the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Key = tuple[str, str, str, str, str, str]  # phase, part, kind, how, operator, n
 
 
 def to_rows(works: Iterable[Work], steps: int | None) -> list[KernelRow]:
-    """One a kernel, operator, phase and module; the longest total first. `steps`: how many the trace is of, if known."""
+    """Return one row per kernel, operator, phase and module, the longest total first.
+
+    steps: number of steps in the trace, if known.
+    """
     durations: dict[Key, list[int]] = defaultdict(list)
     for work in works:
         key = (work.phase, work.part, work.kind, str(work.how), work.operator, work.name)
@@ -25,7 +28,8 @@ def to_rows(works: Iterable[Work], steps: int | None) -> list[KernelRow]:
 
 
 def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
-    """found: durations in ascending order. Python's `statistics` would do their deviation in fractions, in ten times the time."""
+    """Return the row of durations, given in ascending order."""
+    # Not `statistics.stdev`: it computes with fractions, and takes ten times as long.
     count, total_ns = len(found), sum(found)
     mean_ns = total_ns / count
     return KernelRow(
@@ -44,7 +48,10 @@ def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
 
 
 def to_samples(works: Sequence[Work], steps: int | None, on_device: bool) -> Iterator[Sample]:
-    """Time by phase, coverage, and on a device how busy it was. Times are a step's mean; without `steps` they are totals."""
+    """Yield time by phase, attributed shares, and for a device its busy share.
+
+    Times are means per step, or totals if `steps` is unknown.
+    """
     inside = [work for work in works if work.name != OUTSIDE]
     scale = _NS_PER_MS * (steps or 1)
     by_phase: dict[str, list[Work]] = defaultdict(list)
@@ -67,7 +74,7 @@ def _total(works: Iterable[Work]) -> int:
 
 
 def _coverage(works: Sequence[Work]) -> Iterator[Sample]:
-    """Which share of all time has a phase, a module, a class."""
+    """Yield the shares of all time that have a phase, a module and a class."""
     total = _total(works)
     attributed = {
         "phase": [work for work in works if work.phase],
@@ -79,7 +86,7 @@ def _coverage(works: Sequence[Work]) -> Iterator[Sample]:
 
 
 def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
-    """Which share of the time from its first kernel's start to its last one's end the device was busy."""
+    """Yield for each phase the busy share of the time from its first to its last kernel."""
     for phase, members in by_phase.items():
         occurrences: dict[int, list[Work]] = defaultdict(list)
         for work in members:
@@ -95,10 +102,10 @@ def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
 
 
 def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
-    """How busy the device was over all, how long it was idle between kernels, and for how much of that the host was late.
+    """Yield the device's busy share, its idle time, and the idle time that the host caused.
 
-    The host is late where it launches what comes after a gap when the gap has begun: the whole of the gap is then its,
-    the way of the launch to the device included.
+    The host causes a gap if it launches the next work after the gap began. The whole gap counts, with
+    the latency of the launch.
     """
     if not works:
         return
@@ -121,7 +128,7 @@ def _span_ns(works: Sequence[Work]) -> int:
 
 
 def _busy_ns(works: Sequence[Work]) -> int:
-    """The union of the intervals: what runs on several streams at once counts once."""
+    """Return the length of the union of intervals: parallel work on several streams counts once."""
     busy_ns, reached_ns = 0, -1
     for work in sorted(works, key=attrgetter("start_ns")):
         busy_ns += max(0, work.end_ns - max(work.start_ns, reached_ns))

@@ -1,4 +1,4 @@
-"""What a trace says, whichever program wrote it. All times are ns on one clock."""
+"""The contents of a trace, in a form that does not depend on its format. Times are ns on one clock."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-PHASE_PREFIX, PART_PREFIX = (
-    "phase::",
-    "mod::",
-)  # how the ranges are called that an instrument leaves in a trace
+# Prefixes of the ranges that the instruments write into a trace.
+PHASE_PREFIX, PART_PREFIX = "phase::", "mod::"
 
 
 ThreadId = int | str
 
 
 class WorkKind(Enum):
+    """Kind of a span: a part of the model, or an operator of torch."""
+
     PART = "part"  # a range around a module, or a function that is a part
     OPERATOR = "operator"
 
 
 class PhaseSpan(NamedTuple):
+    """One occurrence of a phase."""
+
     name: str
     start_ns: int
     end_ns: int
 
 
 class TraceSpan(NamedTuple):
-    """What a thread of the host was in, from `start_ns` to `end_ns`.
+    """An operator or a part that a thread of the host executed from `start_ns` to `end_ns`.
 
-    sequence: the number that an operator of the forward pass shares with those of the backward pass that belong to it.
-    backward: whether it is one of the latter.
+    sequence: number that an operator of the forward pass shares with its operators of the backward
+    pass. backward: whether it is one of the backward pass.
     """
 
     name: str
@@ -44,14 +46,14 @@ class TraceSpan(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """Which thread of the host asked for something on the device, and when."""
+    """The launch of a piece of work: the host's thread and the time."""
 
     thread: ThreadId
     at_ns: int
 
 
 class Activity(NamedTuple):
-    """What the device did: a kernel, a copy, a fill. launch: None where the trace has no record of it."""
+    """A kernel, copy or fill on the device. launch: None if the trace does not contain it."""
 
     name: str
     start_ns: int
@@ -60,10 +62,10 @@ class Activity(NamedTuple):
 
 
 class Thread:
-    """The spans of one thread of the host, in the order in which they begin. They nest.
+    """The spans of one thread of the host, in the order of their starts. Spans nest.
 
-    Each list holds an index of `spans` for each of them, -1 for none: around: the span that it is in; part, operator and
-    backward: the innermost of that kind that it is or is in.
+    The lists have an index into `spans` for each span, or -1. around: the span that contains it; part,
+    operator and backward: the innermost span of that kind, which may be the span itself.
     """
 
     def __init__(self, spans: Iterable[TraceSpan]) -> None:
@@ -104,7 +106,7 @@ class Thread:
             ends_ns.append(end_ns)
 
     def innermost(self, at_ns: int) -> int:
-        """The index of the innermost span at a moment; -1 in none."""
+        """Return the index of the innermost span at a moment, or -1."""
         index = bisect_right(self._starts, at_ns) - 1
         while index >= 0 and self.spans[index].end_ns < at_ns:
             index = self.around[index]
@@ -112,7 +114,7 @@ class Thread:
 
 
 class Timeline:
-    """A trace. Without activities it is one of a host alone, whose operators are the work."""
+    """A trace. Without device activities it is a CPU trace, in which the operators are the work."""
 
     def __init__(
         self,
@@ -128,22 +130,26 @@ class Timeline:
         self._phase_starts = [phase.start_ns for phase in self.phases]
 
     def phase_at(self, at_ns: int) -> tuple[str, int]:
-        """The phase at a moment, and its index. It is the same for all threads: the main one waits while autograd's works."""
+        """Return the phase at a moment, and its index.
+
+        It holds for all threads: the main thread waits while autograd's thread works.
+        """
         index = bisect_right(self._phase_starts, at_ns) - 1
         inside = index >= 0 and at_ns <= self.phases[index].end_ns
         return (self.phases[index].name, index) if inside else ("", -1)
 
     def phase_totals(self) -> Mapping[str, int]:
-        """How long each phase took on the host, in ns, all its occurrences together."""
+        """Return the total duration of each phase on the host in ns."""
         totals: Counter[str] = Counter()
         for phase in self.phases:
             totals[phase.name] += phase.end_ns - phase.start_ns
         return totals
 
     def forward_operators(self) -> Mapping[int, tuple[Thread, int]]:
-        """By sequence number, the operator that the backward pass belongs to, as a thread and an index in it.
+        """Return the forward operator of each sequence number, as a thread and an index.
 
-        Several share a number: those that dispatch to others, and those that save nothing. It belongs to the last begun.
+        Several operators may share a number: those that dispatch to others, and those that save nothing
+        for the backward pass. The one that began last owns the backward operators.
         """
         owners: dict[int, tuple[Thread, int]] = {}
         begun: dict[int, int] = defaultdict(lambda: -1)
