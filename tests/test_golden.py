@@ -37,6 +37,7 @@ from orchestrator.config.grid import expand
 from orchestrator.config.schema import load_config
 from orchestrator.config.selection import Selection
 from orchestrator.store.tables import SCHEMAS
+from tasks.spec.attempt import RERUN_FILE
 from tasks.spec.cell import Cell
 from tests.conftest import ROOT
 
@@ -188,7 +189,13 @@ def test_commands_read_old_run(old_run: Path) -> None:
     check_golden("old_run_timings.csv", timings)
 
     cell = run_sweep_command("show", str(old_run), TRAINED)
-    assert f"-m tasks /home/user/results/old_run/artifacts/{TRAINED}/1/attempt.json" in cell
+    assert "by hand:" not in cell  # an attempt of that time has no rerun.sh
+    script = old_run / "artifacts" / TRAINED / "1" / RERUN_FILE
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text("python -m tasks attempt.json\n")
+    assert "by hand: python -m tasks attempt.json" in run_sweep_command(
+        "show", str(old_run), TRAINED
+    )
 
 
 def add_to_manifest(manifest: dict[str, Any]) -> None:
