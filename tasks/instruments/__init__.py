@@ -1,4 +1,4 @@
-"""Instruments, one file each: every module here that defines `STAGES` measures a step in its own way."""
+"""Instruments, one file each: every module here that defines `STAGES` measures something about a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @cache
 def instrument_names() -> tuple[str, ...]:
-    """Return the names of all instruments, from their file names: importing one would import torch."""
+    """Return the names of all instruments from file names: importing one would import torch."""
     return tuple(module.name for module in pkgutil.iter_modules(__path__))
 
 

@@ -1,8 +1,8 @@
 """Detect the attention backend of a step from the names of its kernels.
 
-The backend that ran may differ from the one that the cell names: torch chooses among several, and
-torch.compile may replace hand-written attention by a fused kernel. One step is profiled, after all
-other stages, because a process is slower once it has profiled.
+The backend that ran may differ from the one that the cell names: torch chooses among several,
+and torch.compile may replace hand-written attention by a fused kernel. One step is profiled,
+after all other stages, because a process is slower once it has profiled.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is where torch's own profiler takes it from
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from tasks.harness.stage import Session, Stage

@@ -1,16 +1,17 @@
 """Measure the total kernel time of each phase, which does not depend on the CPU.
 
-The time of a CPU-bound step depends on the CPU, but the time of its kernels depends on the GPU only:
-on 17 machines with an H200 it agreed within 1.8 %. torch.profiler watches each phase of a few steps,
-and only the device: it records no operators and writes no trace. The stage runs after all timing,
-because a process is slower once it has profiled, and before the instrument `kernels`.
+The time of a CPU-bound step depends on the CPU, but the time of its kernels depends on the GPU
+only: on 17 machines with an H200 it agreed within 1.8 %. torch.profiler watches each phase of a
+few steps, and only the device: it records no operators and writes no trace. The stage runs
+after all timing, because a process is slower once it has profiled, and before the instrument
+`kernels`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from torch.autograd import DeviceType  # type: ignore[attr-defined]  # it is where torch's own profiler takes it from
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
 from tasks.harness.device import Device

@@ -1,7 +1,8 @@
 """Attribute the time of one step to kernels by phase, module and class; on the CPU, to operators.
 
-torch.profiler records the step after all timing, because a process is slower once it has profiled.
-The cell's own process reads the trace (see tasks/traces), which stays as an artifact for Perfetto.
+torch.profiler records the step after all timing, because a process is slower once it has
+profiled. The cell's own process reads the trace (see tasks/traces), which stays as an artifact
+for Perfetto.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def prepare(session: Session) -> list[Sample]:
 
 
 def watch_kernels(session: Session) -> Iterator[Sample]:
-    """Add the rows to `session.kernels`, and yield samples of the whole step: coverage, busy share, cost."""
+    """Add rows to `session.kernels`, and yield samples of the step: coverage, busy share, cost."""
     device = session.workload.device
     if device.kind == "mps":
         yield Sample(
@@ -76,15 +77,15 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
 def _scratch_place(folder: Path | None) -> Path | None:
     """Return the folder for the trace, or None for the system's temporary folder.
 
-    Kineto writes the path of the trace into the trace without escaping it. A path with a quote, or
-    another character that JSON escapes, would make the trace unreadable.
+    Kineto writes the path of the trace into the trace without escaping it. A path with a quote,
+    or another character that JSON escapes, would make the trace unreadable.
     """
     fits = folder is not None and json.dumps(str(folder), ensure_ascii=False) == f'"{folder}"'
     return folder if fits else None
 
 
 def _read(session: Session, trace: Path) -> Iterator[Sample]:
-    """Yield the samples of a trace. A thread compresses it at the same time: zlib releases the GIL."""
+    """Yield the samples of a trace, while a thread compresses it: zlib releases the GIL."""
     with ThreadPoolExecutor(1) as pool:
         stored = (
             pool.submit(

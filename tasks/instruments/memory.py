@@ -1,12 +1,14 @@
 """Measure the peak memory of each phase, the memory at its end, and what is saved for backward.
 
-The first step and the steady state are measured separately, because the first has no optimizer state
-yet. After the build, memory holds the model and its inputs; the forward pass adds what it saves, which
-`saved` counts tensor by tensor. On CUDA these are the allocator's numbers (allocated, reserved,
-requested). On the CPU it is the resident set of the process; its peak is null where the kernel refuses
-to reset it. The numbers change when the host allocates, so nothing is synchronised.
+The first step and the steady state are measured separately, because the first has no optimizer
+state yet. After the build, memory holds the model and its inputs; the forward pass adds what it
+saves, which `saved` counts tensor by tensor. On CUDA these are the allocator's numbers
+(allocated, reserved, requested). On the CPU it is the resident set of the process; its peak is
+null where the kernel refuses to reset it. The numbers change when the host allocates, so
+nothing is synchronised.
 
-The steps of the warm-up are measured, at no noticeable cost; without a warm-up, one additional step.
+The steps of the warm-up are measured, at no noticeable cost; without a warm-up, one additional
+step.
 """
 
 from __future__ import annotations
@@ -45,8 +47,8 @@ class PeakWatcher:
 class SavedWatcher:
     """Watcher of what the forward pass saves for the backward pass, each storage once.
 
-    It needs no memory itself. `saved_squares` counts the saved tensors of length × length. For one
-    block it finds the operations that save most, and the block's output.
+    It needs no memory itself. `saved_squares` counts the saved tensors of length × length. For
+    one block it finds the operations that save most, and the block's output.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -87,7 +89,7 @@ def watch_warm_up(session: Session) -> list[Sample]:
 
 
 def _saves(workload: Workload) -> bool:
-    """Return whether saved tensors can be counted: in compiled code the hooks would recompile it."""
+    """Return whether saved tensors can be counted: hooks would recompile compiled code."""
     return not workload.compiled and workload.facts.get("grad_mode") != "no_grad"
 
 

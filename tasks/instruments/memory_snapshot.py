@@ -1,10 +1,11 @@
-"""Record what the memory of a steady step consists of, and what filled the device when memory ran out.
+"""Record the contents of memory in a steady step, and when memory ran out.
 
-The stage runs after all timing. The allocator records every allocation with its Python stack and the
-name of the module that runs, also in the backward pass. The addresses of parameters, gradients and so
-on are noted at each phase boundary. The cell's process reads the snapshot (see tasks/snapshots), which
-stays as an artifact for pytorch.org/memory_viz; this program never unpickles it. If memory runs out in
-an earlier stage, the snapshot has the live blocks of that moment, without stacks.
+The stage runs after all timing. The allocator records every allocation with its Python stack
+and the name of the module that runs, also in the backward pass. The addresses of parameters,
+gradients and so on are noted at each phase boundary. The cell's process reads the snapshot (see
+tasks/snapshots), which stays as an artifact for pytorch.org/memory_viz; this program never
+unpickles it. If memory runs out in an earlier stage, the snapshot has the live blocks of that
+moment, without stacks.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _NS_PER_MS = 1e6
 
 @dataclass
 class Taken:
-    """A snapshot of the allocator, and the tensors that were in use at which moment (see `Book`)."""
+    """A snapshot of the allocator, and the tensors in use at several moments (see `Book`)."""
 
     snapshot: Snapshot
     book: dict[str, list[Holding]] = field(default_factory=dict)
@@ -66,7 +67,7 @@ class BoundaryWatcher:
 
 
 class OutOfMemoryWitness:
-    """Observer that takes a snapshot when the allocator gives up, and stores it if the attempt ends."""
+    """Observer that takes a snapshot when memory runs out, and stores it if the attempt ends."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -101,8 +102,8 @@ class OutOfMemoryWitness:
         name = artifact_name("snapshot_oom", session.params, "pickle")
         if session.folder is None:
             return "not kept: it has no folder"
-        kept = _write(taken.snapshot, session.folder / name)
-        return name if kept.value is not None else kept.note
+        written = _write(taken.snapshot, session.folder / name)
+        return name if written.value is not None else written.note
 
 
 def watch_out_of_memory(session: Session) -> list[Sample]:

@@ -1,15 +1,16 @@
 """Read the counters of GPU and CPU before the first step and after the timing.
 
-GPU: clocks, power, temperature, throttling and energy, through NVML. CPU: how long a thread of this
-process waited for a core that another process used. Linux counts the waiting time of each thread, and
-the busy time of each core to a hundredth of a second (proc(5)). Threads of one process also wait for
-each other; the busy time of other processes limits the result to what they can explain. A process
-that uses a core half of the time shows as 0.5; one at niceness 19 hardly shows. Each counter is read
-once, in milliseconds: nothing polls during the measurement. A counter that is refused, as in many
-containers, is null with the reason.
+GPU: clocks, power, temperature, throttling and energy, through NVML. CPU: how long a thread of
+this process waited for a core that another process used. Linux counts the waiting time of each
+thread, and the busy time of each core to a hundredth of a second (proc(5)). Threads of one
+process also wait for each other; the busy time of other processes limits the result to what
+they can explain. A process that uses a core half of the time shows as 0.5; one at niceness 19
+hardly shows. Each counter is read once, in milliseconds: nothing polls during the measurement.
+A counter that is refused, as in many containers, is null with the reason.
 
-Linux does not see load outside of a virtual machine, unless the hypervisor reports it. `host_pace` is
-a hint at it: how many small operations per ms the CPU dispatches, before the timing and after.
+Linux does not see load outside of a virtual machine, unless the hypervisor reports it.
+`host_pace` is a hint at it: how many small operations per ms the CPU dispatches, before the
+timing and after.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def look_at_cores(session: Session) -> list[Sample]:
 def tell_waits(session: Session) -> Iterator[Sample]:
     """Yield `waited_for_core`: the share of the time since `look_at_cores` that a thread waited.
 
-    The thread that waited longest counts. The value is at most the share of other processes in the
-    busy time of the cores that this process may use.
+    The thread that waited longest counts. The value is at most the share of other processes in
+    the busy time of the cores that this process may use.
     """
     before, now = (
         {(one.metric, one.step): one.value or 0.0 for one in looked}

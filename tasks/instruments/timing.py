@@ -1,15 +1,16 @@
 """Time each phase of each step: raw samples, never averages.
 
-There are two modes. `synced` waits for the device at each phase boundary and reads the host's clock,
-as the course's assignment does; it includes the launch latency. `pipelined` records device events and
-waits once, after the last step, so that phases overlap as in training. Host timestamps taken with the
-events give the time that the host needs to enqueue a phase, and its lead over the device (`lead`).
-`drain` is the wait at the end. If the host never has a lead, it is the bottleneck.
+There are two modes. `synced` waits for the device at each phase boundary and reads the host's
+clock, as the course's assignment does; it includes the launch latency. `pipelined` records
+device events and waits once, after the last step, so that phases overlap as in training. Host
+timestamps taken with the events give the time that the host needs to enqueue a phase, and its
+lead over the device (`lead`). `drain` is the wait at the end. If the host never has a lead, it
+is the bottleneck.
 
-The parameters fix the number of steps. With `timing: adaptive`, tasks/spec/stopping.py decides when
-enough steps are synced. The same number of pipelined steps follows, because events cannot be read
-before the last step ends. There are none if a pipelined step of the warm-up (mode `check`) took as
-long as the synced steps.
+The parameters fix the number of steps. With `timing: adaptive`, tasks/spec/stopping.py decides
+when enough steps are synced. The same number of pipelined steps follows, because events cannot
+be read before the last step ends. There are none if a pipelined step of the warm-up (mode
+`check`) took as long as the synced steps.
 """
 
 from __future__ import annotations
@@ -112,8 +113,9 @@ def _watched_warm_up(session: Session, count: int) -> Iterator[Sample]:
 def _first_steps(session: Session) -> Iterator[Sample]:
     """Yield the durations of the first steps with adaptive timing, which are always warm-up.
 
-    The first step is the slowest. The next one is for other instruments. On CUDA it is pipelined, for
-    the comparison with synced steps. If it is short, the host has no lead yet and a second one follows.
+    The first step is the slowest. The next one is for other instruments. On CUDA it is
+    pipelined, for the comparison with synced steps. If it is short, the host has no lead yet
+    and a second one follows.
     """
     if session.workload.device.kind != "cuda":
         yield from _watched_warm_up(session, _cold_steps(session))
@@ -156,9 +158,9 @@ def time_synced(session: Session) -> Iterator[Sample]:
 def time_pipelined(session: Session) -> list[Sample]:
     """Return the durations of pipelined steps on CUDA, measured with events.
 
-    On the CPU they would equal the synced ones, and events of MPS are not supported. With adaptive
-    timing there are none if the pipelined step of the warm-up took as long as the synced steps, within
-    the half-width that the cell demands. Set the fact `timing_pipelined`.
+    On the CPU they would equal the synced ones, and events of MPS are not supported. With
+    adaptive timing there are none if the pipelined step of the warm-up took as long as the
+    synced steps, within the half-width that the cell demands. Set the fact `timing_pipelined`.
     """
     if session.workload.device.kind != "cuda":
         return []
@@ -209,7 +211,8 @@ def _stop_rule(session: Session) -> StopRule | None:
 def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
     """Yield the durations of steps until the rule stops. Unsteady steps count as warm-up.
 
-    Set the facts `timing_warmup_steps`, `timing_stopped_by`, and `timing_half_width` as it was reached.
+    Set the facts `timing_warmup_steps`, `timing_stopped_by`, and `timing_half_width` as it was
+    reached.
     """
     measured, steps, cold = StepDurations(rule), list[list[Sample]](), _cold_steps(session)
     with uncollected():
@@ -240,9 +243,10 @@ def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
 
 
 def _synced_step(session: Session, mode: str, step: int, *watchers: Watcher) -> list[Sample]:
-    """Run one synced step. Its duration includes what lies between phases, such as clearing gradients.
+    """Run one synced step. Its duration includes work between phases, such as clearing gradients.
 
-    It is the sum of the phases if other watchers, or the workload itself, do work between phases.
+    It is the sum of the phases if other watchers, or the workload itself, do work between
+    phases.
     """
     device = session.workload.device
     interrupted = (
@@ -260,7 +264,7 @@ def _synced_step(session: Session, mode: str, step: int, *watchers: Watcher) -> 
 
 
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
-    """Yield durations on both clocks, and the lead of the host over the device at each phase's end."""
+    """Yield durations on both clocks, and the host's lead over the device after each phase."""
     _, first_stamp, first_event = timer.marks[0]
     entered: dict[str, tuple[int, torch.cuda.Event]] = {}
     steps: Counter[str] = Counter()
@@ -280,7 +284,7 @@ def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
 
 
 def _steps_as_sums(samples: list[Sample], mode: str) -> list[Sample]:
-    """Replace the durations of whole steps by the sums of their phases, without the time between."""
+    """Replace the durations of whole steps by the sums of their phases."""
     phases = [sample for sample in samples if sample.phase != _STEP]
     sums: Counter[int | None] = Counter()
     for sample in phases:

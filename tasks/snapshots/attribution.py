@@ -1,9 +1,10 @@
-"""Find the role of each allocation, the part of the model that it belongs to, and the evidence for it.
+"""Find the role and the part of the model of each allocation, and the evidence for them.
 
-Known addresses come first: those of parameters, gradients, optimizer state and so on, noted at moments
-when they were in use. The role of other allocations follows from the phase that made them, and from
-whether they lived until the end of the forward pass, as in `tasks/prediction/composition.py`. Older
-allocations without a known address stay unlabelled, such as a tensor that a module hides.
+Known addresses come first: those of parameters, gradients, optimizer state and so on, noted at
+moments when they were in use. The role of other allocations follows from the phase that made
+them, and from whether they lived until the end of the forward pass, as in
+`tasks/prediction/composition.py`. Older allocations without a known address stay unlabelled,
+such as a tensor that a module hides.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Role(StrEnum):
 
 
 class RoleEvidence(StrEnum):
-    """How the role of an allocation is known."""
+    """Evidence for the role of an allocation."""
 
     BOOK = "book"  # its address was noted, with its role
     RULE = "rule"  # copies of weights by autocast: their size, order and lifetime
@@ -120,7 +121,7 @@ def _owner(name: str) -> str:
 
 
 def _held(record: Record, book: Book) -> dict[Allocation, Holding]:
-    """Return the allocation at the address of each holding; the first of several holdings counts."""
+    """Return the allocation at the address of each holding; the first holding counts."""
     moments = {phase.name: phase.end - 1 for phase in record.step} | {
         AT_BEGIN: record.begin - 1,
         AT_END: record.entries - 1,
@@ -149,9 +150,9 @@ def _owned_bytes(held: Mapping[Allocation, Holding]) -> dict[str, set[int]]:
 def _weight_copies(record: Record, owned_bytes: Mapping[str, set[int]]) -> set[Allocation]:
     """Find copies of weights in half their width, which autocast holds until the forward pass ends.
 
-    In a module, autocast casts the input first, then the weights; the result is allocated last. If the
-    input is as large as the copy, the copy is therefore the last allocation of its size, except for
-    the result.
+    In a module, autocast casts the input first, then the weights; the result is allocated last.
+    If the input is as large as the copy, the copy is therefore the last allocation of its size,
+    except for the result.
     """
     forward = next((phase for phase in record.step if phase.name == _FORWARD), None)
     if forward is None:

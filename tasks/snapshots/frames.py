@@ -16,9 +16,9 @@ _OF_MEASURING = ("/tasks/harness/", "/tasks/instruments/", "/tasks/__main__.py",
 def call_chain(frames: Frames) -> str:
     """Return a call chain such as `model/layers.py:26 forward < model/layers.py:95 forward`.
 
-    It starts with the innermost function, and is empty without Python frames. Frames of libraries and
-    of this program are left out. Only the last folder is shown: rows may be published, and a full path
-    may contain a user name.
+    It starts with the innermost function, and is empty without Python frames. Frames of
+    libraries and of this program are left out. Only the last folder is shown: rows may be
+    published, and a full path may contain a user name.
     """
     own = [frame for frame in frames if _is_own(frame["filename"])]
     return BETWEEN.join(

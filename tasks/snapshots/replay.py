@@ -1,7 +1,8 @@
 """Replay the allocator's record: lifetime and phase of each allocation, and the moment of the peak.
 
-Sizes are requested sizes, as in the record; the allocator's blocks are larger. A moment is the index
-of an event: an allocation lives from the event that made it until the event that released it.
+Sizes are requested sizes, as in the record; the allocator's blocks are larger. A moment is the
+index of an event: an allocation lives from the event that made it until the event that released
+it.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ Frames = Sequence[Mapping[str, Any]]
 class Allocation:
     """Memory that lived from the event `start` until before the event `end`.
 
-    start: `BEFORE` if it existed before the record. part: name of the module that ran; frames: Python
-    stack, innermost first. Both are empty if unknown.
+    start: `BEFORE` if it existed before the record. part: name of the module that ran; frames:
+    Python stack, innermost first. Both are empty if unknown.
     """
 
     address: int
@@ -48,8 +49,8 @@ class ReplayPhase(NamedTuple):
 class Record:
     """A replayed record.
 
-    times_us: time of each event. rounding_bytes: size of the blocks that are live at the end, minus
-    their requested sizes.
+    times_us: time of each event. rounding_bytes: size of the blocks that are live at the end,
+    minus their requested sizes.
     """
 
     allocations: Sequence[Allocation]
@@ -96,7 +97,7 @@ class Record:
         return list(_running_sum(held, changes[: self.entries]))
 
     def peak(self) -> int:
-        """Return the first moment of the last step with the most live bytes; `BEFORE` without events."""
+        """Return the last step's first moment with the most live bytes; `BEFORE` without events."""
         live = self.live_bytes()[self.begin :]
         return self.begin + live.index(max(live)) if live else BEFORE
 
@@ -183,7 +184,7 @@ def _of_unknown_origin(release: Event) -> Event:
 def _phases(
     annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int
 ) -> Iterator[ReplayPhase]:
-    """Yield phases in the order of their beginnings. A phase without an end lasts until the last event."""
+    """Yield phases in the order of their starts. A phase without an end lasts to the last event."""
     begun: dict[str, int] = {}
     ended: list[ReplayPhase] = []
     for annotation in annotations:

@@ -1,4 +1,4 @@
-"""Turn labelled allocations into rows: what lives at one moment, and live bytes by role over time."""
+"""Turn labelled allocations into rows: contents at one moment, and live bytes by role over time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def to_curve(record: Record, labelled: Sequence[Labelled]) -> list[LiveRow]:
 
 
 def _spans(record: Record) -> Iterator[range]:
-    """Yield intervals of the last step's events, none of which crosses a phase boundary."""
+    """Yield intervals of the last step's events, which do not cross phase boundaries."""
     edges = {
         record.begin,
         record.entries,

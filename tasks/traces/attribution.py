@@ -1,9 +1,10 @@
 """Find the phase and the part of the model of each piece of work, and the evidence for it.
 
-Autograd launches backward kernels on another thread, where the ranges of the forward pass do not
-exist. The phase therefore follows from the moment of the launch on any thread. The part follows from
-the ranges around the launch; without ranges, the sequence number leads to the operator of the forward
-pass. Compiled code has no ranges: the compiler's record of its kernels replaces them.
+Autograd launches backward kernels on another thread, where the ranges of the forward pass do
+not exist. The phase therefore follows from the moment of the launch on any thread. The part
+follows from the ranges around the launch; without ranges, the sequence number leads to the
+operator of the forward pass. Compiled code has no ranges: the compiler's record of its kernels
+replaces them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ OUTSIDE = "outside operators"
 
 
 class ModuleEvidence(StrEnum):
-    """How the part of a piece of work is known, or why it is unknown."""
+    """Evidence for the part of a piece of work."""
 
     SCOPE = "scope"  # a range around the launch, on its thread
     SEQUENCE = "sequence"  # the operator of the forward pass with the same sequence number
@@ -72,7 +73,8 @@ def attribute(
 ) -> list[Work]:
     """Return the work of the device; in a CPU trace, of every operator, and the rest of each phase.
 
-    name_part: returns the label of a part from its name in the trace. graphs: the compiler's records.
+    name_part: returns the label of a part from its name in the trace. graphs: the compiler's
+    records.
     """
     find = _OriginFinder(timeline, name_part, graphs)
     works = _on_device(timeline, find) if timeline.on_device else _on_host(timeline, find)

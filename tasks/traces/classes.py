@@ -1,4 +1,4 @@
-"""Classify kernels by their names. The first pattern that matches decides, so their order matters."""
+"""Classify kernels by their names. The first pattern that matches decides."""
 
 from __future__ import annotations
 

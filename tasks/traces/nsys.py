@@ -1,7 +1,8 @@
 """Read the output of `nsys export --type sqlite`, by the tables that NVIDIA documents.
 
-A table without rows does not exist in the export. The ranges may come from the `nvtx` instrument or
-from another program: `forward`, `backward` and `optimizer` are phases, and other ranges are parts.
+A table without rows does not exist in the export. The ranges may come from the `nvtx`
+instrument or from another program: `forward`, `backward` and `optimizer` are phases, and other
+ranges are parts.
 """
 
 from __future__ import annotations

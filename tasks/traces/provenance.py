@@ -1,8 +1,9 @@
 """Find the parts of the model that a compiled kernel computes, from Inductor's Python stacks.
 
-A fused kernel belongs to all of its parts. The trace names the region of a compiled graph, but not the
-graph. A region matches a graph if it calls the same matrix products in the same order, and only kernels
-of that graph. If no graph matches, or several different ones, the parts stay unknown.
+A fused kernel belongs to all of its parts. The trace names the region of a compiled graph, but
+not the graph. A region matches a graph if it calls the same matrix products in the same order,
+and only kernels of that graph. If no graph matches, or several different ones, the parts stay
+unknown.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ONLY_CALLED = re.compile(r"(?:return |\w+ = )?self\.(\w+)\([\w, ]*\)(?:  #.*)?"
 
 @dataclass(frozen=True)
 class Graph:
-    """A compiled graph: parts by kernel name, and kind and parts of each matrix product in call order."""
+    """A compiled graph: parts by kernel, and kind and parts of each product in call order."""
 
     kernels: Mapping[str, str]
     products: Sequence[tuple[str, str]]
@@ -80,9 +81,9 @@ def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
 def _called(code: str, marks: str | None, innermost: bool) -> str:
     """Return the attribute of `self` that a line of code called, or an empty text.
 
-    Stacks of torch 2.13 contain Python's markers (`^`) under the call; those of 2.11 do not. Without
-    markers a line must contain only one call of an attribute. The innermost line may compute something
-    else, so it must consist of the call.
+    Stacks of torch 2.13 contain Python's markers (`^`) under the call; those of 2.11 do not.
+    Without markers a line must contain only one call of an attribute. The innermost line may
+    compute something else, so it must consist of the call.
     """
     if marks:
         found = _CALLED.match(code[marks.index("^") :])
@@ -100,7 +101,7 @@ class Regions:
     def __init__(
         self, thread: Thread, kernels_at: Mapping[int, Sequence[str]], graphs: Sequence[Graph]
     ) -> None:
-        """kernels_at: the names of the kernels launched, by the index of the span that launched them."""
+        """kernels_at: names of the launched kernels by the index of the launching span."""
         self._region = list(_regions(thread))
         self._product: dict[int, int] = {}  # which of its region's products an operator is
         products: dict[int, list[str]] = {}
@@ -125,7 +126,7 @@ class Regions:
         self._operator = thread.operator
 
     def parts(self, index: int, kernel: str) -> str:
-        """Return the parts of a kernel launched in the span at `index`; empty if no graph matches."""
+        """Return the parts of a kernel launched in the span at `index`, or an empty text."""
         region = self._region[index]
         graph = self._graph.get(region)
         if graph is None:

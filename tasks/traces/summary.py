@@ -104,8 +104,8 @@ def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
 def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
     """Yield the device's busy share, its idle time, and the idle time that the host caused.
 
-    The host causes a gap if it launches the next work after the gap began. The whole gap counts, with
-    the latency of the launch.
+    The host causes a gap if it launches the next work after the gap began. The whole gap
+    counts, with the latency of the launch.
     """
     if not works:
         return

@@ -1,4 +1,4 @@
-"""The contents of a trace, in a form that does not depend on its format. Times are ns on one clock."""
+"""The contents of a trace, independent of its format. Times are ns on one clock."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class PhaseSpan(NamedTuple):
 class TraceSpan(NamedTuple):
     """An operator or a part that a thread of the host executed from `start_ns` to `end_ns`.
 
-    sequence: number that an operator of the forward pass shares with its operators of the backward
-    pass. backward: whether it is one of the backward pass.
+    sequence: number that an operator of the forward pass shares with its operators of the
+    backward pass. backward: whether it is one of the backward pass.
     """
 
     name: str
@@ -64,8 +64,9 @@ class Activity(NamedTuple):
 class Thread:
     """The spans of one thread of the host, in the order of their starts. Spans nest.
 
-    The lists have an index into `spans` for each span, or -1. around: the span that contains it; part,
-    operator and backward: the innermost span of that kind, which may be the span itself.
+    The lists have an index into `spans` for each span, or -1. around: the span that contains
+    it; part, operator and backward: the innermost span of that kind, which may be the span
+    itself.
     """
 
     def __init__(self, spans: Iterable[TraceSpan]) -> None:
@@ -148,8 +149,8 @@ class Timeline:
     def forward_operators(self) -> Mapping[int, tuple[Thread, int]]:
         """Return the forward operator of each sequence number, as a thread and an index.
 
-        Several operators may share a number: those that dispatch to others, and those that save nothing
-        for the backward pass. The one that began last owns the backward operators.
+        Several operators may share a number: those that dispatch to others, and those that save
+        nothing for the backward pass. The one that began last owns the backward operators.
         """
         owners: dict[int, tuple[Thread, int]] = {}
         begun: dict[int, int] = defaultdict(lambda: -1)
