@@ -1,7 +1,7 @@
-"""The predicting process: `python -m tasks.prediction` reads a request a line and answers each with a prediction a line.
+"""The predicting process: `python -m tasks.prediction` answers each request line with a prediction.
 
-It ends when its input does or, whatever it is doing, the lifeline whose file descriptor it may be given: nothing
-outlives who asks.
+It ends at the end of its input. If it is given the file descriptor of a lifeline, it is killed when that
+closes, so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tasks.prediction.records import PredictionRequest
 from tasks.process.cpu_affinity import prefer_for_oom_kill
 from tasks.process.lifeline import die_with_parent
 
-_NICENESS = 19  # what is measured meanwhile comes first
+_NICENESS = 19  # cells that are measured at the same time have priority
 
 
 def main() -> None:
@@ -24,12 +24,13 @@ def main() -> None:
     os.nice(_NICENESS)
     prefer_for_oom_kill()
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a model may print: that is no answer
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a user's model may print
     warnings.simplefilter("ignore")
     from tasks.prediction.predictor import Predictor
 
     predictor = Predictor()
-    gc.disable()  # what a cell leaves is collected after it, and the many small objects of torch are not looked through
+    # Collected after each cell instead, without examining torch's many small objects.
+    gc.disable()
     for line in sys.stdin:
         request = PredictionRequest.from_json(line)
         sys.path.extend(path for path in request.import_paths if path not in sys.path)

@@ -1,7 +1,8 @@
-"""A model of torch's CUDA caching allocator: what of a GPU's memory it holds for a sequence of requests. No torch here.
+"""A model of torch's CUDA caching allocator: the memory it reserves for a sequence of requests.
 
-After c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with its default settings, on one stream: requests are
-rounded up to 512 bytes, served best fit from free blocks, else from a new segment; blocks are split and joined again.
+It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with default settings on one stream.
+Requests are rounded up to 512 bytes and served best fit from free blocks, otherwise from a new segment.
+Blocks are split and joined again. Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 
 _MIB = 1024**2
 _ROUNDING = 512
-_SMALL = _MIB  # up to this size a request is served from the small pool, and no large block keeps a larger rest unsplit
+# Up to this size a request is served from the small pool. A large block is split if the rest is larger.
+_SMALL = _MIB
 _SMALL_SEGMENT = 2 * _MIB
 _LARGE_SEGMENT = 20 * _MIB
 _OWN_SEGMENT = 10 * _MIB  # from this size on a request gets a segment of its own size
@@ -19,12 +21,12 @@ _SEGMENT_ROUNDING = 2 * _MIB
 
 
 class OutOfMemory(Exception):
-    """The cap leaves no room, with all that is free given back."""
+    """The limit is too small, even after all free segments are released."""
 
 
 @dataclass(eq=False, slots=True)
 class MemoryBlock:
-    """A piece of a segment, with its neighbours in it."""
+    """A block of a segment, with its neighbours in that segment."""
 
     size: int
     address: int
@@ -36,7 +38,10 @@ class MemoryBlock:
 
 
 class CachingAllocator:
-    """Sizes in bytes. allocated: of the blocks in use, whole; requested: what was asked of them; reserved: of all segments."""
+    """The allocator's state, in bytes.
+
+    allocated: whole blocks in use. requested: requested sizes of these. reserved: all segments.
+    """
 
     def __init__(self, cap_bytes: int | None = None) -> None:
         self.requested = self.allocated = self.reserved = 0
@@ -46,7 +51,7 @@ class CachingAllocator:
         self._next_address = 0
 
     def allocate(self, nbytes: int) -> MemoryBlock:
-        """Raises OutOfMemory."""
+        """Return a block for a request. Raise OutOfMemory."""
         size = max(_ROUNDING, _round_up(nbytes, _ROUNDING))
         pool = self._small if size <= _SMALL else self._large
         block = _take_best_fit(pool, size) or self._new_segment(pool, size)
@@ -102,9 +107,8 @@ class CachingAllocator:
 
 def _put(block: MemoryBlock) -> None:
     block.is_free = True
-    insort(
-        block.pool, (block.size, block.address, block)
-    )  # addresses differ: blocks themselves are never compared
+    # No two blocks have the same address, so the blocks themselves are never compared.
+    insort(block.pool, (block.size, block.address, block))
 
 
 def _take(block: MemoryBlock) -> None:
@@ -122,7 +126,7 @@ def _take_best_fit(pool: list[tuple[int, int, MemoryBlock]], size: int) -> Memor
 
 
 def _join(block: MemoryBlock, neighbour: MemoryBlock) -> None:
-    """The neighbour becomes part of the block."""
+    """Make the neighbour part of the block."""
     if neighbour is block.before:
         block.address, block.before = neighbour.address, neighbour.before
         if block.before is not None:
@@ -145,9 +149,10 @@ def _round_up(size: int, step: int) -> int:
 
 
 def cublas_workspace_bytes(compute_capability: float | None) -> int:
-    """What torch hands to cuBLAS for each thread that multiplies: ATen/cuda/CublasHandlePool.cpp.
+    """Return the workspace of cuBLAS for each thread that multiplies (ATen/cuda/CublasHandlePool.cpp).
 
-    For Hopper and, in its newest form, for Blackwell 32 MiB; for what came before 8.125 MiB. Unknown counts as new.
+    32 MiB on Hopper and, in the newest version, Blackwell; 8.125 MiB on older GPUs. An unknown GPU
+    counts as new.
     """
     new = compute_capability is None or compute_capability >= 9
     return 32 * _MIB if new else 2 * 4 * _MIB + 8 * 16 * 1024

@@ -1,7 +1,7 @@
-"""The memory of a training step, or of attention alone, by formula.
+"""The memory of a training step, or of attention alone, by the formulas of model/accounting.py.
 
-It explains what is predicted, and is all there is where nothing can be.
-No torch here. The formulas and their sources are in model/accounting.py.
+The closed form explains a prediction by terms, and is a lower bound where no prediction is possible.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.attention import AttentionParams
 from tasks.spec.tables import Sample
 from tasks.training.parameters import PHASES, TrainStepParams
 
-_NARROW, _WIDE = 2, 4  # bytes of an element: where everything is stored in bf16, and else
+_NARROW, _WIDE = 2, 4  # bytes of an element: with bf16_pure, and otherwise
 _TEMPORARY = {
     BACKWARD_BEGINS: "2·4·BSV",
     BACKWARD_ENDS: "0",
@@ -37,7 +37,7 @@ _TEMPORARY = {
 
 @dataclass(frozen=True)
 class Term:
-    """name: as roles at a predicted peak are named."""
+    """A term of a formula. name: a role, as at a predicted peak."""
 
     name: str
     formula: str
@@ -46,8 +46,10 @@ class Term:
 
 @dataclass(frozen=True)
 class ClosedForm:
-    """terms: what there is at the peak. moments: those of which one is the peak, by their sums; none where only the terms of
-    the parameters are known, which is what a step takes at the least.
+    """The memory of a step by formula.
+
+    terms: memory at the peak by role. moments: sums at the moments one of which is the peak; empty if
+        only the terms of the parameters are known, which are a lower bound.
     """
 
     terms: tuple[Term, ...]
@@ -65,7 +67,7 @@ class ClosedForm:
 
 
 def closed_form(params: TrainStepParams) -> ClosedForm | None:
-    """None for a model that somebody brought along: how many parameters it has is not known here."""
+    """Return the closed form, or None for the user's own model, whose parameters are unknown here."""
     dims = params.dimensions
     if dims is None:
         return None
@@ -103,14 +105,17 @@ def closed_form(params: TrainStepParams) -> ClosedForm | None:
 
 
 def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedForm:
-    """What is known of any model of so many parameters, `trained` of which get gradients."""
+    """Return the terms of any model with `count` parameters, `trained` of which have gradients."""
     state = state_bytes(count, trained, PHASES[params.pass_], _element_bytes(params))
     formulas = _state_formulas(params, count)
     return ClosedForm(tuple(Term(name, formulas[name], nbytes) for name, nbytes in state.items()))
 
 
 def attention_squares(params: AttentionParams) -> Iterator[Sample]:
-    """How many squares attention alone takes, and how large one is; nothing where autocast mixes widths, or torch chooses."""
+    """Yield the number of squares of attention alone, and the size of one.
+
+    Nothing if autocast mixes dtypes, or if torch chooses the implementation.
+    """
     if params.attention not in ATTENTION_SQUARES or params.precision not in (
         "fp32",
         "tf32",

@@ -1,4 +1,4 @@
-"""What the memory at a peak is made of, by role. No torch here."""
+"""Divides the memory at a peak by role. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from tasks.prediction.trace import STEPS, Label, Peaks, Trace
 
 
 def compose(trace: Trace, phase: str, peak: Peaks) -> dict[str, int]:
-    """Bytes by role at the peak of a phase of the steady step, largest first; they add up to what is allocated there.
+    """Return bytes by role at the peak of a phase of the steady step, largest first.
 
-    What the forward pass made and kept to its end is an activation, by the part of the model that made it; what is neither
-    that nor labelled is temporary. `slack` is by how much the allocator's blocks are larger than what was asked of them.
+    They add up to the allocated memory. Storages that the forward pass made and that are alive at its
+    end are activations, named by the part of the model that made them. Other storages without a label
+    are temporary. `slack` is the difference between the allocator's blocks and the requested sizes.
     """
-    kept = _kept_by_forward(trace)
+    activations = _made_by_forward(trace)
     sizes: dict[str, int] = {}
     for storage in _live_at(trace, phase, peak.at):
-        role = _role(trace.labels[storage], storage in kept)
+        role = _role(trace.labels[storage], storage in activations)
         sizes[role] = sizes.get(role, 0) + trace.sizes_bytes[storage]
     sizes["slack"] = peak.allocated - sum(sizes.values())
     return dict(sorted(sizes.items(), key=lambda item: -item[1]))
 
 
-def _role(label: Label, kept: bool) -> str:
+def _role(label: Label, is_activation: bool) -> str:
     if label.role:
         return label.role
-    return f"activations: {label.part or 'other'}" if kept else "temporary"
+    return f"activations: {label.part or 'other'}" if is_activation else "temporary"
 
 
 def _live_at(trace: Trace, phase: str, at: int) -> set[int]:
-    """The storages that are there after the event `at` of a phase of the steady step."""
+    """Return the storages alive after event `at` of a phase of the steady step."""
     live: set[int] = set()
     for step in STEPS:
         for span in trace.spans[step]:
@@ -40,8 +41,8 @@ def _live_at(trace: Trace, phase: str, at: int) -> set[int]:
     return live
 
 
-def _kept_by_forward(trace: Trace) -> set[int]:
-    """Of the steady step."""
+def _made_by_forward(trace: Trace) -> set[int]:
+    """Return the storages of the steady step's forward pass that are alive at its end."""
     for span in trace.spans["steady"]:
         if span.phase == "forward":
             made: set[int] = set()

@@ -1,9 +1,10 @@
-"""What kernels of a GPU take beside their results: cuBLAS workspaces, the scratch of fused attention and of the softmax.
+"""Memory that GPU kernels need in addition to their results: workspaces and scratch.
 
-Sources: ATen/cuda/CublasHandlePool.cpp; ATen/native/transformers/cuda/attention_backward.cu and flash_attn/flash_api.cpp.
-On an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64) the backward passes of flash, efficient and cuDNN attention take
-80.5 MiB in bf16: three gradients of 16 MiB, a sum in fp32 of 32 MiB and sums of rows of 0.5 MiB; that of efficient attention in
-fp32 takes 128.5 MiB: three gradients of 32 MiB and the same sums.
+Sources: ATen/cuda/CublasHandlePool.cpp; ATen/native/transformers/cuda/attention_backward.cu and
+flash_attn/flash_api.cpp. On an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64) the backward
+passes of flash, efficient and cuDNN attention need 80.5 MiB in bf16: three gradients of 16 MiB, a sum in
+fp32 of 32 MiB and sums of rows of 0.5 MiB. The one of efficient attention in fp32 needs 128.5 MiB: three
+gradients of 32 MiB and the same sums.
 """
 
 from __future__ import annotations
@@ -24,19 +25,25 @@ MULTIPLIES = frozenset(
 
 
 def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """grad_out, query, …: the query's gradient is summed up in fp32, beside one sum a row."""
+    """Return the scratch for (grad_out, query, …): the query's gradient in fp32, and a sum per row."""
     query = args[1]
     return _FP32 * query.numel(), _FP32 * query.numel() // query.shape[-1]
 
 
 def _grad_times_output(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """grad_out, output, …: multiplied before the kernel sums them up, in ATen/native/cuda/SoftMax.cu; the CPU does without."""
+    """Return the scratch for (grad_out, output, …): their product (ATen/native/cuda/SoftMax.cu).
+
+    The CPU's kernel does not need it.
+    """
     grad: Tensor = args[0]
     return (grad.nbytes,)
 
 
 def _masked_scores(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """scores, dim: a byte for each that is minus infinity, and one for each row (ATen/native/transformers/attention.cpp)."""
+    """Return the scratch for (scores, dim): a byte per score and per row.
+
+    They mark scores that are minus infinity (ATen/native/transformers/attention.cpp).
+    """
     scores: Tensor = args[0]
     return scores.numel(), scores.numel() // scores.shape[-1]
 

@@ -1,4 +1,4 @@
-"""Predicts one cell: tracks its steps without data, replays the trace in a model of the allocator, says what fits."""
+"""Predicts a cell: tracks its steps without data, replays the trace in a model of the allocator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tasks.spec.tables import Sample
 from tasks.train_step import build_on
 from tasks.training.parameters import TrainStepParams
 
-STEADY_STEPS = 5  # after so many the model has reserved what an H200 has after 25, within 3.5 %
+STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, within 3.5 %
 
 Predictable = TrainStepParams | AttentionParams
 
@@ -45,20 +45,24 @@ _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
 
 
 class NoData(CpuDevice):
-    """The device of tensors that have a shape alone. Nobody watches or limits the memory of it."""
+    """The device of tensors without data. Its memory is neither watched nor limited."""
 
     kind = "meta"
     torch_device = torch.device("meta")
 
 
 class Predictor:
-    """Predicts one cell after the other. It remembers the trace of the last training step: that of the passes alone is in it."""
+    """Predicts cells one by one.
+
+    It stores the trace of the last training step, because the trace of `forward_backward` is contained
+    in it.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[TrainStepParams, int, Trace] | None = None
 
     def predict(self, request: PredictionRequest) -> Prediction:
-        """Never raises: what cannot be predicted says why."""
+        """Return a prediction, or an unknown one with the reason. Never raise."""
         params = request.cell.params
         if not isinstance(params, TrainStepParams | AttentionParams) or unsupported_reason(
             request.cell
@@ -69,15 +73,10 @@ class Predictor:
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
         except Skip as skip:
             return unknown(str(skip))
-        except (
-            Exception
-        ) as error:  # somebody's model may do anything, and a prediction must stop nothing
-            said = message_of(error).splitlines()
-            reason = (
-                f"it does not run without data: {type(error).__name__}: {said[0] if said else ''}"[
-                    :200
-                ]
-            )
+        except Exception as error:  # a user's model may raise anything
+            first_line = (message_of(error).splitlines() or [""])[0]
+            name = type(error).__name__
+            reason = f"it does not run without data: {name}: {first_line}"[:200]
             if isinstance(params, AttentionParams) or backend_refused(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
@@ -111,7 +110,7 @@ class Predictor:
 
 
 def _as_eager(params: Predictable) -> Predictable:
-    """Uncompiled. Flex, which is nothing else than compiled, has the tensors of the efficient kernel."""
+    """Return the uncompiled cell. Flex attention has the tensors of the efficient kernel."""
     ignored = axes_without(type(params), Affects.MEMORY)
     defaults = default_values(type(params))
     alike: dict[str, Any] = {name: defaults[name] for name in ignored}
@@ -120,7 +119,7 @@ def _as_eager(params: Predictable) -> Predictable:
 
 
 class _Forward(ExitStack):
-    """A watcher that enters a mode for the forward pass, and leaves it also where that fails."""
+    """A watcher that enters a mode during the forward pass, and leaves it if that fails."""
 
     def __init__(self, mode: GpuFunctions) -> None:
         super().__init__()
@@ -136,7 +135,10 @@ class _Forward(ExitStack):
 
 
 def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
-    """The build and two steps of a cell, as a GPU would be asked for memory. Raises what the workload raises."""
+    """Return the trace of a cell's build and two steps, with a GPU's allocations.
+
+    Raise what the workload raises.
+    """
     tracker = StorageTracker(workspace_bytes)
     with gpu_emulated(tracker.labelling) as emulation, tracker:
         with emulation:
@@ -173,14 +175,17 @@ def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 
 def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
-    """Whether the allocator comes through under a cap on what it reserves, with a margin to either side."""
+    """Return the verdict for a limit on reserved memory, with a margin to both sides."""
     if _survives(trace, peaks, round(cap_bytes * (1 - MARGIN))):
         return "fits"
     return "borderline" if _survives(trace, peaks, round(cap_bytes * (1 + MARGIN))) else "oom"
 
 
 def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
-    """Under a cap the allocator gives back what it can before it gives up, so that less may do than it would reserve."""
+    """Return True if the allocator fits under the limit.
+
+    Near a limit it releases free segments first, so that less may suffice than it would reserve.
+    """
     reserved, requested = (
         max(found.reserved for found in peaks.values()),
         max(found.requested for found in peaks.values()),
@@ -206,14 +211,14 @@ def _samples(peaks: Replay, how: str) -> Iterator[Sample]:
 
 
 def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
-    """What is there at the peak of the steady step, by role."""
+    """Yield the bytes at the peak of the steady step by role."""
     phase, peak = highest(peaks, "steady")
     for role, nbytes in compose(trace, phase, peak).items():
         yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
 
 
 def _closed_form(params: Predictable) -> Iterator[Sample]:
-    """The formula's account of the peak, by term, for the cells that it is of."""
+    """Yield the terms of the closed form, for cells that have one."""
     if isinstance(params, AttentionParams):
         yield from attention_squares(params)
         return
@@ -223,7 +228,7 @@ def _closed_form(params: Predictable) -> Iterator[Sample]:
 
 
 def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -> Prediction:
-    """What is known of a model that does not run without data: its parameters, if it can be built so."""
+    """Return a lower bound from the parameters of a model that does not run without data."""
     with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
         model = build_on(NoData(), params).model
         sizes = (

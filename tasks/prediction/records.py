@@ -1,4 +1,4 @@
-"""What is asked of a predictor and what it answers. JSON throughout, and no torch."""
+"""Requests to a predictor and its predictions, as JSON. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,32 +9,40 @@ from typing import Any, Literal
 
 from tasks.spec.axes import Affects, axes_without
 from tasks.spec.cell import Cell
+from tasks.spec.metrics import VERDICT
 from tasks.spec.registry import make_cell
 from tasks.spec.tables import Sample
 
-VERSION = 4  # to be raised when the prediction of an unchanged cell would come out differently
+VERSION = 4  # raise it when an unchanged cell would be predicted differently
 
 _GIB = 1024**3
 
 AS_EAGER, CLOSED_FORM = "as eager", "closed form"
-MARGIN = 0.03  # of what a prediction may be off; within it a verdict is borderline
+MARGIN = 0.03  # error of a prediction as a fraction; within it a verdict is borderline
 
-MOST_OVERGUESS = (
-    2.11  # of 180 compiled cells that were measured, by a forward pass; of a training step 1.43
-)
+# Largest ratio of predicted to measured memory of 180 compiled cells, in a forward pass. The largest of a
+# training step was 1.43. Compiled cells are predicted as eager ones.
+MOST_OVERGUESS = 2.11
 
-# Of what is compiled, and predicted as eager, none is `oom`: `perhaps` it fits, or that is `unlikely`.
+# A compiled cell is never `oom`, because it needs less than its eager prediction: instead it fits
+# `perhaps`, or that is `unlikely`.
 Verdict = Literal["fits", "borderline", "perhaps", "unlikely", "oom"]
 
 
 def plainly_fits(reserved: float, requested: float, cap_bytes: int) -> bool | None:
-    """Whether an allocator of these peaks comes through under a cap; None where it would first have to give back what it can."""
-    return True if reserved <= cap_bytes else False if requested > cap_bytes else None
+    """Return if these peaks fit under a limit; None if that depends on releasing free segments."""
+    if reserved <= cap_bytes:
+        return True
+    return False if requested > cap_bytes else None
 
 
 @dataclass(frozen=True)
 class PredictionRequest:
-    """A cell, the memory of GPUs that it may have to do with, and what cuBLAS takes there for each thread."""
+    """A cell to predict.
+
+    caps_bytes: memory limits to judge. workspace_bytes: workspace of cuBLAS per thread on that GPU.
+    import_paths: where the user's own model is imported from.
+    """
 
     cell: Cell
     caps_bytes: tuple[int, ...] = ()
@@ -57,22 +65,25 @@ class PredictionRequest:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The peaks as samples named like those that are measured, and whether they fit under each cap.
+    """Predicted peaks, as samples with the names of measured ones, and a verdict for each limit.
 
-    how: `tracked`, every storage followed; `modelled`, but for fused kernels, of which a model is; `as eager`, an upper
-    guess for what is compiled; `closed form`, where it does not run without data, what its parameters, gradients and AdamW's
-    moments take: its peak is unknown, and no less. Empty where nothing is known. `reason` says why there is no peak.
+    how: how it was predicted. `tracked`: every storage was followed. `modelled`: the same, with a model
+        of fused kernels. `as eager`: an upper bound for a compiled cell. `closed form`: memory of
+        parameters, gradients and AdamW's moments, a lower bound for a model that does not run
+        without data. Empty: nothing is known.
+    reason: why there is no peak.
+    verdicts: by limit, in bytes.
     """
 
     how: str
     reason: str = ""
     samples: tuple[Sample, ...] = ()
-    verdicts: Mapping[int, Verdict] = field(default_factory=dict)  # by the cap in bytes
+    verdicts: Mapping[int, Verdict] = field(default_factory=dict)
 
     def peak_bytes(
         self, metric: str = "peak_allocated_bytes", mode: str = "steady"
     ) -> float | None:
-        """The highest of all phases."""
+        """Return the highest peak of all phases."""
         found = [
             s.value
             for s in self.samples
@@ -81,7 +92,7 @@ class Prediction:
         return max(found, default=None)
 
     def plain_verdict(self, cap_bytes: int) -> Verdict | None:
-        """What the peaks alone say of a cap: that the allocator need give nothing back, or that to give back all would not do."""
+        """Return `fits` or `oom` if the peaks alone decide it, without a replay of the allocator."""
         reserved, requested = (
             [s.value for s in self.samples if s.metric == metric and s.value is not None]
             for metric in ("peak_reserved_bytes", "peak_requested_bytes")
@@ -92,10 +103,12 @@ class Prediction:
             plainly_fits(max(reserved), max(requested), round(cap_bytes * share))
             for share in (1 - MARGIN, 1 + MARGIN)
         )
-        return "fits" if low else "oom" if high is False else None
+        if low:
+            return "fits"
+        return "oom" if high is False else None
 
     def as_eager(self) -> Prediction:
-        """An upper guess for what is compiled: it may do with less, so that no verdict is `oom`."""
+        """Return the prediction of a compiled cell: an upper bound, so that no verdict is `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
         samples = tuple(
@@ -107,30 +120,25 @@ class Prediction:
         return replace(self, how=AS_EAGER, samples=samples, verdicts=verdicts)
 
     def _compiled(self, cap_bytes: int) -> Verdict:
-        """Of what would not fit as eager: whether it took more than was ever seen to be too much."""
-        return (
-            "unlikely"
-            if self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
-            else "perhaps"
-        )
+        """Return the verdict of a compiled cell that would not fit as eager."""
+        is_far_over = self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
+        return "unlikely" if is_far_over else "perhaps"
 
     def role_bytes(self, metric: str = "at_peak_bytes") -> dict[str, float]:
-        """By role, at the peak that is predicted, or with `closed_form_bytes` by the formula."""
+        """Return bytes by role at the predicted peak, or by the formula with `closed_form_bytes`."""
         return {s.note: s.value for s in self.samples if s.metric == metric and s.value is not None}
 
     def least_bytes(self) -> float | None:
-        """What it takes at the least, where its peak is unknown."""
+        """Return a lower bound of the memory if the peak is unknown, otherwise None."""
         return (
             sum(self.role_bytes("closed_form_bytes").values()) if self.how == CLOSED_FORM else None
         )
 
     def samples_with(self, verdict: Verdict | None) -> tuple[Sample, ...]:
-        """The samples, and the verdict under the cap that counts."""
-        return (
-            (*self.samples, Sample("prediction", "verdict", "", None, note=verdict))
-            if verdict
-            else self.samples
-        )
+        """Return the samples, with the verdict if there is one."""
+        if not verdict:
+            return self.samples
+        return (*self.samples, VERDICT.sample(None, note=verdict))
 
     def why_oom(self, cap_bytes: int | None) -> str:
         least, cap = self.least_bytes(), cap_bytes or 0
@@ -163,7 +171,7 @@ def unknown(reason: str) -> Prediction:
 
 
 def unsupported_reason(cell: Cell) -> str:
-    """Why a cell is none whose memory is predicted; empty where it is."""
+    """Return why this cell's memory is not predicted; empty if it is."""
     if cell.task not in ("train_step", "attention"):
         return f"the memory of {cell.task} is not predicted"
     if getattr(cell.params, "cold_l2", False):
@@ -174,7 +182,7 @@ def unsupported_reason(cell: Cell) -> str:
 
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
-    """What of a cell decides how much memory it takes: cells that agree in it share a prediction."""
+    """Return the values that decide a cell's memory: cells with equal ones share a prediction."""
     ignored = axes_without(type(cell.params), Affects.MEMORY)
     values = {name: value for name, value in cell.params.values().items() if name not in ignored}
     if values.get("precision") == "tf32":

@@ -1,4 +1,7 @@
-"""What a workload allocated and released, in its order, and what came of it in an allocator. No torch here."""
+"""The order in which a workload allocates and releases storages, and its replay in an allocator.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ STEPS: tuple[Step, ...] = ("built", "first", "steady")
 
 
 class Label(NamedTuple):
-    """What is known of a storage when it is made. part: of the model. role: what it is, where its life does not tell."""
+    """What is known about a storage when it is made.
+
+    part: part of the model. role: what it is used for; empty if that follows from its lifetime.
+    """
 
     phase: str
     part: str
@@ -24,9 +30,9 @@ class Label(NamedTuple):
 
 @dataclass(frozen=True)
 class TensorLifetime:
-    """The events of one phase of a step, or of what lies between two phases: then it has no name.
+    """The events of one phase of a step, or between two phases; then the name is empty.
 
-    An event is the place of a storage in the trace's lists: as it is where the storage is made, inverted (~) where it goes.
+    An event is the index of a storage in the trace's lists, inverted (~) when it is released.
     """
 
     phase: str
@@ -35,9 +41,12 @@ class TensorLifetime:
 
 @dataclass
 class Trace:
-    """Of a workload's build, its first step and its second. The storages are numbered as they were made.
+    """The trace of a workload's build, first step and second step.
 
-    saved: what the forward pass of the second step saves for the backward pass, as it is measured (tasks/harness/saved_tensors.py).
+    Storages are numbered in the order in which they were made.
+
+    saved: what the second step's forward pass saves for its backward pass, in the samples of
+        tasks/harness/saved_tensors.py.
     """
 
     sizes_bytes: list[int] = field(default_factory=list)
@@ -48,12 +57,12 @@ class Trace:
     saved: list[Sample] = field(default_factory=list)
 
     def without(self, phase: str) -> Trace:
-        """As if this phase were never run: what it made and what it released of its own."""
-        kept = {
+        """Return the trace as if this phase had not run."""
+        others = {
             step: [span for span in spans if span.phase != phase]
             for step, spans in self.spans.items()
         }
-        return Trace(self.sizes_bytes, self.labels, kept, self.saved)
+        return Trace(self.sizes_bytes, self.labels, others, self.saved)
 
     def events(self, step: Step) -> Iterator[int]:
         for span in self.spans[step]:
@@ -62,7 +71,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Peaks:
-    """Bytes at most within a phase, and what is allocated at its end. at: the event at which most is allocated."""
+    """Peaks within a phase in bytes, and memory at its end. at: event with the most allocated."""
 
     requested: int
     allocated: int
@@ -75,11 +84,11 @@ Replay = dict[tuple[Step, str], Peaks]
 
 
 def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Replay:
-    """The peaks of each phase of each step, those of the build under the phase "".
+    """Return the peaks of each phase of each step; those of the build have the phase "".
 
-    The steady step is played until it comes to the same twice, at most `steady_steps` times: where the free blocks are
-    changes from step to step, and so does what is allocated, though the requests are the same. Raises OutOfMemory where
-    the allocator's cap is too small.
+    The steady step is replayed until two replays agree, at most `steady_steps` times. The requests are
+    the same each time, but the positions of free blocks change, and with them the peaks. Raise
+    OutOfMemory if the allocator's limit is too small.
     """
     player = _Player(trace, allocator)
     peaks: Replay = {}
@@ -93,7 +102,7 @@ def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Repl
 
 
 def highest(peaks: Replay, step: Step) -> tuple[str, Peaks]:
-    """Of the phases of a step, the one that allocates most."""
+    """Return the phase of a step that allocates most."""
     of_step = [(phase, found) for (name, phase), found in peaks.items() if name == step]
     return max(of_step, key=lambda pair: pair[1].allocated)
 
@@ -143,9 +152,9 @@ class _Player:
 
 
 def _successors(trace: Trace) -> dict[int, int] | None:
-    """What the second step takes from the first, such as gradients, and in its place leaves to the third.
+    """Match the storages that a step inherits, such as gradients, with those that it leaves behind.
 
-    None where they are not alike: nothing then tells what a third step would do.
+    None if their sizes differ: a third step cannot be derived then.
     """
     made = {step: {event for event in trace.events(step) if event >= 0} for step in STEPS}
     gone = {~event for event in trace.events("steady") if event < 0}

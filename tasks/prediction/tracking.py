@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch._dynamo  # or an operation would, the first time: the frames of that import hold their callers' tensors
+import torch._dynamo  # imported here: an import within an operation would keep its tensors alive
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -32,7 +32,7 @@ _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share 
 
 
 class _Reference(weakref.ref[Any]):
-    """To a storage: its place in the trace, and its address, by which it is known."""
+    """A weak reference to a storage, with its index in the trace and its address."""
 
     __slots__ = ("address", "place")
     address: int
@@ -40,10 +40,12 @@ class _Reference(weakref.ref[Any]):
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes the trace of all that happens to tensors on the `meta` device while it is entered.
+    """Records a trace of all storages on the `meta` device while it is entered.
 
-    It is a watcher of steps, told when each phase begins and ends. workspace_bytes: what cuBLAS takes for each thread
-    that multiplies, once and for good; on a GPU the backward pass has a thread of its own.
+    It watches steps to know their phases.
+
+    workspace_bytes: workspace that cuBLAS allocates once for each thread that multiplies. On a GPU the
+        backward pass runs on a separate thread.
     """
 
     def __init__(self, workspace_bytes: int = 0) -> None:
@@ -67,7 +69,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         if func is _PUT_ANEW and _in_backward():
-            func = _PUT_IN_PLACE  # out of place only because it is watched (index_backward in FunctionsManual.cpp)
+            # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
+            func = _PUT_IN_PLACE
         result, made = _MEMORY.call(func, args, kwargs or {})
         for tensor in made:
             if tensor.is_meta:
@@ -81,11 +84,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._event = _ignore  # what goes now goes with the workload
+        self._event = _ignore  # the workload itself is released after this
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing is compiled here, and to guard against it would cost a tenth of the time
+        return False  # nothing is compiled, and torch's guard would take a tenth of the time
 
     def begin(self, step: Step) -> None:
         self._spans = self.trace.spans[step]
@@ -98,7 +101,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open("")
 
     def label(self, tensors: Iterable[Tensor], role: str) -> None:
-        """Says what storages are that were seen before."""
+        """Set the role of storages that were recorded before."""
         for tensor in tensors:
             reference = self._known.get(tensor.untyped_storage()._cdata)
             if reference is not None:
@@ -107,7 +110,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def labelling(self, role: str) -> Iterator[None]:
-        """Says what all storages are that are first seen meanwhile."""
+        """Set the role of all storages that are recorded within this context."""
         self._role = role
         self._relabel()
         try:
@@ -117,9 +120,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._relabel()
 
     def follow(self, workload: Workload, outside: str) -> None:
-        """Attributes what is allocated to the part of the model that asked for it, and tells gradients when they come.
+        """Attribute allocations to parts of the model, and recognise gradients.
 
-        outside: what is said of what no part asked for. Tensors of all pairs of positions are told by their shape.
+        Tensors over all pairs of positions are recognised by their shape.
+
+        outside: the part of allocations outside of all modules.
         """
         self._square, self._outside = workload.square, outside
         for module in workload.model.modules() if workload.model is not None else ():
@@ -168,7 +173,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return place
 
     def _pass_by(self, sizes_bytes: Iterable[int]) -> None:
-        """A kernel's scratch: all of it is there at once, and gone when the kernel is queued."""
+        """Record a kernel's scratch: allocated together, and released when the kernel is queued."""
         label = Label(self._phase, "", "workspace")
         for place in [self._allocate(nbytes, label) for nbytes in sizes_bytes]:
             self._event(~place)
