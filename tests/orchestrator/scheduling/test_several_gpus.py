@@ -32,6 +32,7 @@ from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.axes import axis
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.parameters import MultiGpuParams
@@ -50,7 +51,7 @@ grids:
 
 
 class WideParams(MultiGpuParams):
-    seconds: float = 1.0
+    seconds: float = axis(1.0, "seconds that a step takes")
 
 
 def build(params: WideParams) -> Any:
