@@ -49,6 +49,8 @@ def examine(out: RunLocation) -> Iterator[Diagnosis]:
         yield Diagnosis("torch", False, error.message, "Reinstall it: pip install torch")
         host = None
     yield _program()
+    if os.getpid() == 1:
+        yield _first_process()
     if host is not None:
         for check in (_torch, _cuda, _gpus, _nvml, _cpu):
             yield check(host)
@@ -63,6 +65,13 @@ def examine(out: RunLocation) -> Iterator[Diagnosis]:
 
 def _program() -> Diagnosis:
     return Diagnosis("program", True, describe_program(program_source(), git_commit()))
+
+
+def _first_process() -> Diagnosis:
+    # Orphans become children of process 1. Without an init nobody waits for them: a sweep leaves one
+    # or two zombies a cell, and a container may hold a limited number of processes.
+    message = "sweep is process 1 of its container, so that ended processes pile up as zombies"
+    return Diagnosis("init", None, message, "Start the container with docker run --init")
 
 
 def _torch(host: HostInfo) -> Diagnosis:

@@ -20,8 +20,6 @@ KNOWN = {
     "orchestrator/cli/text",
     "orchestrator/common",
     "orchestrator/config",
-    "orchestrator/execution",
-    "orchestrator/hardware",
     "orchestrator/planning",
     "orchestrator/report",
     "orchestrator/report/charts",

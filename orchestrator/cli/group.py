@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator.cli.container_init import go_on_behind_an_init
 from orchestrator.common.errors import (
     EXIT_INTERRUPTED,
     EXIT_USER,
@@ -23,10 +22,6 @@ if TYPE_CHECKING:
 
 class SweepGroup(click.Group):
     """Turns what the user can mend into one line on stderr and exit code 2."""
-
-    def main(self, *words: Any, **options: Any) -> Any:
-        go_on_behind_an_init()
-        return super().main(*words, **options)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -49,7 +49,7 @@ _GIB = 1024**3
 
 
 def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> Outcome:
-    """Measure one cell in a process of its own and return its outcome, whatever happens to it.
+    """Measure one cell in a separate process and return its outcome, whatever happens to it.
 
     Args:
         environment: more variables for the measuring process, such as its number of threads.

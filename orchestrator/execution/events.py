@@ -1,4 +1,4 @@
-"""What a supervisor reports to the scheduler about one attempt, in this order."""
+"""Events that a supervisor reports to the scheduler about one attempt, in this order."""
 
 from __future__ import annotations
 

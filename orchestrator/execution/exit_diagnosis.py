@@ -35,7 +35,7 @@ class ExceededLimit:
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How the measuring process ended, as its parent saw it.
+    """The end of the measuring process, as its parent saw it.
 
     Args:
         code: the exit code; negative for a signal.

@@ -32,7 +32,7 @@ def import_path(others: str | None = None) -> str:
 def lifeline() -> Iterator[int]:
     """Yield the end of a pipe for a process that must end with the block or with this process.
 
-    The process must lead a group of its own, which is killed as a whole.
+    The process must lead its own process group, which is killed as a whole.
     """
     theirs, ours = os.pipe()
     try:

@@ -39,7 +39,7 @@ _MAX_COMPILE_THREADS = 32
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one attempt runs.
+    """A place where one attempt runs.
 
     Args:
         cpus: how many CPU cores it may use.

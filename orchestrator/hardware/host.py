@@ -1,4 +1,4 @@
-"""What a probe found out about a host: its GPUs, its software, and what its cells would inherit.
+"""Result of probing a host: its GPUs, its software, and what its cells would inherit.
 
 A scheduler asks every host once, before the first cell, in a process that imports torch
 (execution/host_probe.py). The JSON answer is parsed here, so that no other module reads it by key.

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
+from orchestrator import doctor
 from orchestrator.common.errors import PlatformError
 from orchestrator.doctor import _host, _profiler
 from orchestrator.execution.host_probe import dispatch_rates, profiler_failure
@@ -65,3 +68,19 @@ def test_a_profiler_that_sees_them_is_good(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", ""))
     assert profiler_failure() is None
     assert _profiler(None).good is True
+
+
+def test_doctor_warns_where_it_is_the_first_process_of_a_container(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without an init, `docker run IMAGE sweep run` collects the zombies of its cells."""
+
+    def fail() -> None:
+        raise PlatformError("no torch")
+
+    for name in ("_ray", "_nsys", "_compiler"):
+        monkeypatch.setattr(doctor, name, lambda: doctor.Diagnosis("x", True, ""))
+    monkeypatch.setattr(doctor, "probe_here", fail)
+    assert not any("--init" in str(found) for found in doctor.examine(tmp_path))
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert any("docker run --init" in str(found) for found in doctor.examine(tmp_path))
