@@ -96,7 +96,7 @@ def where_narrow_precision_pays(results: Results) -> Iterator[str]:
     for precision in [
         name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))
     ]:
-        pairs = _pairs(cells, results, "precision", "fp32", precision)
+        pairs = _pairs(cells, results, "precision", ("fp32", precision))
         ends = [f"step_ms_ci_{end}{side}" for end in ("low", "high") for side in ("", "_base")]
         needed = ["context_length", *ends, _TIME, f"{_TIME}_base"]
         first = ("size", "compile", "pass")
@@ -121,10 +121,13 @@ def where_narrow_precision_pays(results: Results) -> Iterator[str]:
                 yield f"{told}: {precision} is not told apart from fp32 at context {_listed(lengths[~slower])}{elsewhere}"
 
 
+_COMPILE_WAYS = ("compile_mode", "compile_cache")
+
+
 def gain_of_compiling(results: Results) -> Iterator[str]:
     cells = _measured(results, "train_step", _TIME)
     for how in [name for name in ("blocks", "model") if name in set(cells.get("compile", ()))]:
-        pairs = _pairs(cells, results, "compile", "eager", how, ("compile_mode", "compile_cache"))
+        pairs = _pairs(cells, results, "compile", ("eager", how), _COMPILE_WAYS)
         for told, group in _told_apart(pairs, ["size", "precision", "pass"]):
             yield f"{told}: compiled ({how}) a step is {_spread(group[f'{_TIME}_base'] / group[_TIME])} as fast as eager"
 
@@ -240,13 +243,13 @@ def _pairs(
     cells: pd.DataFrame,
     results: Results,
     axis: str,
-    base: str,
-    other: str,
+    values: tuple[str, str],
     without: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """The cells with `other`, each beside its counterpart with `base`, whose columns end in `_base`: axes and times of a step.
+    """Return the cells with one value of an axis, joined with their counterparts of a base value.
 
-    All is equal in the two but `axis` and what is listed in `without`.
+    values: the base value and the other one. Columns of the counterpart end in `_base`. The two cells
+    are equal in all axes except `axis` and those in `without`.
     """
     keys = [name for name in _axes(cells, results) if name != axis and name not in without]
     shown = cells[
@@ -259,7 +262,7 @@ def _pairs(
             if key not in ("context_length", "size")
         }
     )
-    bases, others = (hashable[hashable[axis] == value] for value in (base, other))
+    bases, others = (hashable[hashable[axis] == value] for value in values)
     return (
         others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base"))
         if keys

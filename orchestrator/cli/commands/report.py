@@ -3,41 +3,72 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption
-from orchestrator.common.errors import (
-    ConfigError,
-)
+from orchestrator.common.errors import ConfigError
 from orchestrator.store.remote.address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
+    from orchestrator.analysis.results import Results
+    from orchestrator.report.build import RenderedReport
+    from orchestrator.report.formats.markdown import RenderedTable
     from orchestrator.report.tables.table import Table
+    from orchestrator.store.run import Run
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The options of `sweep report`. `cells`: beginnings of ids, separated by commas."""
+
+    run_folders: tuple[RunLocation, ...]
+    tables: tuple[str, ...]
+    form: str
+    cells: str | None
+    wheres: tuple[str, ...]
+    reference: str | None
+
+    @property
+    def selects_cells(self) -> bool:
+        return self.cells is not None or bool(self.wheres)
+
+    def command_for(self, table: str, with_reference: bool) -> str:
+        """Return the command that prints one table with all its rows, for the same cells."""
+        words = ["sweep", "report", *map(str, self.run_folders)]
+        if self.cells:
+            words += ["--cells", self.cells]
+        for where in self.wheres:
+            words += ["--where", where]
+        if with_reference and self.reference:
+            words += ["--reference", self.reference]
+        return shlex.join([*words, "--table", table])
 
 
 @click.command()
 @click.argument("run_folders", metavar="RUN...", nargs=-1, required=True, type=RunLocationType())
-@click.option("--table", "tables", multiple=True, help="Only this table; may be repeated.")
+@click.option("--table", "tables", multiple=True, help="Print only this table. May be repeated.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["md", "csv", "tex", "typ"]),
     default="md",
-    help="What is printed.  [md]",
+    help="Format that is printed.  [md]",
 )
 @click.option(
     "--cells",
     metavar="A,B",
-    help="Only these cells, by the beginnings of their ids; the files stay as they are.",
+    help="Print only these cells, by the beginnings of their ids. Writes no files.",
 )
 @click.option(
     "--where",
     "wheres",
     multiple=True,
     metavar="AXIS=A,AXIS=B|C",
-    help="Only the cells that match, as of `sweep run`; as with --cells.",
+    help="Print only cells that match, as in `sweep run`. Writes no files.",
 )
 @click.option(
     "--reference",
@@ -46,128 +77,140 @@ if TYPE_CHECKING:
     type=ReferenceDevice(),
     help="Add the table `reference`: what others published for the same cells on this device.",
 )
-def report(
-    run_folders: tuple[RunLocation, ...],
-    tables: tuple[str, ...],
-    form: str,
-    cells: str | None,
-    wheres: tuple[str, ...],
-    reference: str | None,
-) -> None:
-    """Print what the cells of RUN say, in words and in tables, and write it to RUN/report, as Markdown, CSV, LaTeX and Typst.
+def report(**chosen: Any) -> None:
+    """Print a summary and the tables of RUN, and write them to RUN/report.
 
-    Without --table, no more than some sentences and the first rows of each are printed as Markdown; in the files are all.
+    The files are Markdown, CSV, LaTeX and Typst. Without --table, Markdown shows the key findings
+    and the first rows of each table; the files have all rows.
 
-    Without --table, --cells or --where, also as one page with charts, RUN/report/index.html, and the charts as SVG and PNG.
+    Without --table, --cells and --where, it also writes one page with charts,
+    RUN/report/index.html, and the charts as SVG and PNG.
 
-    With --reference, the table `reference` compares published numbers with the cells that they may belong to.
+    With several runs, each table has the cells of all of them, with the name of their run. The
+    files are written into a folder in the first run.
 
-    Several runs stand in the same tables, told apart by their names; what is written is in a folder within the first.
-
-    Where it cannot be written, the tables are printed all the same, and the exit code is 2.
+    If the files cannot be written, the tables are printed and the exit code is 2.
 
     Example: sweep report results/demo --table timings
     """
-    from orchestrator.analysis.results import choose_cells, choose_where, load_results
-    from orchestrator.common.text import cell_count
-    from orchestrator.config.selection import parse_selection
-    from orchestrator.report.formats.files import FORMATS, files_of
-    from orchestrator.report.formats.markdown import first_rows, lay_out, to_markdown
-    from orchestrator.report.references.tables import nothing_in_common, reference_tables
-    from orchestrator.report.tables.registry import TABLES
+    from orchestrator.analysis.results import load_results
+    from orchestrator.report.formats.files import files_of
+    from orchestrator.report.references.tables import reference_tables
     from orchestrator.store.open import open_runs, published_reference
 
-    run, conditions = open_runs(run_folders), parse_selection((), wheres).where
+    options = ReportOptions(**chosen)
+    run = open_runs(options.run_folders)
     results = load_results(run)
-    beside = reference_tables(reference or published_reference(run))
-    some = cells is not None or bool(conditions)
-    whole = _whole_report(run, results, beside) if not tables and not some else None
-    chosen = results if cells is None else choose_cells(results, _named_cells(cells))
-    chosen = choose_where(chosen, conditions) if conditions else chosen
-    pages = (
-        whole.pages
-        if whole
-        else lay_out(
-            chosen, _with_published(tables, beside if reference else ()), (*TABLES, *beside)
-        )
-    )
-    if form == "md" and whole and whole.words:
+    references = reference_tables(options.reference or published_reference(run))
+    is_whole = not options.tables and not options.selects_cells
+    whole = _whole_report(run, results, references) if is_whole else None
+    selected = _selected_cells(results, options)
+    pages = whole.pages if whole else _chosen_tables(selected, options, references)
+    if whole and whole.words and options.form == "md":
         click.echo(whole.first_words)
-    for page in pages:
-        if form != "md":
-            click.echo(FORMATS[form](page))
-        elif tables:
-            click.echo(to_markdown(page))
-        else:
-            device = reference if page.table in beside else None
-            click.echo(
-                first_rows(page, _command_for(page.table.name, run_folders, cells, wheres, device))
-            )
-    if reference is not None and len(results.cells) and not lay_out(chosen, (), beside):
-        click.echo(nothing_in_common(reference), err=True)
-    elif not pages:
-        click.echo(
-            "nothing measured yet"
-            if results.cells.empty or not tables
-            else f"no cell of these is for {', '.join(tables)}"
-        )
-    if missing := 0 if some else run.unfinished_count():
-        of_each = (
-            ", ".join(f"{count} of {name}" for name, count in run.unfinished_runs().items())
-            if run.is_published
-            else ""
-        )
-        pending = (
-            f"{missing} cells that were asked for are still to be measured: sweep status says which"
-        )
-        click.echo(f"not measured: {of_each}" if of_each else pending, err=True)
-    if results.cells_without_samples:
-        click.echo(
-            f"of {cell_count(results.cells_without_samples)} that ended well no sample is here: copy the run again, or measure them with --retry ok",
-            err=True,
-        )
-    if some:
+    for text in _printed(pages, options, references):
+        click.echo(text)
+    _warn_of_missing_tables(selected, options, pages, references)
+    _warn_of_missing_results(run, results, options)
+    if options.selects_cells:
         return
     run.write_report(whole.files() if whole else files_of(pages))
     if whole:
         click.echo(f"as one page: {run.folder / 'report' / whole.page}", err=True)
 
 
-def _whole_report(run: Any, results: Any, beside: tuple[Table, ...]) -> Any:
-    """Loads what draws, which a table alone does not need."""
+def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> RenderedReport:
+    # The import loads Altair, which a single table does not need.
     from orchestrator.report.build import make_report
 
-    return make_report(run, results, beside)
+    return make_report(run, results, references)
 
 
-def _named_cells(text: str) -> list[str]:
-    """Raises ConfigError where it names none: every id begins with nothing."""
-    found = [name for part in text.split(",") if (name := part.strip())]
-    if not found:
+def _selected_cells(results: Results, options: ReportOptions) -> Results:
+    from orchestrator.analysis.results import choose_cells, choose_where
+    from orchestrator.config.selection import parse_selection
+
+    conditions = parse_selection((), options.wheres).where
+    if options.cells is not None:
+        results = choose_cells(results, _cell_prefixes(options.cells))
+    return choose_where(results, conditions) if conditions else results
+
+
+def _cell_prefixes(text: str) -> list[str]:
+    """Return the beginnings of ids. Raise ConfigError for none: every id begins with nothing."""
+    prefixes = [part.strip() for part in text.split(",") if part.strip()]
+    if not prefixes:
         raise ConfigError(
             f"--cells {text!r}: names no cell",
             "Write the beginnings of their ids: --cells 3f2a,91c",
         )
-    return found
+    return prefixes
 
 
-def _with_published(names: tuple[str, ...], beside: tuple[Table, ...]) -> tuple[str, ...]:
-    """Who names tables and asks for published numbers wants those too, unless some of them are named."""
-    published = tuple(table.name for table in beside)
-    return names if not names or set(names) & set(published) else (*names, *published)
+def _chosen_tables(
+    selected: Results, options: ReportOptions, references: tuple[Table, ...]
+) -> Sequence[RenderedTable]:
+    """Return the named tables, and those of published numbers if --reference is given."""
+    from orchestrator.report.formats.markdown import lay_out
+    from orchestrator.report.tables.registry import TABLES
+
+    names = options.tables
+    published = tuple(table.name for table in references) if options.reference else ()
+    if names and not set(names) & set(published):
+        names = (*names, *published)
+    return lay_out(selected, names, (*TABLES, *references))
 
 
-def _command_for(
-    table: str,
-    run_folders: tuple[RunLocation, ...],
-    cells: str | None,
-    wheres: tuple[str, ...],
-    reference: str | None,
-) -> str:
-    """What prints that table alone, of the same cells."""
-    some = [
-        *(["--cells", cells] if cells else []),
-        *(word for where in wheres for word in ("--where", where)),
-    ]
-    options = [*some, *(["--reference", reference] if reference else [])]
-    return shlex.join(["sweep", "report", *map(str, run_folders), *options, "--table", table])
+def _printed(
+    pages: Sequence[RenderedTable], options: ReportOptions, references: tuple[Table, ...]
+) -> Iterator[str]:
+    from orchestrator.report.formats.files import FORMATS
+    from orchestrator.report.formats.markdown import first_rows, to_markdown
+
+    for page in pages:
+        if options.form != "md":
+            yield FORMATS[options.form](page)
+        elif options.tables:
+            yield to_markdown(page)
+        else:
+            is_reference = page.table in references
+            yield first_rows(page, options.command_for(page.table.name, is_reference))
+
+
+def _warn_of_missing_tables(
+    selected: Results,
+    options: ReportOptions,
+    pages: Sequence[RenderedTable],
+    references: tuple[Table, ...],
+) -> None:
+    from orchestrator.report.formats.markdown import lay_out
+    from orchestrator.report.references.tables import nothing_in_common
+
+    has_cells = len(selected.cells) > 0
+    if options.reference is not None and has_cells and not lay_out(selected, (), references):
+        click.echo(nothing_in_common(options.reference), err=True)
+    elif not pages and has_cells and options.tables:
+        click.echo(f"no cell of these is for {', '.join(options.tables)}")
+    elif not pages:
+        click.echo("nothing measured yet")
+
+
+def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions) -> None:
+    """Print on stderr which requested cells are not measured, and which have no samples."""
+    from orchestrator.common.text import cell_count
+
+    missing = 0 if options.selects_cells else run.unfinished_count()
+    by_run = run.unfinished_runs() if missing and run.is_published else {}
+    if by_run:
+        counts = ", ".join(f"{count} of {name}" for name, count in by_run.items())
+        click.echo(f"not measured: {counts}", err=True)
+    elif missing:
+        click.echo(
+            f"{missing} requested cells are not measured yet. `sweep status` lists them", err=True
+        )
+    if results.cells_without_samples:
+        click.echo(
+            f"{cell_count(results.cells_without_samples)} succeeded but have no samples here. "
+            "Copy the run again, or measure them again with --retry ok",
+            err=True,
+        )

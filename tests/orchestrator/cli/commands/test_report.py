@@ -84,7 +84,7 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
         gone.unlink()
     done = report(run.folder, "--table", "timings")
     assert (
-        "of 2 cells that ended well no sample is here: copy the run again, or measure them"
+        "2 cells succeeded but have no samples here. Copy the run again, or measure them again"
         in done.stderr
     )
     assert done.exit_code == 0
@@ -101,7 +101,7 @@ def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missi
         )
     done = report(run.folder)
     assert done.exit_code == 0
-    assert ("still to be measured" in done.stderr) == bool(missing)
+    assert ("are not measured yet" in done.stderr) == bool(missing)
     page = (run.folder / "report" / "index.html").read_text()
     assert re.findall(r"<b>(\d+)</b> pending", page) == ([str(missing)] if missing else [])
     assert (
