@@ -21,7 +21,11 @@ _FP32, _INT64 = 4, 8  # bytes
 
 
 def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
-    """Embedding and head, four attention projections, three feed-forward matrices and two norms a layer, final norm."""
+    """Return the number of parameters.
+
+    Embedding and head; per layer four attention projections, three feed-forward matrices and two
+    norms; a final norm.
+    """
     layer = 4 * dims.d_model**2 + 3 * dims.d_model * dims.d_ff + 2 * dims.d_model
     return 2 * vocab_size * dims.d_model + dims.num_layers * layer + dims.d_model
 
@@ -29,9 +33,9 @@ def parameter_count(dims: Dimensions, vocab_size: int = VOCAB_SIZE) -> int:
 def forward_flops(
     dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
 ) -> int:
-    """FLOPs of one forward pass over `batch_size` sequences of `context_length` tokens.
+    """Return the FLOPs of one forward pass over `batch_size` sequences of `context_length` tokens.
 
-    The causal mask saves nothing here: naive attention computes the whole square.
+    The causal mask saves nothing, because naive attention computes the whole square.
     """
     tokens = batch_size * context_length
     projections = dims.num_layers * (4 * dims.d_model**2 + 3 * dims.d_model * dims.d_ff)
@@ -43,48 +47,52 @@ def forward_flops(
 def backward_flops(
     dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
 ) -> int:
-    """Each matrix product of the forward pass has two in the backward pass: by its input and by its weight."""
+    """Return the FLOPs of a backward pass: two products for each forward one, by input and by weight."""
     return 2 * forward_flops(dims, batch_size, context_length, vocab_size)
 
 
 def attention_flops(batch_size: int, length: int, d_head: int, causal: bool) -> int:
-    """FLOPs of one forward pass of attention alone: scores, and weights times values.
+    """Return the FLOPs of a forward pass of attention alone: scores, and weights times values.
 
-    Under a causal mask only what the mask leaves is counted, as benchmarks of attention do: an implementation that
-    computes the whole square does up to twice as much. The backward pass needs twice as many; what a fused kernel
-    computes again is not counted.
+    Under a causal mask only unmasked pairs count, as in other benchmarks of attention: an implementation
+    that computes the whole square does up to twice as much. The backward pass needs twice as many, without
+    what a fused kernel computes again.
     """
     pairs = length * (length + 1) // 2 if causal else length**2
     return 4 * batch_size * pairs * d_head
 
 
 def attention_matmul_flops(batch_size: int, heads: int, length: int, d_head: int) -> int:
-    """Of scores and of weights times values, forward, over the whole square: what attention written out computes."""
+    """Return the forward FLOPs of both products of written-out attention, over the whole square."""
     return 4 * batch_size * heads * length**2 * d_head
 
 
 def projection_flops(batch_size: int, length: int, width: int) -> int:
-    """Of the four linear maps of query, key, value and output, width to width, forward."""
+    """Return the forward FLOPs of the four linear maps around attention, width to width."""
     return 4 * 2 * batch_size * length * width**2
 
 
 def square_traffic_bytes(batch_size: int, heads: int, length: int, element_bytes: int) -> int:
-    """What attention that is written out moves at least, forward: the scores and the weights, each written and read once."""
+    """Return the least memory traffic of written-out attention in a forward pass.
+
+    Scores and weights are each written and read once.
+    """
     return 4 * batch_size * heads * length**2 * element_bytes
 
 
 def softmax_flops(batch_size: int, heads: int, length: int) -> int:
-    """Forward, written out: an element of the square is compared, shifted, exponentiated, summed and divided."""
+    """Return the forward FLOPs of a written-out softmax: five operations per element of the square."""
     return 5 * batch_size * heads * length**2
 
 
 def activation_bytes(
     dims: Dimensions, batch_size: int, context_length: int, vocab_size: int = VOCAB_SIZE
 ) -> dict[str, int]:
-    """What the forward pass keeps for the backward pass in fp32 with naive attention, by part of the model.
+    """Return the bytes that the forward pass saves, by part, in fp32 with naive attention.
 
-    A layer keeps ten tensors of (batch, context, d_model), five of (batch, context, d_ff) and two squares of (batch, heads,
-    context, context). What is smaller by a factor of the width, such as the scales of the norms, is left out.
+    A layer saves ten tensors of `(batch, context, d_model)`, five of `(batch, context, d_ff)` and two
+    squares of `(batch, heads, context, context)`. Tensors that are smaller by a factor of the width, such
+    as the scales of the norms, are left out.
     """
     layers, tokens = dims.num_layers, batch_size * context_length
     narrow, wide = _FP32 * tokens * dims.d_model, _FP32 * tokens * dims.d_ff
@@ -101,10 +109,10 @@ def activation_bytes(
 
 
 def saved_block_bytes(dims: Dimensions, batch_size: int, context_length: int) -> int:
-    """What one block keeps for the backward pass in fp32 with naive causal attention, to the byte.
+    """Return the exact bytes that one block saves in fp32 with naive causal attention.
 
-    Beside what `activation_bytes` counts: a scale a token of each norm; of the softmax, the place (int64) of the largest
-    score of each row and its sum; and the mask, a byte an element.
+    In addition to `activation_bytes`: a scale per token of each norm; of the softmax, the index (int64)
+    of the largest score of each row and the row's sum; and the mask, a byte per element.
     """
     tokens, rows = batch_size * context_length, batch_size * dims.num_heads * context_length
     large = 10 * tokens * dims.d_model + 5 * tokens * dims.d_ff + 2 * rows * context_length
@@ -112,11 +120,11 @@ def saved_block_bytes(dims: Dimensions, batch_size: int, context_length: int) ->
 
 
 def residual_stream_bytes(dims: Dimensions, batch_size: int, context_length: int) -> int:
-    """What one block hands to the next in fp32: a vector of d_model a token."""
+    """Return the bytes of a block's output in fp32: a vector of d_model per token."""
     return _FP32 * batch_size * context_length * dims.d_model
 
 
-# How `activation_bytes` comes about: B sequences, S tokens each, D d_model, F d_ff, H heads, L layers, V words.
+# Formulas of `activation_bytes`: B sequences, S tokens each, D d_model, F d_ff, H heads, L layers, V words.
 ACTIVATION_FORMULAS = {
     "attention squares": "4·L·2·BHS²",
     "ffn": "4·L·5·BSF",
@@ -132,9 +140,10 @@ ACTIVATION_FORMULAS = {
 def state_bytes(
     parameters: int, trained: int, phases: Iterable[str], element_bytes: int = _FP32
 ) -> dict[str, int]:
-    """What a step cannot do without, for as many parameters, of which `trained` get gradients: they, and AdamW's two moments.
+    """Return the bytes of parameters, gradients and AdamW's two moments, of any model.
 
-    With N parameters in fp32, 4 N, 4 N and 8 N bytes; gradients and moments only where a phase makes them. True of any model.
+    With N parameters in fp32, 4 N, 4 N and 8 N bytes. `trained` parameters have gradients and moments, if
+    a phase of the step makes them.
     """
     return {
         "parameters": element_bytes * parameters,
@@ -143,9 +152,10 @@ def state_bytes(
     }
 
 
-# Tensors of (sequences, length, length) of attention alone: saved for the backward pass, most at once in the forward pass, and
-# most at once in the backward pass. An element is as wide as the inputs, but that `math` computes in fp32. A causal mask
-# adds a byte an element for one sequence. So an H200 has it (torch 2.11), within 1 % of a square at 16,384 tokens.
+# Tensors of (sequences, length, length) of attention alone: saved for the backward pass, most together
+# in the forward pass, and most together in the backward pass. Elements have the inputs' dtype, but fp32
+# in `math`. A causal mask adds a byte per element for one sequence. Measured on an H200 with torch 2.11:
+# within 1 % of a square at 16,384 tokens.
 ATTENTION_SQUARES = {
     "naive": (2, 4, 6),  # saved: exponentials and weights
     "torch_softmax": (1, 2, 4),  # saved: weights
@@ -162,7 +172,7 @@ ATTENTION_SQUARES = {
 def attention_square_bytes(
     attention: str, batch_size: int, context_length: int, element_bytes: int = _FP32
 ) -> int:
-    """Of one such tensor of inputs of so many bytes an element."""
+    """Return the bytes of one such tensor."""
     return batch_size * context_length**2 * (_FP32 if attention == "math" else element_bytes)
 
 
@@ -219,5 +229,5 @@ def training_moments_bytes(
 
 
 def peak_moment(moments: Mapping[str, Mapping[str, int]]) -> str:
-    """When there is most."""
+    """Return the moment with the most memory."""
     return max(moments, key=lambda moment: sum(moments[moment].values()))

@@ -40,29 +40,29 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 def naive(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """As the course writes it: scores, mask and the steps of the softmax each materialise a square; two are saved."""
+    """Attention of the course: scores, mask and each step of the softmax make a square; two are saved."""
     return _weigh(softmax(_scores(query, key, causal)), value)
 
 
 def torch_softmax(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """The same with torch's softmax, which is one kernel and saves its result alone."""
+    """Naive attention with torch's softmax, which is one kernel and saves only its result."""
     return _weigh(_library_softmax(_scores(query, key, causal)), value)
 
 
 def weights_only(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """Works in place on one square, the weights, and saves that one: all that the backward pass needs."""
+    """Compute in place on one square, the weights, and save only that."""
     result: Tensor = _WeightsOnly.apply(*_autocast_inputs(query, key, value), causal)  # type: ignore[no-untyped-call]
     return result
 
 
 def recompute(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """Saves no square: the backward pass computes the weights again, from what each row was shifted and divided by."""
+    """Save no square: the backward pass computes the weights again from each row's maximum and sum."""
     result: Tensor = _Recompute.apply(*_autocast_inputs(query, key, value), causal)  # type: ignore[no-untyped-call]
     return result
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """torch's own, with the backend that it chooses by itself."""
+    """torch's scaled_dot_product_attention with the backend that torch chooses."""
     heads = query.ndim == 4  # the fused kernels know four dimensions only
     query, key, value = (x if heads else x.unsqueeze(-3) for x in (query, key, value))
     result = _fused(query, key, value, causal)
@@ -75,7 +75,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
 
 
 def _pinned(backend: SDPBackend) -> Implementation:
-    """torch's own, held to one backend: raises RuntimeError where that cannot do it."""
+    """Return `sdpa` restricted to one backend; it raises RuntimeError if that cannot run."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         with sdpa_kernel(backend):
@@ -100,14 +100,14 @@ CAUSAL_NAIVE: Attention = partial(naive, causal=True)
 
 
 def make_attention(name: str, length: int, causal: bool, device: torch.device) -> Attention:
-    """One of IMPLEMENTATIONS, or `flex`, for sequences of `length`. Raises KeyError for another name."""
+    """Return one of IMPLEMENTATIONS, or `flex`, for sequences of `length`. Raise KeyError."""
     if name == "flex":
         return compiled_flex(length, causal, device)
     return partial(IMPLEMENTATIONS[name], causal=causal)
 
 
 def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
-    """FlexAttention, which is a kernel only once it is compiled. Its mask is by blocks, made once."""
+    """Return FlexAttention, which is a kernel only if compiled. Its block mask is made once."""
     mask = causal_blocks(length, device) if causal else None
     compiled: Any = part("fused attention")(
         torch.compile(flex_attention, fullgraph=True, dynamic=False)
@@ -126,7 +126,10 @@ def compiled_flex(length: int, causal: bool, device: torch.device) -> Attention:
 
 
 def causal_blocks(length: int, device: torch.device) -> BlockMask:
-    """What `create_block_mask` gives for it, told by blocks alone: that one looks at the whole square, which is then the peak."""
+    """Return the causal mask of `create_block_mask`, computed block by block.
+
+    `create_block_mask` itself makes the whole square, which would then be the memory peak.
+    """
     blocks = torch.arange(math.ceil(length / FLEX_BLOCK), device=device)
     query, key = blocks[:, None], blocks[None, :]
     full = (key < query) & (
@@ -143,7 +146,7 @@ def causal_blocks(length: int, device: torch.device) -> BlockMask:
 
 
 def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of blocks how many are in it, and the numbers of those, then of the others. For one batch and one head."""
+    """Return the count of blocks in each row, and the column numbers with these blocks first."""
     columns = torch.argsort(blocks.int(), dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[None, None], columns.int()[None, None]
 
@@ -166,7 +169,7 @@ def _scores(query: Tensor, key: Tensor, causal: bool) -> Tensor:
 
 
 def _mask(query: Tensor) -> Tensor:
-    """True where a query may look: at itself and at what is before it."""
+    """Return True where a query may attend: to itself and to earlier positions."""
     positions = torch.arange(query.shape[-2], device=query.device)
     return positions[:, None] >= positions[None, :]
 
@@ -177,7 +180,7 @@ def _weigh(weights: Tensor, value: Tensor) -> Tensor:
 
 
 def _autocast_inputs(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Cast as autocast casts the inputs of a matrix product: it does not look into a Function, nor into Flex."""
+    """Return the tensors cast as autocast would: it does not reach into a Function or into Flex."""
     kind = tensors[0].device.type
     if not torch.is_autocast_enabled(kind):
         return tensors
@@ -190,7 +193,7 @@ def _no_autocast(tensor: Tensor) -> torch.autocast:
 
 
 def _scaled(query: Tensor) -> Tensor:
-    """The scale goes to the query, which is small, and not to the square of scores."""
+    """Return the scaled query, which is smaller than the square of scores."""
     return query / math.sqrt(query.shape[-1])
 
 
@@ -201,7 +204,7 @@ def _scores_in_place(query: Tensor, key: Tensor, causal: bool) -> Tensor:
 
 
 def _weights(query: Tensor, key: Tensor, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """The weights, and what each row was shifted and divided by."""
+    """Return the weights, and each row's maximum and sum."""
     return _softmax_in_place(_scores_in_place(query, key, causal))
 
 
@@ -246,7 +249,7 @@ def _through_output(grad: Tensor, weights: Tensor, value: Tensor) -> tuple[Tenso
 
 @part("softmax")
 def _through_softmax(d_weights: Tensor, grad: Tensor, weights: Tensor, output: Tensor) -> Tensor:
-    """In place: what comes back is `d_weights`."""
+    """Return the gradient of the scores, computed in place in `d_weights`."""
     d_weights -= (grad * output).sum(dim=-1, keepdim=True)
     d_weights *= weights
     return d_weights

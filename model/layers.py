@@ -17,7 +17,7 @@ from model.config import RMS_EPS, ROPE_THETA
 
 
 class Linear(nn.Module):
-    """A matrix without bias, `weight` of shape (d_out, d_in), truncated normal at the Glorot scale."""
+    """A linear map without bias; `weight` is `(d_out, d_in)`, truncated normal at the Glorot scale."""
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Embedding(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation, computed in fp32 whatever the input is, returned in the input's dtype."""
+    """Root-mean-square normalisation, computed in fp32 and returned in the input's dtype."""
 
     def __init__(self, d_model: int, eps: float = RMS_EPS) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: (..., sequence, d_head), with sequence at most the context length. The same shape and dtype come back."""
+        """Return x, `(..., sequence, d_head)`, rotated; the sequence is at most the context length."""
         sequence = x.shape[-2]
         cos, sin = self.cos[:sequence], self.sin[:sequence]
         even, odd = rearrange(x, "... (half pair) -> pair ... half", pair=2)
@@ -81,7 +81,7 @@ class RotaryEmbedding(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    """Multi-head attention in which a token sees itself and what is before it, if `attend` is causal."""
+    """Multi-head attention; causal if `attend` is."""
 
     def __init__(
         self, d_model: int, num_heads: int, rope: RotaryEmbedding, attend: Attention
@@ -111,7 +111,7 @@ class CausalSelfAttention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """w2(silu(w1 x) * w3 x); silu written out, as in the course, which costs one more saved tensor than the fused one."""
+    """w2(silu(w1 x) * w3 x). The written-out silu of the course saves one tensor more than a fused one."""
 
     def __init__(self, d_model: int, d_ff: int) -> None:
         super().__init__()

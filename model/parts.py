@@ -1,4 +1,4 @@
-"""Names for parts of the model that are functions and no modules, for whoever wants to see where the time goes."""
+"""Names parts of the model that are functions, not modules, for profilers and memory trackers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Namer = Callable[[str], AbstractContextManager[object]]
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
-PART_FUNCTIONS: dict[
-    str, str
-] = {}  # the names of all functions that are parts, and those of the parts
+# Names of parts by the names of their functions.
+PART_FUNCTIONS: dict[str, str] = {}
 
 _namer: Namer | None = None
 
 
 def part(name: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Decorates a function: while parts are named, it runs inside of `namer(name)`; else it just runs."""
+    """Decorate a function so that it runs inside of `namer(name)` while parts are named."""
 
     def name_it(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         PART_FUNCTIONS[function.__name__] = name
 
         @wraps(function)
         def named(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            # Asked first, the compiler never sees the name, and does not compile again where somebody watches.
+            # With this test first, the compiler never traces the namer, and does not compile again when
+            # an instrument watches.
             if torch.compiler.is_compiling() or _namer is None:
                 return function(*args, **kwargs)
             with _namer(name):
@@ -41,7 +41,7 @@ def part(name: str) -> Callable[[Callable[_Arguments, _Result]], Callable[_Argum
 
 @contextmanager
 def parts_named_by(namer: Namer) -> Iterator[None]:
-    """While it lasts, each part runs inside of `namer(name)`, on whichever thread."""
+    """Run each part inside of `namer(name)`, on all threads, within this context."""
     global _namer
     before, _namer = _namer, namer
     try:
