@@ -1,1 +1,1 @@
-"""Runs one attempt in one child process on the host of a cell, within its limits, and collects its outcome."""
+"""Runs one attempt: child processes, their limits, and how they ended."""

@@ -1,1 +1,1 @@
-"""Decides where attempts run: one after another in this process, or on the slots of a Ray cluster."""
+"""Decides where attempts run: one after another in this process, or on GPUs through Ray."""

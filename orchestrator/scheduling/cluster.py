@@ -1,7 +1,7 @@
-"""The nodes of a cluster while cells are measured: which of them are gone, and whether one is left for what waits.
+"""Nodes of a cluster while cells are measured: which are lost, and whether one can run what waits.
 
-Ray tells when the connection to a node closes. One that freezes, or that the network is cut off from, it only stops to count
-among the living, and what needs a node that there is none of it lets wait for ever.
+Ray reports a node whose connection closes. A node that freezes, or that the network cuts off, only
+stops to count as alive, and a task that no node can run waits for ever.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Node = Mapping[str, Any]  # as `ray.nodes()` has it
 
 
 def gpu_type(node: Node) -> str:
-    """What Ray calls its GPUs, such as H100 or GeForce-RTX-5090; empty without any."""
+    """Return Ray's name of a node's GPUs, such as GeForce-RTX-5090, or an empty string."""
     return str(node["Labels"].get(GPU_TYPE, "")) if node["Resources"].get("GPU") else ""
 
 
@@ -47,8 +47,9 @@ class NodeHealth:
         self._missing_since: float | None = None
 
     def gone(self, running: Mapping[Any, AttemptStarted]) -> list[Any]:
-        """The keys of what was begun on a node that is not alive any more. Raises NoNodeLeft where there has been none for
-        long for something that waits to begin.
+        """Return the keys of attempts whose node is no longer alive.
+
+        Raises NoNodeLeft if an attempt has waited for long, and no node could run it.
         """
         now = time.monotonic()
         if now - self._looked_at < _EVERY_S:
@@ -86,8 +87,13 @@ class NodeHealth:
 def unplaceable_reason(
     attempt: Attempt, working: Sequence[Node], broken: Iterable[str]
 ) -> str | None:
-    """Why no host that works is left for such an attempt; None where one is, or none is broken. broken: what is said of each host
-    that measures nothing. Raises NoNodeLeft where none is left for any."""
+    """Return why no healthy node can run this attempt, or None if one can or may.
+
+    Args:
+        broken: a description of each host that measures nothing.
+
+    Raises NoNodeLeft if no host is left at all.
+    """
     said = "; ".join(broken)
     if not said or any(_has_room(node, attempt) for node in working):
         return None
@@ -104,7 +110,7 @@ def measures(node: Node) -> bool:
 
 
 def _has_room(node: Node, attempt: Attempt) -> bool:
-    """Whether it could be measured there if nothing else was."""
+    """Return True if the attempt could run there if nothing else did."""
     params, has = attempt.cell.params, node["Resources"]
     if not params.gpu_count:
         return bool(has.get("CPU", 0) >= 1)

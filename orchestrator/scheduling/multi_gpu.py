@@ -1,8 +1,9 @@
-"""Cells that have several GPUs of one host to themselves: which of these a cell has, and which cells find no such host.
+"""Cells that need several GPUs of one host.
 
-A Ray task that asks for n GPUs is on one node or on none, and has all of them or waits: it needs no placement group, which for
-one task would promise the same (STRICT_PACK of one bundle) and be one thing more to wait for and to remove. What neither promises
-is that it does not wait for ever while others take each GPU that becomes free: the scheduler begins no other meanwhile.
+A Ray task that asks for n GPUs gets all of them on one node, or waits. A placement group with a
+single STRICT_PACK bundle would promise the same and would have to be created and removed. Neither
+prevents that other cells take each GPU that becomes free: the scheduler therefore starts no other
+cell while one waits for several GPUs.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ _LOST = "Reset the GPU or restart its host, and run again: what is finished is k
 
 
 def gpu_count(attempts: Iterable[Attempt]) -> int:
-    """How many they have, all together."""
+    """Return how many GPUs these attempts have in total."""
     return sum(attempt.cell.params.gpu_count for attempt in attempts)
 
 
 def require_gpus(attempt: Attempt, working: int, fallen: Iterable[str]) -> None:
-    """working: how many GPUs of one host there are at most that have not fallen off. fallen: what is said of those that have.
+    """Raise NoGpuLeft if too few GPUs are left for the attempt on any host.
 
-    Raises NoGpuLeft where so many are left that the attempt can be nowhere any more.
+    Args:
+        working: the largest number of working GPUs on one host.
+        fallen: a description of each GPU that failed.
     """
     names, asked = list(fallen), attempt.cell.params.gpu_count
     if names and asked > working:

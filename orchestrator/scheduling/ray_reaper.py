@@ -1,8 +1,8 @@
-"""Ends what a killed driver leaves of its Ray: `python -m orchestrator.scheduling.ray_reaper SESSION`.
+"""Kills the Ray processes of a dead driver: `python -m orchestrator.scheduling.ray_reaper SESSION`.
 
-Ray's own agents notice only after a minute that their driver is gone, and what it has stopped they never end. This process
-waits for the end of its standard input, then kills whatever was started with the session's mark in its environment, and
-removes the session's folder.
+Ray's own agents notice only after a minute that their driver is gone, and never end a process that
+is stopped. This process waits for the end of its standard input, then kills every process with the
+session's mark in its environment, and removes the session's folder.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAUSE_S = 0.1
 
 
 def reap(session: str) -> None:
-    """What is being started while it looks is found in the next round."""
+    """Kill the processes of a session. Those that start meantime are found in the next round."""
     for _ in range(_ROUNDS):
         found = list(_processes_of(session))
         for process in found:
@@ -41,7 +41,7 @@ def _processes_of(session: str) -> Iterator[psutil.Process]:
 
 
 def main() -> None:
-    """In a session of its own: what stops a driver's whole group leaves this the time to see to what is left."""
+    """Wait for the driver to die. A signal to its process group does not reach this session."""
     sys.stdin.read()
     reap(sys.argv[1])
 

@@ -1,7 +1,6 @@
-"""Where attempts run. One verb: `run(attempts)` takes the next attempt when there is room and yields outcomes as they come.
+"""Scheduler on Ray: submits attempts as tasks, waits for their events, and collects outcomes.
 
-`SerialScheduler` runs them one after another in this process, for tests and for debugging; `RayScheduler` on the GPUs
-of this machine or of a cluster. Both go through `attempt.execute`. The only file that imports ray.
+It uses the GPUs of this machine or of a cluster. Only this file imports Ray.
 """
 
 from __future__ import annotations
@@ -76,11 +75,12 @@ Answer = TypeVar("Answer")
 
 
 class RayScheduler(Scheduler):
-    """A Ray task for each attempt, with a GPU of its own, or several, or its share of the cores where the cell runs on the CPU.
+    """Runs each attempt as a Ray task with its GPUs, or with its share of the CPU cores.
 
-    address: of a cluster that is running, or None for a private one on this machine, gone with this process.
-    cpu_cells: how many CPU cells may run at once. example: an attempt like those to come, for which this machine prepares while
-    Ray starts.
+    Args:
+        address: a running cluster, or None for a private Ray that ends with this process.
+        cpu_cells: how many CPU cells may run at the same time.
+        example: an attempt like those to come; this machine prepares for it while Ray starts.
     """
 
     def __init__(
@@ -142,9 +142,12 @@ class RayScheduler(Scheduler):
     def _ask_nodes(
         self, question: Callable[[], Answer], limit_s: float, only: str = ""
     ) -> tuple[list[Answer], dict[str, PlatformError]]:
-        """What those say that answer, and what is wrong with those that cannot: these get no cell, unless none could.
+        """Return the answers of all nodes, and the error of each node that cannot answer.
 
-        only: one node of them, which is not the only one that measures.
+        Nodes with an error get no cell, unless no node answered.
+
+        Args:
+            only: one node to ask, if others can measure too.
         """
         ask = self._ray.remote(num_cpus=0, max_retries=1)(question)  # a single worker may be killed
         nodes = {
@@ -165,7 +168,7 @@ class RayScheduler(Scheduler):
         return found, refused
 
     def _wait_for(self, asked: Mapping[Any, str], limit_s: float) -> None:
-        """asked: by answer, the host that it is to come from."""
+        """Wait for answers. `asked` maps each to the host that it comes from."""
         _, late = (
             self._ray.wait(list(asked), num_returns=len(asked), timeout=_LATE_S)
             if asked
@@ -177,7 +180,10 @@ class RayScheduler(Scheduler):
             self._ray.wait(late, num_returns=len(late), timeout=limit_s - _LATE_S)
 
     def _answer(self, asked: Any, limit_s: float) -> list[Any]:
-        """Empty of a node that is gone: for a while Ray counts it among the living. Raises PlatformError."""
+        """Return the answer in a list, which is empty for a node that is gone. Raises PlatformError.
+
+        For a while Ray counts a dead node among the living.
+        """
         missing = self._ray.exceptions
         try:
             return [self._ray.get(asked, timeout=_POLL_S)]
@@ -258,7 +264,10 @@ class RayScheduler(Scheduler):
             self._end(running)
 
     def _without(self, fallen: DeviceLost, stream: Any, started: AttemptStarted) -> Outcome:
-        """Has no other cell come to what fell, and gives how this one ended. A single host has no other in its place."""
+        """Give no other cell to a lost device, and return how the attempt ended.
+
+        A single host stays in use, because no other could replace it.
+        """
         if fallen.gpu:
             self._fallen[stream] = started, fallen
             return fallen.lost_outcome
@@ -316,7 +325,7 @@ class RayScheduler(Scheduler):
         return decorate(task).remote(attempt, cpus, self._gpus, *more)
 
     def _of_kind(self, kind: str | None) -> dict[str, str]:
-        """What holds a cell to nodes with such GPUs, those included that will join."""
+        """Return the labels of nodes with this kind of GPU, also of nodes that will join."""
         if kind is None:
             return {}
         self._types |= {gpu_type(node) for node in self._alive()}
@@ -326,7 +335,10 @@ class RayScheduler(Scheduler):
         return {GPU_TYPE: f"in({','.join(wanted)})"}
 
     def _cores_for(self, gpus: int) -> int:
-        """What every node with so many GPUs can give to them: Ray would wait for ever for what none has."""
+        """Return the cores that every node with enough GPUs can give to a cell.
+
+        Ray would wait for ever for more than a node has.
+        """
         return max(
             1,
             min(
@@ -353,7 +365,7 @@ class RayScheduler(Scheduler):
         )
 
     def _held(self, host: str | None = None) -> int:
-        """How many GPUs, on one host or on all, cells have that one of theirs fell off under."""
+        """Return how many GPUs, on one host or on all, belong to cells that lost a GPU."""
         return gpu_count(
             started.attempt for started, _ in self._fallen.values() if host in (None, started.host)
         )
@@ -368,15 +380,18 @@ class RayScheduler(Scheduler):
         ]
 
     def _alive(self) -> list[dict[str, Any]]:
-        """Those that cells may come to."""
+        """Return the nodes that cells may run on."""
         return [node for node in self._living() if node["NodeID"] not in self._out]
 
     def _living(self) -> list[dict[str, Any]]:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def _has_room(self, running: Mapping[Any, AttemptStarted]) -> bool:
-        """Ray would queue what exceeds its resources; the count here decides how far ahead we look. One that still waits for
-        several GPUs has what becomes free: no other is begun."""
+        """Return True if another attempt may be submitted.
+
+        Ray would queue what exceeds its resources; this count decides how far we look ahead. While an
+        attempt waits for several GPUs, no other is submitted, so that it gets what becomes free.
+        """
         begun = [started.attempt for started in running.values()]
         devices = {attempt.cell.params.device for attempt in begun}
         if devices != {"cuda"}:
@@ -406,7 +421,10 @@ class RayScheduler(Scheduler):
             return outcome
 
     def _doubt(self, started: AttemptStarted, error: Exception) -> None:
-        """Whether supervisors begin at all, and live, on the node of one that went away; on all nodes where it is not known."""
+        """Check whether the node of a lost supervisor still starts tasks.
+
+        Without a known node, check all of them.
+        """
         ray = self._ray.exceptions
         if not isinstance(error, ray.RuntimeEnvSetupError | ray.WorkerCrashedError):
             return
@@ -418,7 +436,7 @@ class RayScheduler(Scheduler):
             self._ask_nodes(_nothing, _BEGIN_S, started.node)
 
     def _give_up_hung(self, stream: Any, started: AttemptStarted) -> Outcome | None:
-        """A supervisor that is itself stopped."""
+        """Return a lost outcome if the supervisor itself hangs, and None otherwise."""
         limit = started.attempt.settings.timeout_s + _BACKSTOP_S
         if not started.host or time.monotonic() - started.at_s < limit:
             return None
@@ -436,7 +454,10 @@ def _nothing() -> None: ...
 def _saying_what_it_has(
     measure_there: Callable[..., Iterator[Event]],
 ) -> Callable[..., Iterator[Event]]:
-    """The same, which in what says that it has begun names the node and its cores: who runs there knows, and nobody else."""
+    """Return the function with the node and its CPUs added to AttemptStarted.
+
+    Only the worker knows where Ray has started it.
+    """
 
     @wraps(measure_there)  # Ray calls the process by it
     def saying(*words: Any) -> Iterator[Event]:
@@ -453,20 +474,20 @@ def _saying_what_it_has(
 
 
 def _marked(attempt: Attempt) -> str | None:
-    """None where the driver cannot write: that is said when the cell is measured."""
+    """Return the folder token, or None if the driver cannot write: the cell then reports it."""
     with suppress(OSError):
         return write_folder_token(attempt)
     return None
 
 
 def _take_in(parcel: AttemptArchive) -> None:
-    """What it measured comes apart from this: without its log a cell is still a result."""
+    """Unpack an archive if possible: a cell without its log is still a result."""
     with suppress(OSError, ValueError, tarfile.TarError):
         unpack(parcel)
 
 
 def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostInfo]:
-    """Ray on this host, with these variables, and what the host is: both at once, since each takes seconds.
+    """Start Ray on this host and probe the host at the same time: each takes seconds.
 
     Raises PlatformError.
     """
@@ -491,7 +512,7 @@ def _connect(
     gpus: int = 0,
     variables: Mapping[str, str] | None = None,
 ) -> Any:
-    """Ray, started with these variables, or joined. Raises PlatformError."""
+    """Start Ray with these variables, or join a cluster. Raises PlatformError."""
     require_listener(address)
     os.environ.update(
         {name: os.environ.get(name, value) for name, value in RAY_ENVIRONMENT.items()}

@@ -1,5 +1,7 @@
-"""What stands around Ray: what it reads when it starts, a folder for its files that is cleared away after whoever dies, and this
-program for the nodes of a cluster. It is schedulers.py that imports ray.
+"""A private Ray session and its folder; ray_scheduler.py imports Ray itself.
+
+It sets what Ray reads when it starts, removes folders of dead drivers, and ships this program to
+the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -45,9 +47,10 @@ RAY_ENVIRONMENT = {
 
 
 def session_folder() -> tuple[str, int]:
-    """A short path of our own for Ray's files, that nobody else can enter, and the lock on it, held as long as it is ours.
+    """Return a short private path for Ray's files, and the lock that we hold on it.
 
-    Those of drivers that died are cleared away: by their locks, since a container numbers its processes by itself.
+    Folders of dead drivers are removed. Their locks tell which those are: process ids do not, since
+    each container numbers its processes by itself.
     """
     usual = tempfile.gettempdir()
     base = Path(usual if len(usual) <= _LONGEST_BASE else "/tmp")
@@ -67,7 +70,7 @@ def session_folder() -> tuple[str, int]:
 
 
 def start_reaper(session: str) -> subprocess.Popen[bytes]:
-    """With its standard input for a lifeline."""
+    """Start the reaper. It ends when its standard input is closed."""
     command = [sys.executable, "-P", "-m", "orchestrator.scheduling.ray_reaper", session]
     return subprocess.Popen(
         command,
@@ -78,7 +81,7 @@ def start_reaper(session: str) -> subprocess.Popen[bytes]:
 
 
 def require_listener(address: str | None) -> None:
-    """Ray itself would look for minutes for a cluster that is not there."""
+    """Raise PlatformError if nothing listens: Ray would look for a cluster for minutes."""
     host, colon, port = (address or "").rpartition(":")
     if not colon or "/" in host:
         return
@@ -90,9 +93,9 @@ def require_listener(address: str | None) -> None:
 
 @contextmanager
 def shipped() -> Iterator[dict[str, Any]]:
-    """This program for the nodes of a cluster, which then measure with the same one, whatever they have themselves.
+    """Yield the options with which Ray ships this program to the nodes of a cluster.
 
-    A driver that is itself a job of Ray's leaves that to the job's own working folder: Ray takes one of them.
+    A driver that is itself a Ray job has no options: Ray accepts one working folder, the job's.
     """
     if _IS_A_JOB in os.environ:
         yield {}
