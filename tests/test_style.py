@@ -22,11 +22,6 @@ KNOWN = {
     "orchestrator/config",
     "orchestrator/planning",
     "orchestrator/report",
-    "orchestrator/report/charts",
-    "orchestrator/report/export",
-    "orchestrator/report/formats",
-    "orchestrator/report/page",
-    "orchestrator/report/references",
     "orchestrator/report/tables",
     "orchestrator/scheduling",
     "orchestrator/store",
@@ -37,9 +32,7 @@ KNOWN = {
     "tasks/instruments",
     "tasks/prediction",
     "tasks/process",
-    "tasks/snapshots",
     "tasks/spec",
-    "tasks/traces",
     "tasks/training",
 }
 
