@@ -23,7 +23,6 @@ KNOWN = {
     "orchestrator/planning",
     "orchestrator/report",
     "orchestrator/report/tables",
-    "orchestrator/scheduling",
     "orchestrator/store",
     "orchestrator/store/remote",
     "orchestrator/sweep",

@@ -33,7 +33,7 @@ def gpu_type(node: Node) -> str:
 
 
 class NodeHealth:
-    """alive: gives those that are; working: those of them that cells may come to. say: tells the user."""
+    """`alive` returns the living nodes, `working` those of them that cells may run on."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class NodeHealth:
         elif now - self._missing_since > _PATIENCE_S:
             raise NoNodeLeft(
                 lacking,
-                "Have one join (`ray start --address=…`) and run again: what is finished is kept",
+                "Have one join (`ray start --address=…`) and run again: finished cells are not measured again",
             )
 
 
@@ -94,15 +94,15 @@ def unplaceable_reason(
 
     Raises NoNodeLeft if no host is left at all.
     """
-    said = "; ".join(broken)
-    if not said or any(_has_room(node, attempt) for node in working):
+    reasons = "; ".join(broken)
+    if not reasons or any(_has_room(node, attempt) for node in working):
         return None
     if not any(map(measures, working)):
         raise NoNodeLeft(
-            f"no host is left that measures: {said}",
-            f"{REPAIR_REMEDY}, and run again: what is finished is kept",
+            f"no host is left that measures: {reasons}",
+            f"{REPAIR_REMEDY}, and run again: finished cells are not measured again",
         )
-    return f"no host is left that could measure it: {said}"
+    return f"no host is left that could measure it: {reasons}"
 
 
 def measures(node: Node) -> bool:

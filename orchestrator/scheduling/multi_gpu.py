@@ -17,7 +17,7 @@ from tasks.spec.attempt import Attempt
 if TYPE_CHECKING:
     pass
 
-_LOST = "Reset the GPU or restart its host, and run again: what is finished is kept, and not measured twice"
+_LOST = "Reset the GPU or restart its host, and run again: finished cells are not measured again"
 
 
 def gpu_count(attempts: Iterable[Attempt]) -> int:

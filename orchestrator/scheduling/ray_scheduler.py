@@ -57,14 +57,14 @@ from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.outcome import Outcome
 
-# Beyond its own time-out, after which an attempt's supervisor is given up: what it may do before and after, and some more.
+# Added to an attempt's time-out before its supervisor is given up: its preparation and its checks.
 _BACKSTOP_S = (
     2 * PREPARATION_S + 3 * TIMEOUT_S + 60.0
 )  # of a parent and a process; of a GPU and a host that are tried
 _ANSWER_S = PREPARATION_S + TIMEOUT_S  # for a node to get this program, and to import torch
 _BEGIN_S = 60.0  # for one that has it to begin anything
 _CRASHES = 3  # of workers in a row, after which a node gets no other cell
-_LATE_S = 20.0  # after which it is said who has not answered
+_LATE_S = 20.0  # after which the user sees who has not answered
 _POLL_S = 0.5
 _OBJECT_STORE_BYTES = 100 * 1024**2
 _WORKERS_CRASH = "Ray's workers crash there"
@@ -99,7 +99,7 @@ class RayScheduler(Scheduler):
         self._fallen: dict[
             Any, tuple[AttemptStarted, DeviceLost]
         ] = {}  # by the task that holds it so that no other cell has it
-        self._out: dict[str, str] = {}  # what is said of each node on which nothing is measured
+        self._out: dict[str, str] = {}  # reason by node id
         self._crashes: Counter[str] = (
             Counter()
         )  # of Ray's workers, by node, since one brought a cell to its end there
@@ -230,7 +230,7 @@ class RayScheduler(Scheduler):
         nodes = NodeHealth(self._living, self._alive, self._notify)
         try:
             while True:
-                # Taken only when there is room, so that a queue with a deadline decides as late as it can.
+                # Taken only when a slot is free: a queue with a deadline decides late.
                 while self._has_room(running) and (attempt := next(pending, None)):
                     if why := unplaceable_reason(attempt, self._alive(), self._out.values()):
                         yield lost_outcome(attempt, why, 0.0)
@@ -411,7 +411,8 @@ class RayScheduler(Scheduler):
             return event
         except self._ray.exceptions.LocalRayletDiedError as error:
             raise NoNodeLeft(
-                "Ray's own process on this machine has died", "Run again: what is finished is kept"
+                "Ray's own process on this machine has died",
+                "Run again: finished cells are not measured again",
             ) from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
@@ -432,7 +433,7 @@ class RayScheduler(Scheduler):
         if started.node and self._crashes[started.node] >= _CRASHES:
             self._leave_out(started.node, f"host {started.host}: {_WORKERS_CRASH}")
             return
-        with suppress(ray.RayError):  # of which the next event tells
+        with suppress(ray.RayError):  # the next event reports it
             self._ask_nodes(_nothing, _BEGIN_S, started.node)
 
     def _give_up_hung(self, stream: Any, started: AttemptStarted) -> Outcome | None:
@@ -491,8 +492,8 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostIn
 
     Raises PlatformError.
     """
-    with ThreadPoolExecutor(1) as beside:
-        probing = beside.submit(probe_here)
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probe_here)
         count = len(gpu_names())
         ray = _connect(None, session, count, variables)
         try:

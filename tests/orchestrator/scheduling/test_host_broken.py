@@ -204,7 +204,7 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
     assert done.returncode == 2, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert re.search(
-        r"no host is left that measures: host .*; host .*\. Mend what .* there, and run again: what is fin",
+        r"no host is left that measures: host .*; host .*\. Mend what .* there, and run again: finished cells",
         said,
     ), said
     statuses = [status for status, _ in rows(run)]
