@@ -30,9 +30,7 @@ KNOWN = {
     "tasks/harness",
     "tasks/instruments",
     "tasks/prediction",
-    "tasks/process",
     "tasks/spec",
-    "tasks/training",
 }
 
 OPENERS = re.compile(r"(Of|What|Whether|That|Those|As|So|Where|How|Who|Why|By|In|From|The same)\b")

@@ -1,1 +1,1 @@
-"""What tasks and instruments are written against. Knows neither of them by name."""
+"""The interface of tasks and instruments. It knows neither of them by name."""

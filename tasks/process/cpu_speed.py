@@ -1,4 +1,4 @@
-"""How many small operations a CPU core starts per ms: what limits an eager step of small kernels.
+"""The number of small operations a CPU core starts per ms, which limits an eager step of small kernels.
 
 The rate differs between processors and with the load of the machine. In a virtual machine that includes
 load outside of it, which Linux sees only if the hypervisor reports it as steal time. The rate may

@@ -51,7 +51,7 @@ _WRITTEN_BYTES = 1024**2  # about what a small cell writes
 
 @dataclass(frozen=True)
 class Preparation:
-    """What a fork server has to import. compiled: also the compiler."""
+    """Import all that a fork server needs. compiled: also the compiler."""
 
     compiled: bool
 

@@ -1,1 +1,1 @@
-"""What tasks that train a model share: their axes, the model and one step."""
+"""Parts that tasks which train a model share: their axes, the model and one step."""
