@@ -1,6 +1,8 @@
-"""Everything around a cell: what to measure, where, how it ended, where it is kept, and what is made of it.
+"""Everything around a cell: what to measure, where, how it ended, where it is kept, and what is
+made of it.
 
-`import orchestrator as sweep` and `sweep.load("results/full")` gives a run as pandas frames: see `api`.
+`import orchestrator as sweep` and `sweep.load("results/full")` gives a run as pandas frames: see
+`api`.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def _import_what_lies_beside() -> None:
-    """Before anything else does: a folder `tasks` or `model` where one is, or on PYTHONPATH, is somebody else's."""
+    """Before anything else does: a folder `tasks` or `model` where one is, or on PYTHONPATH, is
+    somebody else's.
+    """
     here = str(Path(__file__).resolve().parent.parent)
     sys.path.insert(0, here)
     try:
@@ -29,7 +33,9 @@ _import_what_lies_beside()
 
 
 def load(*folders: str | Path) -> LoadedRun:
-    """A results folder as pandas frames, or several side by side. Raises RunError where one holds no run."""
+    """A results folder as pandas frames, or several side by side. Raises RunError where one holds
+    no run.
+    """
     from orchestrator import api  # what it needs takes longer to import than most commands take
 
     return api.load(*folders)

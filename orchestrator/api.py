@@ -1,4 +1,6 @@
-"""A run as pandas frames: `import orchestrator as sweep; run = sweep.load("results/full"); run.cells`."""
+"""A run as pandas frames: `import orchestrator as sweep; run = sweep.load("results/full");
+run.cells`.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,17 @@ from orchestrator.store.run import Run
 
 
 class LoadedRun:
-    """What a results folder holds, read once when it is first asked for. Reading needs neither torch nor a GPU.
+    """What a results folder holds, read once when it is first asked for. Reading needs neither
+    torch nor a GPU.
 
-    cells: one wide row a cell, nullable dtypes; the same as cells.parquet. columns: what each of its columns is, and its unit.
-    samples: every number as it was measured, of every attempt: instrument, mode, phase, metric, unit, step, value.
-    kernels: one row a kernel, operator, phase and module, of the attempts that count; times in ns, and `ms` a step.
-    allocations: what of the device's memory lived at the peak of a step, or when it ran out, of the attempts that count: role,
-    part, call chain, bytes of each, how many. live: how many bytes of each role lived when, in ms into that step.
-    predictions: what was foreseen of each cell's memory, in bytes, by step and phase.
-    manifest: run.json.
+    cells: one wide row a cell, nullable dtypes; the same as cells.parquet. columns: what each of
+    its columns is, and its unit. samples: every number as it was measured, of every attempt:
+    instrument, mode, phase, metric, unit, step, value. kernels: one row a kernel, operator, phase
+    and module, of the attempts that count; times in ns, and `ms` a step. allocations: what of the
+    device's memory lived at the peak of a step, or when it ran out, of the attempts that count:
+    role, part, call chain, bytes of each, how many. live: how many bytes of each role lived when,
+    in ms into that step. predictions: what was foreseen of each cell's memory, in bytes, by step
+    and phase. manifest: run.json.
     """
 
     def __init__(self, run: Run) -> None:
@@ -78,11 +82,13 @@ class LoadedRun:
         return self._run.read("predictions")
 
     def table(self, name: str, reference: str | None = None) -> pd.DataFrame:
-        """A table of the report as it is printed, null where it prints nothing; a column of plain numbers, also of 12,313, has
-        numbers. The last columns say which times of a row have the mark `†`.
+        """A table of the report as it is printed, null where it prints nothing; a column of plain
+        numbers, also of 12,313, has numbers. The last columns say which times of a row have the
+        mark `†`.
 
-        reference: a device, for the table `reference` of what others published for it (`sweep report --reference`). Raises ConfigError for a
-        name that is no table and a device that is none. Empty where the run has nothing for it.
+        reference: a device, for the table `reference` of what others published for it (`sweep
+        report --reference`). Raises ConfigError for a name that is no table and a device that is
+        none. Empty where the run has nothing for it.
         """
         published = reference_tables(find_device(reference) if reference else None)
         for page in lay_out(self._results, [name], (*TABLES, *published)):
@@ -96,8 +102,9 @@ class LoadedRun:
 
 
 def load(*folders: str | Path) -> LoadedRun:
-    """One run, or several side by side, of which `run` among the columns of `cells` says which: folders, or addresses such as
-    s3://bucket/folder. Raises RunError for no run."""
+    """One run, or several side by side, of which `run` among the columns of `cells` says which:
+    folders, or addresses such as s3://bucket/folder. Raises RunError for no run.
+    """
     if not folders:
         raise RunError(
             "no run is named", "Name a folder that `sweep run` wrote, such as results/demo"

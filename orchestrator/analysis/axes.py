@@ -35,7 +35,9 @@ def has_value(row: Row, column: str) -> bool:
 
 
 def key_axes(results: CellTable, without: tuple[str, ...] = ()) -> list[str]:
-    """The axes that tell the rows of a table apart: those that vary, after those that everybody looks for."""
+    """The axes that tell the rows of a table apart: those that vary, after those that everybody
+    looks for.
+    """
     shown = [
         axis for axis in ALWAYS_SHOWN if axis in results.axes and results.cells[axis].notna().any()
     ]
@@ -56,7 +58,8 @@ def varying_axes(results: CellTable) -> list[str]:
 def _varies_within_a_task(
     values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None
 ) -> bool:
-    """A task that does not have an axis does not make it vary; nor does a null that the axis `timing` tells.
+    """A task that does not have an axis does not make it vary; nor does a null that the axis
+    `timing` tells.
 
     tasks: of each value, where there are several.
     """

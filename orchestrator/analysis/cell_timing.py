@@ -1,6 +1,8 @@
-"""A cell as one run measured it: what is held against another side of it, its time and what that may depend on.
+"""A cell as one run measured it: what is held against another side of it, its time and what that
+may depend on.
 
-a run ─the attempts that count─→ samples ─by cell─→ sides, of its steps or of what their kernels take
+a run ─the attempts that count─→ samples ─by cell─→ sides, of its steps or of what their kernels
+take
 """
 
 from __future__ import annotations
@@ -40,14 +42,16 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of such a median.
+    """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of
+    such a median.
 
-    low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in trouble moves neither.
-    clock_mhz: of the GPU after the timing, null where it is not known. decides: whose speed its time is, where that is known.
-    needs_host: whether a slower host makes its steps longer. waited_for_core: where it does, the share of the timing that a
-    thread waited for a core. paces: the least and the greatest that was seen of the host's speed, in operations a ms.
-    kernels_ms: what the kernels of a step take, where they were
-    watched. is_of_kernels: whether its times themselves are of these, since no step was timed.
+    low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in
+    trouble moves neither. clock_mhz: of the GPU after the timing, null where it is not known.
+    decides: whose speed its time is, where that is known. needs_host: whether a slower host makes
+    its steps longer. waited_for_core: where it does, the share of the timing that a thread waited
+    for a core. paces: the least and the greatest that was seen of the host's speed, in operations a
+    ms. kernels_ms: what the kernels of a step take, where they were watched. is_of_kernels: whether
+    its times themselves are of these, since no step was timed.
     """
 
     medians_ms: tuple[float, ...]
@@ -119,7 +123,9 @@ def kernel_sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
 
 
 def _times(steps: pd.DataFrame) -> dict[str, tuple[tuple[float, ...], float, float]]:
-    """By cell, of steps of every attempt: the median of each, and the medians of the ends of their intervals."""
+    """By cell, of steps of every attempt: the median of each, and the medians of the ends of their
+    intervals.
+    """
     summary = summarise(steps, ["cell", "attempt"])
     return {
         str(cell): (tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median())

@@ -1,9 +1,10 @@
 """Is it faster, or is it noise? Two runs, or two cells, held against each other.
 
-What a process measures scatters within it, which the interval of its median tells, and from process to process, which
-only repetitions tell (`sweep run --repeat`): on an H200 CPU-bound cells differ by several percent between two processes
-that do the same, others by less than a thousandth. A difference counts where the intervals of the two sides leave a gap
-*and* it is larger than that cell's noise from process to process; in clock cycles as well, where the clocks differed, and where
+What a process measures scatters within it, which the interval of its median tells, and from process
+to process, which only repetitions tell (`sweep run --repeat`): on an H200 CPU-bound cells differ by
+several percent between two processes that do the same, others by less than a thousandth. A
+difference counts where the intervals of the two sides leave a gap *and* it is larger than that
+cell's noise from process to process; in clock cycles as well, where the clocks differed, and where
 a cell depends on the CPU in operations of that, as fast as it was seen to be.
 """
 
@@ -55,7 +56,8 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Noise:
-    """From process to process: the standard deviation of the logarithm of a time, from so many degrees of freedom.
+    """From process to process: the standard deviation of the logarithm of a time, from so many
+    degrees of freedom.
 
     With none nothing was repeated, and nothing is known.
     """
@@ -70,7 +72,8 @@ class Noise:
         return Noise(math.sqrt(squares / freedom), freedom) if freedom else self
 
     def floor(self, first: int, second: int) -> float:
-        """How far apart, as a fraction, the means of so many attempts lie by chance, once in 1 / SIGNIFICANCE times.
+        """How far apart, as a fraction, the means of so many attempts lie by chance, once in 1 /
+        SIGNIFICANCE times.
 
         By Student's t, since the noise itself is only estimated.
         """
@@ -84,7 +87,9 @@ class Noise:
 
 @dataclass(frozen=True)
 class Comparison:
-    """ratio: B's time over A's, with the interval that both sides' intervals leave; reason: of an ambiguous verdict."""
+    """ratio: B's time over A's, with the interval that both sides' intervals leave; reason: of an
+    ambiguous verdict.
+    """
 
     label: str
     before: Side
@@ -135,9 +140,9 @@ class Comparison:
 class ComparisonReport:
     """The comparison of two runs, or of two cells.
 
-    comparisons: one for each cell that both runs measured. noise: pooled over all cells. differences:
-    parameters of two named cells, and how the runs were measured. only_before, only_after: how many
-    cells one run alone measured, if all cells were to be compared.
+    comparisons: one for each cell that both runs measured. noise: pooled over all cells.
+    differences: parameters of two named cells, and how the runs were measured. only_before,
+    only_after: how many cells one run alone measured, if all cells were to be compared.
     """
 
     comparisons: tuple[Comparison, ...]
@@ -238,7 +243,8 @@ def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
 def noises_of(
     pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]
 ) -> list[Noise]:
-    """Of each pair. everything: the attempts of each cell of either run, which say how alike cells are in this.
+    """Of each pair. everything: the attempts of each cell of either run, which say how alike cells
+    are in this.
 
     What was not repeated has the noise of all of them together.
     """
@@ -250,8 +256,9 @@ def noises_of(
 def _prior(noises: Iterable[Noise]) -> Noise:
     """What the noise of the others says of a cell's own: much, where they are alike.
 
-    By the moments of the logarithms of their variances (G. K. Smyth, Linear models and empirical Bayes methods for assessing
-    differential expression in microarray experiments, 2004, section 6.2).
+    By the moments of the logarithms of their variances (G. K. Smyth, Linear models and empirical
+    Bayes methods for assessing differential expression in microarray experiments, 2004, section
+    6.2).
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma
@@ -304,7 +311,9 @@ def _in_cycles(side: Side) -> Side:
 
 
 def _in_operations(side: Side) -> Side:
-    """How many of the host's the step takes: its speed is known before the timing and after, and not between."""
+    """How many of the host's the step takes: its speed is known before the timing and after, and
+    not between.
+    """
     return _scaled(side, *(side.paces or (1.0, 1.0)))
 
 
@@ -336,7 +345,9 @@ def _told(side: Side) -> str:
 
 
 def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """By cell, in the order in which tables show them. apart: what is on either side, instead of what the cell has."""
+    """By cell, in the order in which tables show them. apart: what is on either side, instead of
+    what the cell has.
+    """
     axes, sides = key_axes(results), {name: " → ".join(values) for name, values in apart.items()}
     labels = {}
     for row in sort_cells(results.cells, axes).to_dict("records"):

@@ -21,7 +21,8 @@ def hosts_of(facts: Iterable[str]) -> list[str]:
 def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
     """Return how many other attempts ran on the host of each attempt, on average over its time.
 
-    `attempts` has the columns host, started_at and wall_s. The result is null if the host is unknown.
+    `attempts` has the columns host, started_at and wall_s. The result is null if the host is
+    unknown.
     """
     concurrent = pd.Series(np.nan, index=attempts.index)
     begins = attempts["started_at"].map(lambda at: at.timestamp())
@@ -35,7 +36,8 @@ def _mean_concurrency(begin_s: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
     """Return the mean number of other intervals that are open during each interval.
 
     The number of open intervals is a step function of time. Its integral at the end of an interval
-    less that at its begin is the time spent by all of them, of which `wall_s` is the interval's own.
+    less that at its begin is the time spent by all of them, of which `wall_s` is the interval's
+    own.
     """
     edges = np.concatenate([begin_s, begin_s + wall_s])
     order = np.argsort(edges, kind="stable")

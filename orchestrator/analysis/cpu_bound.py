@@ -30,8 +30,8 @@ MOST_WAITED = 0.1
 class BoundBy(StrEnum):
     """What limits the speed of a step.
 
-    A GPU-bound step takes the same time on another machine with the same GPU. The time of a CPU-bound
-    step depends on the CPU, at least in part.
+    A GPU-bound step takes the same time on another machine with the same GPU. The time of a
+    CPU-bound step depends on the CPU, at least in part.
     """
 
     GPU = "GPU-bound"

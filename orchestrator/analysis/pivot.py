@@ -1,7 +1,7 @@
 """From the long table of samples to one wide row per cell, as tasks/spec/metrics.py declares it.
 
-`metric_columns` makes all columns that have an aggregate. A column that a rule makes which cannot be
-declared is made by a function of another module, with the helpers below.
+`metric_columns` makes all columns that have an aggregate. A column that a rule makes which cannot
+be declared is made by a function of another module, with the helpers below.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ _SUFFIX = "_kernel_time_ms"
 
 
 def with_profiled_kernel_time(cells: pd.DataFrame) -> pd.DataFrame:
-    """Fill `{phase}_kernel_time_ms_median` from the profiled step if `kernel_time` did not measure it.
+    """Fill `{phase}_kernel_time_ms_median` from the profiled step if `kernel_time` did not measure
+    it.
 
     One step has no interval, so only the median is filled. An imported trace may contain any number
     of steps; without a known number its kernel time is not that of one step.

@@ -1,4 +1,6 @@
-"""What a report is made of: a run's cells as one frame, which of its columns are axes, and where it all came from."""
+"""What a report is made of: a run's cells as one frame, which of its columns are axes, and where it
+all came from.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ _NO_AXES = ("task", "run", "status")  # by which cells are chosen too
 
 @dataclass(frozen=True)
 class Results:
-    """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the tasks.
+    """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the
+    tasks.
 
-    read_kernels, read_allocations, read_live: give the rows of the whole run, which may be millions: read where a table asks
-    for them. bare: how many cells ended well of which no sample is there.
+    read_kernels, read_allocations, read_live: give the rows of the whole run, which may be
+    millions: read where a table asks for them. bare: how many cells ended well of which no sample
+    is there.
     """
 
     cells: pd.DataFrame
@@ -36,8 +40,8 @@ class Results:
     cells_without_samples: int = 0
 
     def kernels(self) -> pd.DataFrame:
-        """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the whole trace where the
-        number of steps is unknown.
+        """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the
+        whole trace where the number of steps is unknown.
         """
         rows = self._valid_rows(self.read_kernels())
         return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
@@ -55,10 +59,12 @@ class Results:
 
 
 def load_results(run: Run, every_version: bool = False) -> Results:
-    """Reads the parts, never a file that is itself derived: after a kill, the parts are what is true.
+    """Reads the parts, never a file that is itself derived: after a kill, the parts are what is
+    true.
 
-    A row that was written before a parameter existed has that one's default, as its cell's identity has. every_version: also of
-    cells that an older version of their task measured, and a newer one too.
+    A row that was written before a parameter existed has that one's default, as its cell's identity
+    has. every_version: also of cells that an older version of their task measured, and a newer one
+    too.
     """
     results, samples = load_with_samples(run, every_version)
     del samples
@@ -67,7 +73,9 @@ def load_results(run: Run, every_version: bool = False) -> Results:
 
 
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
-    """The same, and the samples of the whole run that its cells are made of, with texts as categories."""
+    """The same, and the samples of the whole run that its cells are made of, with texts as
+    categories.
+    """
     attempts, manifest = run.read("attempts"), run.read_manifest()
     defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
     rows = [
@@ -99,7 +107,9 @@ def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, p
 
 
 def _of_latest_version(attempts: pd.DataFrame, params: Sequence[str]) -> pd.DataFrame:
-    """Without cells that are measured otherwise today, and were: nothing else tells those from what was measured of late."""
+    """Without cells that are measured otherwise today, and were: nothing else tells those from what
+    was measured of late.
+    """
     alike = attempts.groupby(
         [attempts["task"], pd.Series(params, index=attempts.index, dtype=object)]
     )
@@ -129,7 +139,8 @@ def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
 
 
 def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> Results:
-    """Only the cells that have one of these values of each parameter, or of `task`, `run` or `status`.
+    """Only the cells that have one of these values of each parameter, or of `task`, `run` or
+    `status`.
 
     Raises ConfigError for a name that is none of these, RunError where no cell is left.
     """

@@ -1,7 +1,7 @@
 """Columns of cells that relate the step time to the work done and to the GPU's peak.
 
-FLOPs are those of the model's closed form. Work that is repeated, such as a recomputed forward pass,
-does not count.
+FLOPs are those of the model's closed form. Work that is repeated, such as a recomputed forward
+pass, does not count.
 """
 
 from __future__ import annotations

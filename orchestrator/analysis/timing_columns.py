@@ -20,12 +20,14 @@ _WIDE = 0.05
 
 
 def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return `{phase}_lead_ms` and their maximum `host_lead_ms`: how far the CPU is ahead of the GPU.
+    """Return `{phase}_lead_ms` and their maximum `host_lead_ms`: how far the CPU is ahead of the
+    GPU.
 
     If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does not
     show this: in a step that ends in many small kernels the GPU catches up.
 
-    If adaptive timing stopped without pipelined steps, the last pipelined step of its warm-up counts.
+    If adaptive timing stopped without pipelined steps, the last pipelined step of its warm-up
+    counts.
     """
     pipelined = metric_rows(samples, "timing", "pipelined", "lead")
     checked = metric_rows(samples, "timing", "check", "lead")

@@ -1,7 +1,8 @@
-"""What Python makes of sources once, and else in every process that imports them: torch's take longer than most cells.
+"""What Python makes of sources once, and else in every process that imports them: torch's take
+longer than most cells.
 
-Images of containers often have none beside the sources (`pip install --no-compile`) and let nobody write it there
-(PYTHONDONTWRITEBYTECODE, a read-only file system).
+Images of containers often have none beside the sources (`pip install --no-compile`) and let nobody
+write it there (PYTHONDONTWRITEBYTECODE, a read-only file system).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from orchestrator.common.user_cache import cache_folder
 
 
 def keep_bytecode() -> None:
-    """From here on, in this process and those that it starts, it is kept in this program's own cache where it is kept nowhere."""
+    """From here on, in this process and those that it starts, it is kept in this program's own
+    cache where it is kept nowhere.
+    """
     if sys.pycache_prefix is None and not _is_kept("torch"):
         folder = cache_folder("bytecode")
         if _may_be_written(folder):

@@ -1,4 +1,6 @@
-"""The Click group of the program. It turns errors that a user can mend into one line and an exit code."""
+"""The Click group of the program. It turns errors that a user can mend into one line and an exit
+code.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command line: the group `sweep` and its commands.
 
-Each command imports what it needs inside its function, so that `sweep --help` prints within a fraction
-of a second and only `sweep run` loads Ray.
+Each command imports what it needs inside its function, so that `sweep --help` prints within a
+fraction of a second and only `sweep run` loads Ray.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from orchestrator.cli.group import SweepGroup
 @click.group(cls=SweepGroup)
 @click.version_option(package_name="transformer-sweep")
 def main() -> None:
-    """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a time."""
+    """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a
+    time.
+    """
 
 
 COMMANDS = (

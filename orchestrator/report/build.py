@@ -1,4 +1,5 @@
-"""The whole report of a run: what it says in words, its tables, its charts and its page, as the files of its folder.
+"""The whole report of a run: what it says in words, its tables, its charts and its page, as the
+files of its folder.
 
 run ─load→ results ─┬─draw→ charts
                     ├─answers→ words

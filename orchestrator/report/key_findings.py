@@ -1,4 +1,6 @@
-"""The sentences that people write under their tables, from the data: each with its numbers, and only where there are such."""
+"""The sentences that people write under their tables, from the data: each with its numbers, and
+only where there are such.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def answers(results: Results) -> list[KeyFinding]:
 
 
 def first_sentences(answer: KeyFinding, file: str) -> KeyFinding:
-    """For a terminal: of each precision as many as of any other, while it has some. file: which has all of them."""
+    """For a terminal: of each precision as many as of any other, while it has some. file: which has
+    all of them.
+    """
     more = len(answer.sentences) - _MOST_SENTENCES
     if more <= 0:
         return answer
@@ -78,7 +82,9 @@ def backward_over_forward(results: Results) -> Iterator[str]:
 
 
 def variability_by_warm_up(results: Results) -> Iterator[str]:
-    """Of the same cells with each number of steps: those of a large run and of a short test of it differ in all else too."""
+    """Of the same cells with each number of steps: those of a large run and of a short test of it
+    differ in all else too.
+    """
     cells = _alike_but_in(
         _measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd"),
         "warmup_steps",
@@ -91,7 +97,9 @@ def variability_by_warm_up(results: Results) -> Iterator[str]:
 
 
 def where_narrow_precision_pays(results: Results) -> Iterator[str]:
-    """Faster or slower is where the intervals of the medians leave a gap; where they overlap neither is said."""
+    """Faster or slower is where the intervals of the medians leave a gap; where they overlap
+    neither is said.
+    """
     cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
     for precision in [
         name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))
@@ -133,9 +141,11 @@ def gain_of_compiling(results: Results) -> Iterator[str]:
 
 
 def growth_of_attention(results: Results) -> Iterator[str]:
-    """By least squares of the logarithms: a sentence for each way of computing it, over whatever else was varied.
+    """By least squares of the logarithms: a sentence for each way of computing it, over whatever
+    else was varied.
 
-    What is CPU-bound takes as long with half the length, or in part: of time, such lengths are left out.
+    What is CPU-bound takes as long with half the length, or in part: of time, such lengths are left
+    out.
     """
     cells = _measured(results, "attention", _TIME)
     if "context_length" not in cells:
@@ -151,7 +161,9 @@ def growth_of_attention(results: Results) -> Iterator[str]:
 def _growth(
     what: str, cells: pd.DataFrame, column: str, others: Sequence[str], among: pd.DataFrame
 ) -> Iterator[str]:
-    """A sentence for each range of lengths that series of these cells have. among: what a series is told apart from."""
+    """A sentence for each range of lengths that series of these cells have. among: what a series is
+    told apart from.
+    """
     by_lengths: dict[str, list[tuple[str, float]]] = {}
     for which, series in _told_apart(cells, others, always=(), among=among):
         if series["context_length"].nunique() >= _FEW:
@@ -248,8 +260,8 @@ def _pairs(
 ) -> pd.DataFrame:
     """Return the cells with one value of an axis, joined with their counterparts of a base value.
 
-    values: the base value and the other one. Columns of the counterpart end in `_base`. The two cells
-    are equal in all axes except `axis` and those in `without`.
+    values: the base value and the other one. Columns of the counterpart end in `_base`. The two
+    cells are equal in all axes except `axis` and those in `without`.
     """
     keys = [name for name in _axes(cells, results) if name != axis and name not in without]
     shown = cells[
@@ -271,7 +283,8 @@ def _pairs(
 
 
 def _alike_but_in(cells: pd.DataFrame, axis: str, results: Results) -> pd.DataFrame:
-    """The cells that differ in nothing but one axis and are there with each of its values, if it has several.
+    """The cells that differ in nothing but one axis and are there with each of its values, if it
+    has several.
 
     A value that no cell shares with such a counterpart is none of them.
     """
@@ -315,10 +328,11 @@ def _told_apart(
     always: Sequence[str] = ("size",),
     among: pd.DataFrame | None = None,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Groups by some axes, each with the values in which it differs from the others, or from all that it is `among`.
+    """Groups by some axes, each with the values in which it differs from the others, or from all
+    that it is `among`.
 
-    Of several runs the name comes first, and says what all cells of it have: only what differs within it is said beside it, and
-    what everybody looks for.
+    Of several runs the name comes first, and says what all cells of it have: only what differs
+    within it is said beside it, and what everybody looks for.
 
     always: axes that are said anyway.
     """

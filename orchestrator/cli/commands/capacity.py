@@ -54,9 +54,11 @@ def limit_options(axis: str, granularity: int, up_to: int) -> Callable[[Any], An
 @limit_options("context_length", 128, 131072)
 @execution_options
 def max_context(**chosen: Any) -> None:
-    """Find the largest context length that fits, for each cell of CONFIG with its context length left open.
+    """Find the largest context length that fits, for each cell of CONFIG with its context length
+    left open.
 
-    By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept in the run.
+    By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept
+    in the run.
 
     Example: sweep max-context configs/full.yaml --gpu H200 --where compile=eager,pass=train_step
     """
@@ -70,9 +72,11 @@ def max_context(**chosen: Any) -> None:
 def max_batch(**chosen: Any) -> None:
     """Find the largest batch size that fits, for each cell of CONFIG with its batch size left open.
 
-    By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept in the run.
+    By prediction, which needs no GPU, and by measuring with --confirm, the rows of which are kept
+    in the run.
 
-    Example: sweep max-batch configs/full.yaml --set memory_limit_gib=32 --where size=small,compile=eager,pass=train_step
+    Example: sweep max-batch configs/full.yaml --set memory_limit_gib=32 --where
+    size=small,compile=eager,pass=train_step
     """
     find_limits_of("batch_size", chosen)
 

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float) -> None:
     """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
 
-    Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must exceed.
+    Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must
+    exceed.
 
     Example: sweep compare results/demo results/other
     """
@@ -64,7 +65,9 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
 
 
 def _run_and_cell(text: str) -> tuple[RunLocation, str]:
-    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`. Names of folders may have colons."""
+    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`. Names of
+    folders may have colons.
+    """
     if is_address(text):
         return split_cell(text)
     folder, cell = text.rsplit(":", 1) if ":" in text else (text, "")

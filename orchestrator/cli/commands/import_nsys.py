@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     "--out", type=RunLocationType(), help="The run to add it to, or a new folder.  [results/FILE]"
 )
 def import_nsys(file: Path, out: RunLocation | None) -> None:
-    """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and print their tables.
+    """Add the kernels of FILE, which Nsight Systems wrote (.sqlite or .nsys-rep), to a run, and
+    print their tables.
 
     Example: sweep import-nsys report1.sqlite --out results/imported
     """

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class RenamedOption(click.Option):
-    """Option whose first name is the current one. The former names still work, and the help does not show them."""
+    """Option whose first name is the current one. The former names still work, and the help does
+    not show them.
+    """
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         names, self.opts = self.opts, self.opts[:1]

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     help="How long it would take, and with --memory what fits, on this GPU, such as 'RTX 5090'.",
 )
 def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
-    """Show the cells of CONFIG, how many are done, what would run, why and for how long. Starts nothing.
+    """Show the cells of CONFIG, how many are done, what would run, why and for how long. Starts
+    nothing.
 
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """

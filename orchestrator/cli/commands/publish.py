@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 def publish(
     run_folders: tuple[RunLocation, ...], out: Path, limit_mb: float, reference: str
 ) -> None:
-    """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes the same tables anywhere.
+    """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes
+    the same tables anywhere.
 
-    Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as SVG. Names of hosts
-    and users, absolute paths, logs and artifacts stay here.
+    Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as
+    SVG. Names of hosts and users, absolute paths, logs and artifacts stay here.
 
     Example: sweep publish results/full results/attention --out results/published/h200
     """

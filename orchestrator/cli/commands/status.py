@@ -32,9 +32,11 @@ def status(run_folder: RunLocation) -> None:
 @click.argument("run_folder", metavar="RUN", type=RunLocationType())
 @click.argument("cell")
 def show(run_folder: RunLocation, cell: str) -> None:
-    """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to re-run it by hand.
+    """Show one CELL of RUN, named by the beginning of its id: all that is known of it, and how to
+    re-run it by hand.
 
-    Of several that were published together RUN may be their folder, and CELL as it stands in its tables: full:3f2a
+    Of several that were published together RUN may be their folder, and CELL as it stands in its
+    tables: full:3f2a
 
     Example: sweep show results/demo 3f2a
     """

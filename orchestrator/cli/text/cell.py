@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def describe_cell(run: Run, prefix: str) -> Iterator[str]:
-    """One cell: parameters, attempts with their evidence, samples, log, and how to measure it by hand."""
+    """One cell: parameters, attempts with their evidence, samples, log, and how to measure it by
+    hand.
+    """
     attempts = run.require().read("attempts")
     cell = find_cell(prefix, attempts["cell"].unique(), run)
     attempts, samples, predictions = (

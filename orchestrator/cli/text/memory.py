@@ -44,8 +44,9 @@ _GIB = 1024**3
 
 
 def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[str]:
-    """A table of what memory each cell is predicted to take, and whether it fits under its limit, or on `card`; what its words
-    mean, and how many fit."""
+    """A table of what memory each cell is predicted to take, and whether it fits under its limit,
+    or on `card`; what its words mean, and how many fit.
+    """
     cells = request.expansion.cells
     foretold = [cell for cell in cells if not unsupported_reason(cell)]
     predictions = predict_memory(foretold, card, request.import_paths)
@@ -152,7 +153,9 @@ def _memory_of(cell: Cell, prediction: Prediction, card: GpuModel | None) -> lis
 
 
 def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[str]:
-    """The peak of one cell by what it is made of: by the formula, where there is one, and as predicted."""
+    """The peak of one cell by what it is made of: by the formula, where there is one, and as
+    predicted.
+    """
     from tabulate import tabulate
 
     found = closed_form(cell.params) if isinstance(cell.params, TrainStepParams) else None

@@ -19,7 +19,9 @@ SHOWN_CELLS = 20
 def describe_plan(
     plan: Plan, label: Callable[[Cell], str], expected: str, everything: bool
 ) -> Iterator[str]:
-    """The cells, how many are done, what will run, and why. expected: what is said of how long it will take."""
+    """The cells, how many are done, what will run, and why. expected: what is said of how long it
+    will take.
+    """
     statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
     yield f"{cell_count(len(plan.decisions))}: {statuses}"
     inferred = (
@@ -52,7 +54,9 @@ def repetition_note(plan: Plan) -> str:
 
 
 def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> str:
-    """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where nothing can be said."""
+    """How long what is to run will take: on `card`, or on the GPUs that are here. Empty where
+    nothing can be said.
+    """
     cells = plan.to_measure
     if not cells:
         return ""

@@ -1,4 +1,6 @@
-"""The shapes of tables of allocations: like those of cells, over the rows of what lived at the peak, or when memory ran out."""
+"""The shapes of tables of allocations: like those of cells, over the rows of what lived at the
+peak, or when memory ran out.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ _PREDICTED_APART = {"activations": ("activations", "attention_squares")}
 
 @dataclass(frozen=True)
 class Composition:
-    """One row a cell and role, of activations and temporaries one a part of the model; they add up to what is allocated."""
+    """One row a cell and role, of activations and temporaries one a part of the model; they add up
+    to what is allocated.
+    """
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
@@ -100,7 +104,9 @@ class LargestByRole:
 
 @dataclass(frozen=True)
 class TopAllocations:
-    """The allocations alike in size, place in the code, role and part that take the most of each cell's memory."""
+    """The allocations alike in size, place in the code, role and part that take the most of each
+    cell's memory.
+    """
 
     count: int
 

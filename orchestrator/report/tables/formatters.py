@@ -35,7 +35,9 @@ STATUS_WORDS = {
 
 
 def missing_text(row: Row, column: str = "status") -> str:
-    """Return what replaces a missing value: the cell's status, or a dash if the run lacks the column."""
+    """Return what replaces a missing value: the cell's status, or a dash if the run lacks the
+    column.
+    """
     if column not in row or row["status"] == "ok":
         return NOTHING
     return STATUS_WORDS.get(row["status"], str(row["status"]))

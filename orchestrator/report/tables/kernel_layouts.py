@@ -21,7 +21,9 @@ _SHOWN_MODULES = 3
 
 
 def ms_of_parts(kernels: pd.DataFrame, names: Collection[str], by: str) -> pd.Series[float]:
-    """The milliseconds that some parts of the model take. Not of a group in which one of them is fused with another part."""
+    """The milliseconds that some parts of the model take. Not of a group in which one of them is
+    fused with another part.
+    """
     parts = {module: set(module.split("+")) for module in kernels["module"].unique()}
     within = [module for module, fused in parts.items() if fused <= set(names)]
     beyond = [
@@ -33,7 +35,9 @@ def ms_of_parts(kernels: pd.DataFrame, names: Collection[str], by: str) -> pd.Se
 
 @dataclass(frozen=True)
 class WithKernels:
-    """Another layout, over cells that have further columns: what `columns` makes of their kernels, one row a cell."""
+    """Another layout, over cells that have further columns: what `columns` makes of their kernels,
+    one row a cell.
+    """
 
     columns: Callable[[pd.DataFrame], pd.DataFrame]
     layout: Layout
@@ -47,7 +51,9 @@ class WithKernels:
 
 @dataclass(frozen=True)
 class TopKernels:
-    """The kernels that took longest, of each cell and phase, in the columns of nsys's cuda_gpu_kern_sum."""
+    """The kernels that took longest, of each cell and phase, in the columns of nsys's
+    cuda_gpu_kern_sum.
+    """
 
     count: int
     chosen: Callable[[pd.DataFrame], pd.DataFrame] = lambda kernels: kernels
@@ -97,7 +103,9 @@ class ByClass:
 
 @dataclass(frozen=True)
 class ByModule:
-    """One row a cell and module, one column a phase: milliseconds, and the module's share of the step's kernel time."""
+    """One row a cell and module, one column a phase: milliseconds, and the module's share of the
+    step's kernel time.
+    """
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes, all_kernels = key_axes(results), results.kernels()
@@ -125,7 +133,9 @@ class ByModule:
 
 @dataclass(frozen=True)
 class Fused:
-    """One row a class: how many kernels of it a step has and how long they take, eager and compiled side by side."""
+    """One row a class: how many kernels of it a step has and how long they take, eager and compiled
+    side by side.
+    """
 
     axes = ("compile", "compile_mode", "compile_cache")
 
@@ -175,7 +185,9 @@ class Fused:
 
 @dataclass(frozen=True)
 class Difference:
-    """The kernels by which two cells differ most: of two, those; of more, the first two that one axis alone tells apart."""
+    """The kernels by which two cells differ most: of two, those; of more, the first two that one
+    axis alone tells apart.
+    """
 
     count: int
     preferred: tuple[str, ...] = ("compile", "precision", "attention", "pass")
@@ -241,10 +253,11 @@ def _by_cell_and_phase(
 
 
 def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
-    """The kernels' names with the longest totals, each with what its rows of several modules and operators come to.
+    """The kernels' names with the longest totals, each with what its rows of several modules and
+    operators come to.
 
-    Counts, times, means, extremes and standard deviations are exact; a median of several rows is the median of their
-    medians, each as often as it has instances, and `exact_median` is false.
+    Counts, times, means, extremes and standard deviations are exact; a median of several rows is
+    the median of their medians, each as often as it has instances, and `exact_median` is false.
     """
     by_name = kernels.groupby("name", observed=True)
     names = by_name["ms"].sum().sort_values(ascending=False, kind="stable").index[:count]

@@ -29,7 +29,9 @@ _WITH_KERNELS = having("attributed_to_phase")
 
 
 def gemm_shares(kernels: pd.DataFrame) -> pd.DataFrame:
-    """By cell: which share of kernel time matrix products take, of each phase and of all (`gemm_share`)."""
+    """By cell: which share of kernel time matrix products take, of each phase and of all
+    (`gemm_share`).
+    """
     inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
     gemm = inside["ms"].where(inside["kernel_class"] == GEMM, 0.0)
     columns = {
@@ -43,7 +45,9 @@ def gemm_shares(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def softmax_and_matmul(kernels: pd.DataFrame) -> pd.DataFrame:
-    """By cell: ms of the softmax and of the two matrix products of attention, of the forward and of the backward pass."""
+    """By cell: ms of the softmax and of the two matrix products of attention, of the forward and of
+    the backward pass.
+    """
     products = kernels[kernels["kernel_class"] == GEMM]
     columns = {}
     for phase in ("forward", "backward"):

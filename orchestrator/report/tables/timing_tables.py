@@ -1,4 +1,6 @@
-"""Tables of step times: by phase, against the GPU's peak, CPU-bound steps, and scaling with the context length."""
+"""Tables of step times: by phase, against the GPU's peak, CPU-bound steps, and scaling with the
+context length.
+"""
 
 from __future__ import annotations
 
