@@ -65,11 +65,12 @@ def folder_to_keep(word: str) -> Path:
 def asked(options: argparse.Namespace) -> Expansion:
     """The cells. Ends the benchmark with the line that `sweep` would say, and its exit code, where there can be none."""
     from orchestrator.common.errors import SweepError
+    from orchestrator.config.selection import parse_selection
     from orchestrator.hardware.nvml import gpu_names
     from orchestrator.planning.request import resolve
 
     try:
-        expansion = resolve(options.config, options.sets, options.wheres, None).expansion
+        expansion = resolve(options.config, parse_selection(options.sets, options.wheres)).expansion
     except SweepError as error:
         refuse(str(error))
     if any(cell.params.device == "cuda" for cell in expansion.cells) and not gpu_names():

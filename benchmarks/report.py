@@ -29,8 +29,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
-from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import RunOptions
+from orchestrator.config.selection import Selection
 from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.parquet_parts import write_part
@@ -129,10 +128,10 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
     config.write_text(
         CONFIG.replace("SEEDS", ", ".join(map(str, range(-(-cells // CELLS_A_SEED)))))
     )
-    request = resolve(config, [], [], folder)
+    request = resolve(config, Selection(), folder)
     found = request.expansion.cells
     with open_for_writing(Run(folder)) as writer:
-        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, request.new_invocation()))
         merged = len(found) - len(found) % MERGE_BATCH
         for start in range(0, merged, MERGE_BATCH):
             _write(folder, f"merged-{start}", found[start : start + MERGE_BATCH])

@@ -38,6 +38,7 @@ from orchestrator.common.errors import (
     SweepError,
 )
 from orchestrator.common.provenance import git_commit
+from orchestrator.config.selection import parse_selection
 from orchestrator.planning.request import resolve
 from orchestrator.store.remote.address import is_address
 from orchestrator.store.run import Run
@@ -149,14 +150,10 @@ def _require_cells(name: str, words: list[str]) -> None:
                 f"--time-limit {asked['time_limit']}: is of one study",
                 "Say --minutes for all of them",
             )
-        resolve(
-            asked["config"],
-            asked["sets"],
-            asked["wheres"],
-            None,
-            asked["sample"],
-            asked["instruments"],
+        selection = parse_selection(
+            asked["sets"], asked["wheres"], asked["sample"], asked["instruments"]
         )
+        resolve(asked["config"], selection)
 
 
 @contextmanager

@@ -209,8 +209,7 @@ def test_help_loads_no_pandas(command: str) -> None:
 def a_run(tmp_path: Path) -> Path:
     """A folder as if a sweep had run in it."""
     from orchestrator.analysis.results import load_results
-    from orchestrator.planning.invocation import new_invocation
-    from orchestrator.planning.options import RunOptions
+    from orchestrator.config.selection import Selection
     from orchestrator.planning.request import resolve
     from orchestrator.store.run import Run
     from tasks.spec.attempt import Attempt, Settings
@@ -220,10 +219,10 @@ def a_run(tmp_path: Path) -> Path:
 
     config = tmp_path / "c.yaml"
     config.write_text("name: c\ngrids: [{task: train_step, fixed: {device: cpu, size: tiny}}]")
-    request = resolve(config, [], [], tmp_path / "run")
+    request = resolve(config, Selection(), tmp_path / "run")
     cell = request.expansion.cells[0]
     with open_for_writing(Run(tmp_path / "run")) as writer:
-        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, request.new_invocation()))
         samples = (Sample("timing", "duration", "ms", 1.0, "synced", "step", 0),)
         attempt = Attempt(cell, 1, str(tmp_path), Settings())
         writer.append(Outcome(attempt, Status.OK, "", "", {}, {}, samples, 0.0, 1.0), None)

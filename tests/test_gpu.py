@@ -419,7 +419,7 @@ def test_a_gpu_that_falls_off_gets_no_other_cell(
         done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, (done.output, done.exception)
     assert "measured 3 cells: 2 ok, 1 lost" in done.output
-    assert "2 cells left. To go on: sweep" in done.output
+    assert "2 cells left. To continue: sweep" in done.output
     assert "no GPU is left that works: GPU 0" in done.output
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 1, (done.output, done.exception)

@@ -14,8 +14,7 @@ import pytest
 
 from benchmarks.report import CONFIG as REPORTED
 from benchmarks.report import Taken, make_run, report
-from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import RunOptions
+from orchestrator.config.selection import Selection
 from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.parquet_parts import write_part
@@ -45,7 +44,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> SweepRequest:
     """A run of 10,080 cells, all finished, in as many parts as such a run leaves: merged ones and a rest of single ones."""
     folder = tmp_path_factory.mktemp("many")
     (folder / "many.yaml").write_text(CONFIG)
-    request = resolve(folder / "many.yaml", [], [], folder / "run")
+    request = resolve(folder / "many.yaml", Selection(), folder / "run")
     rows = [
         {
             "cell": cell.id, "attempt": 1, "task": "train_step", "params": json.dumps(cell.params.values()), "status": "ok",
@@ -63,7 +62,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> SweepRequest:
         for step in range(3)
     ]  # fmt: skip
     with open_for_writing(Run(folder / "run")) as writer:
-        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, request.new_invocation()))
         write_part(
             folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -23,15 +23,15 @@ class Selection:
     fraction, is taken at random; `instruments` watch beside those of the config.
     """
 
-    set: Mapping[str, Sequence[Any]]
-    where: Mapping[str, Sequence[Any]]
+    set: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    where: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     sample: float | None = None
     instruments: Sequence[str] = ()
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Selection:
         """Read a stored selection, without the keys that only another version knows."""
-        known = {field.name for field in fields(cls)}
+        known = {one.name for one in fields(cls)}
         return cls(**{name: value for name, value in stored.items() if name in known})
 
 

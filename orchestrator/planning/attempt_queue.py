@@ -1,9 +1,13 @@
-"""What is still to be measured: the attempts of a plan, each made when there is room for it.
+"""The queue of a sweep: it hands out the attempts of a plan while slots are free.
 
-On one device they come in the grid's order: it is what people follow on the screen, no other takes less time, and a run that is
-cut off leaves the beginning of a grid and not the heap of its long cells. Over several the longest come first, so that none of
-them is begun last and has the others wait. Where out-of-memories are inferred the grid's order stays on several too: that is
-spared by a small cell that runs out which a large one that runs out does not spare.
+With one slot, cells run in the order of the grid: no other order is faster, it is easy to follow
+on the screen, and an interrupted run leaves the beginning of a grid and not its longest cells.
+With several slots, the longest cells run first, so that the others do not wait for a long cell that
+starts last. With --infer-oom, the order of the grid stays in both cases: a small cell that runs out
+of memory saves the larger ones, and a large one saves none.
+
+Four collaborators have the state: AttemptFactory numbers attempts, CellOrder says which cell is
+next, OomInference knows what runs out of memory, and TimeLimit what would not end in time.
 """
 
 from __future__ import annotations
@@ -11,18 +15,17 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
     makespan_s,
 )
-from orchestrator.planning.history import CellHistory
 from orchestrator.planning.oom_inference import OomInference
-from orchestrator.planning.plan import Plan, evenly_spaced
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.preflight import Preparation, Slots, first_gpu
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
@@ -30,12 +33,14 @@ from tasks.spec.compile_groups import shared_graph
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-_RARELY = 100  # at each end where a hundred wait, at each hundredth where ten thousand do: to sort is then no work
+# The order is renewed when 1 % of what waits has ended: after each cell with up to 100 waiting cells,
+# after each hundredth with 10,000, so that sorting takes no noticeable time.
+_SORT_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class QueuedCell:
-    """A cell that waits. round: how often it was, or will be, measured before."""
+    """A waiting cell. `round` is how many times it runs before this time."""
 
     cell: Cell
     round: int
@@ -43,267 +48,260 @@ class QueuedCell:
 
 @dataclass(frozen=True)
 class RunningCell:
+    """A cell that runs since `started_s` on the monotonic clock."""
+
     cell: Cell
-    at: float  # by time.monotonic()
+    started_s: float
+
+
+@dataclass(frozen=True)
+class QueueState:
+    """What a queue has left.
+
+    remaining: cells that were not measured as often as planned. A cell that failed is not among
+    them, because it is not repeated.
+    skipped_for_time: attempts that would not have ended before the time limit.
+    shortest_skipped_s: expected duration of the shortest of these.
+    inferred: cells whose OOM was inferred in this run.
+    """
+
+    remaining: int = 0
+    skipped_for_time: int = 0
+    shortest_skipped_s: float | None = None
+    inferred: int = 0
+
+
+class AttemptFactory:
+    """Creates the attempts of a run with the next number of each cell."""
+
+    def __init__(self, run: Run, settings: Settings, plan: Plan) -> None:
+        self.settings = settings
+        self._run = run
+        self._numbers: Counter[str] = Counter(run.highest_attempts())
+        for cell, history in plan.histories.items():
+            self._numbers[cell] = max(self._numbers[cell], history.last_number)
+        # What is measured again replaces the attempts up to the latest earlier one.
+        self._replaced = {
+            decision.cell.id: plan.history(decision.cell).last_number
+            for decision in plan.decisions
+            if decision.replaces
+        }
+
+    def create(self, cell: Cell) -> Attempt:
+        """Return the next attempt at a cell."""
+        self._numbers[cell.id] += 1
+        number = self._numbers[cell.id]
+        folder = str(self._run.attempt_folder(cell.id, number))
+        return Attempt(cell, number, folder, self.settings, self._replaced.get(cell.id, 0))
+
+
+class TimeLimit:
+    """Counts the attempts that are skipped because they would not end in time.
+
+    deadline: on the monotonic clock; None: no limit.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self.skipped = 0
+        self.shortest_skipped_s: float | None = None
+
+    def skips(self, duration_s: float) -> bool:
+        """Return True, and count it, if an attempt of this duration would not end in time."""
+        if self._deadline is None or time.monotonic() + duration_s < self._deadline:
+            return False
+        self.skipped += 1
+        self.shortest_skipped_s = min(duration_s, self.shortest_skipped_s or math.inf)
+        return True
+
+
+class CellOrder:
+    """The waiting cells, in the order in which they run. CUDA cells come first."""
+
+    def __init__(self, cells: Iterable[Cell]) -> None:
+        rounds: Counter[str] = Counter()
+        waiting = []
+        for cell in sorted(cells, key=lambda cell: cell.params.device != "cuda"):
+            waiting.append(QueuedCell(cell, rounds[cell.id]))
+            rounds[cell.id] += 1
+        self.waiting = waiting
+
+    def remove(self, ids: Collection[str]) -> None:
+        """Remove cells that will not be measured."""
+        self.waiting = [queued for queued in self.waiting if queued.cell.id not in ids]
+
+    def sort(self, estimator: DurationEstimator) -> None:
+        """Put the longest first, but every cell once before any cell again.
+
+        Cells that take several GPUs come before the others, which fill the GPUs that are left free.
+        """
+        seconds = {
+            cell: estimator.seconds(cell) for cell in {queued.cell for queued in self.waiting}
+        }
+
+        def precedence(queued: QueuedCell) -> tuple[bool, int, int, float]:
+            params = queued.cell.params
+            return params.device != "cuda", queued.round, -params.gpu_count, -seconds[queued.cell]
+
+        # One assignment, because the display counts the waiting cells in a thread of its own.
+        self.waiting = sorted(self.waiting, key=precedence)
+
+    def take(self, running: Sequence[Cell], slots: Slots, estimator: DurationEstimator) -> Cell:
+        """Remove and return the next cell. There must be one.
+
+        A cell waits if its kind of GPU has no free slot, or if another cell is just compiling the
+        same graph, which it will then find in the cache. If all must wait, the first one runs.
+        """
+        device = self.waiting[0].cell.params.device
+        compiling = {shared_graph(cell) for cell in running} - {None}
+        uncached = {graph for graph in compiling if not estimator.is_filled(graph)}
+        free = _free_slots(running, slots)
+        second_choice: int | None = None
+        for index, queued in enumerate(self.waiting):
+            params = queued.cell.params
+            is_free = params.gpu_count <= free.get(params.gpu_kind, math.inf)
+            if params.device != device or not is_free:
+                continue
+            if shared_graph(queued.cell) not in uncached:
+                return self.waiting.pop(index).cell
+            if second_choice is None:
+                second_choice = index
+        return self.waiting.pop(second_choice or 0).cell
 
 
 class AttemptQueue:
-    """The attempts of a plan, each made when it is taken; those that would not end in time are passed over."""
+    """The attempts of a plan, each created when it is taken.
 
-    def __init__(
-        self,
-        run: Run,
-        cells: Sequence[Cell],
-        plan: Plan,
-        settings: Settings,
-        deadline: float | None,
-        keep_inferred: Callable[[Outcome], None] | None = None,
-    ) -> None:
-        """cells: all of the sweep. deadline: by time.monotonic(), or None. keep_inferred: where out-of-memories are inferred,
-        what takes the outcome of such a cell.
-        """
-        self._run = run
-        self._deadline = deadline
-        self._settings = settings
-        self._history = plan.history
-        self._replaces = {
-            one.cell.id: plan.history[one.cell.id].last_number
-            for one in plan.decisions
-            if one.replaces
-        }
-        self._folders = run.highest_attempts()
-        self._all = cells
-        self._places: Mapping[str, int] = {}
-        self._kinds: Mapping[str, int] = {}
-        self._estimator = DurationEstimator(
-            cells, plan.history, DurationConditions.of(settings, None)
-        )
-        self._waiting = _turns(sorted(plan.to_run, key=lambda cell: cell.params.device != "cuda"))
-        self._keep_inferred = keep_inferred
-        self._witnesses, self._inferable = OomInference(plan.witnesses), plan.inferable
-        self._inferred: list[Cell] = []
-        self._verifying, self._to_verify = set(plan.verifying), plan.to_verify
-        self.verified = 0
-        self.refuted: list[Cell] = []
+    A scheduler iterates over it and may stop at any time. Outcomes go to `finished`.
+    """
+
+    def __init__(self, plan: Plan, factory: AttemptFactory, deadline: float | None = None) -> None:
+        self._plan = plan
+        self._factory = factory
+        self._limit = TimeLimit(deadline)
+        self._order = CellOrder(plan.to_run)
+        self._slots = Slots()
+        self._estimator = self._new_estimator(None)
+        self._inference = OomInference(plan.out_of_memory)
+        self._untaken_inferred: list[Outcome] = []
+        self._inferred = 0
         self._running: dict[tuple[str, int], RunningCell] = {}
-        self._unsorted = 0  # how many ended since it was sorted
-        self._ended_badly: set[str] = set()
-        self._owed = Counter(
-            turn.cell.id for turn in self._waiting
-        )  # how often each cell is still to be measured
-        self.late = 0
-        self.late_s: float | None = None  # what the shortest of those takes
-        self.elsewhere = 0
-        self.total = len(self._waiting)
-        self.has_results = bool(plan.history)
-        self.cells = tuple(dict.fromkeys(turn.cell for turn in self._waiting))
-        self.devices: set[str] = {cell.params.device for cell in self.cells}
-        self.kinds: set[str] = {
-            cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind is not None
-        }
+        self._finished_since_sort = 0
+        self._failed: set[str] = set()  # cells that are not repeated
+        # How often each cell is still to be measured.
+        self._owed = Counter(queued.cell.id for queued in self._order.waiting)
+        self.total = len(self._order.waiting)
 
-    @property
-    def infers(self) -> bool:
-        return self._keep_inferred is not None
-
-    @property
-    def still_inferred(self) -> int:
-        """How many were inferred to run out of memory, and not measured since."""
-        return len(self._inferred)
-
-    @property
-    def names_kinds(self) -> bool:
-        """Whether every cell on a GPU says which kind of GPU it wants."""
-        return all(
-            cell.params.gpu_kind is not None for cell in self.cells if cell.params.device == "cuda"
-        )
-
-    def arrange(
-        self,
-        places: Mapping[str, int],
-        gpu: str | None,
-        kinds: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        """Once it is known where the cells will be measured. places: how many at once, by device; gpu: by its driver's name;
-        kinds: how many at once, by the kind of GPU that cells ask for.
-        """
-        self._places, self._kinds = places, kinds
-        self._estimator = DurationEstimator(
-            self._all, self._history, DurationConditions.of(self._settings, gpu)
-        )
+    def begin(self, preparation: Preparation) -> None:
+        """Take over what the preparation found out: excluded cells, slots, and the GPU's speed."""
+        excluded = {exclusion.cell.id for exclusion in preparation.excluded}
+        self._order.remove(excluded)
+        for cell in excluded:
+            del self._owed[cell]
+        self.total = len(self._order.waiting)
+        self._slots = preparation.slots
+        self._estimator = self._new_estimator(first_gpu(preparation.hosts))
         self._sort()
 
     def __iter__(self) -> Iterator[Attempt]:
-        while self._waiting:
-            cell = self._take()
-            if cell.id in self._ended_badly:
+        while self._order.waiting:
+            running = [running.cell for running in self._running.values()]
+            cell = self._order.take(running, self._slots, self._estimator)
+            if cell.id in self._failed or self._infer(cell):
                 continue
-            if (
-                self._keep_inferred
-                and cell.id in self._inferable
-                and (witness := self._witnesses.of(cell))
-            ):
-                self._keep_inferred(self._infer(cell, witness))
+            if self._limit.skips(self._estimator.upper_bound_s(cell) or 0.0):
                 continue
-            if self._is_late(cell):
-                continue
-            yield self._next_attempt(cell)
-        to_verify = evenly_spaced(self._inferred, self._to_verify)
-        self.total += len(to_verify)
-        self._owed.update(dict.fromkeys((cell.id for cell in to_verify), 1))
-        self._ended_badly.difference_update(cell.id for cell in to_verify)
-        for cell in to_verify:
-            if self._is_late(cell):
-                continue
-            self._verifying.add(cell.id)
-            yield self._next_attempt(cell)
-
-    @property
-    def left(self) -> int:
-        """How many cells have not been measured as often as they were to be; what ends badly is not repeated."""
-        return sum(
-            times > 0 and cell not in self._ended_badly for cell, times in self._owed.items()
-        )
-
-    def example(self) -> Attempt:
-        """An attempt at the first cell as it will be made, without number. There must be a cell."""
-        cell = self._waiting[0].cell
-        return Attempt(cell, 0, str(self._run.attempt_folder(cell.id, 0)), self._settings)
-
-    def defer(self, cells: Sequence[Cell]) -> None:
-        """Those that cannot be measured here."""
-        self.elsewhere += len(cells)
-        self.leave_out(cells)
-
-    def leave_out(self, cells: Sequence[Cell]) -> None:
-        ids = {cell.id for cell in cells}
-        self._waiting = [turn for turn in self._waiting if turn.cell.id not in ids]
-        self.cells = tuple(cell for cell in self.cells if cell.id not in ids)
-        self.total = len(self._waiting)
-        for cell in ids:
-            del self._owed[cell]
+            attempt = self._factory.create(cell)
+            self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
+            yield attempt
 
     def finished(self, outcome: Outcome) -> None:
+        """Learn from an outcome of this queue: OOM, duration, and that its cell has run."""
         cell = outcome.attempt.cell
         self._running.pop((cell.id, outcome.attempt.number), None)
         self._owed[cell.id] -= 1
         if outcome.status is Status.OOM:
-            self._witnesses.add(cell)
-        if cell.id in self._verifying and not outcome.status.is_environmental:
-            self.verified += 1
-            self._inferred = [one for one in self._inferred if one.id != cell.id]
-            self.refuted += [cell] if outcome.status is Status.OK else []
+            self._inference.add(cell)
         if outcome.status is not Status.OK:
-            self._ended_badly.add(cell.id)
+            self._failed.add(cell.id)
         self._estimator.learn(cell, outcome.status, outcome.wall_s)
-        self._unsorted += 1
-        if self._unsorted * _RARELY > len(self._waiting):
+        self._finished_since_sort += 1
+        if self._finished_since_sort > _SORT_SHARE * len(self._order.waiting):
             self._sort()
 
-    def _sort(self) -> None:
-        """Every cell once before any again, and of those the longest first where several are measured at once. Before them come
-        those that take several GPUs: what is free beside those the others fill."""
-        if self.infers or max(self._places.values(), default=1) == 1:
-            return
-        self._unsorted = 0
-        seconds = {
-            cell: self._estimator.seconds(cell) for cell in {turn.cell for turn in self._waiting}
-        }
+    def take_inferred(self) -> list[Outcome]:
+        """Return the OOMs that were inferred since the last call. The caller stores them."""
+        taken, self._untaken_inferred = self._untaken_inferred, []
+        return taken
 
-        def precedence(turn: QueuedCell) -> tuple[bool, int, int, float]:
-            params = turn.cell.params
-            return params.device != "cuda", turn.round, -params.gpu_count, -seconds[turn.cell]
-
-        self._waiting = sorted(
-            self._waiting, key=precedence
-        )  # at once: a display that counts what waits has a thread of its own
-
-    def _take(self) -> Cell:
-        """The next in turn. One that compiles what another is just compiling waits for that, and one for whose kind of GPU there
-        is none free, but where nothing else is left."""
-        device = self._waiting[0].cell.params.device
-        compiling = {shared_graph(begun.cell) for begun in self._running.values()} - {None}
-        unfilled = {graph for graph in compiling if not self._estimator.is_filled(graph)}
-        free = self._free_of_kinds()
-        second_best: int | None = None
-        for place, turn in enumerate(self._waiting):
-            if turn.cell.params.device != device or turn.cell.params.gpu_count > free.get(
-                turn.cell.params.gpu_kind, math.inf
-            ):
-                continue
-            if shared_graph(turn.cell) not in unfilled:
-                return self._waiting.pop(place).cell
-            second_best = place if second_best is None else second_best
-        return self._waiting.pop(second_best or 0).cell
-
-    def _free_of_kinds(self) -> Mapping[str | None, int]:
-        """How many GPUs of each kind that cells ask for have none of those."""
-        taken: Counter[str | None] = Counter()
-        for begun in self._running.values():
-            taken[begun.cell.params.gpu_kind] += begun.cell.params.gpu_count
-        return {kind: places - taken[kind] for kind, places in self._kinds.items()}
-
-    def _infer(self, cell: Cell, witness: Cell) -> Outcome:
-        attempt = self._number(cell)
-        evidence = {
-            "message": f"it asks for no less than {witness.id}, which ran out of memory",
-            "witness": witness.id,
-        }
-        self._ended_badly.add(cell.id)
-        self._owed[cell.id] = 0
-        self._inferred.append(cell)
-        return Outcome(attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), 0.0)
-
-    def _next_attempt(self, cell: Cell) -> Attempt:
-        attempt = replace(self._number(cell), replaces=self._replaces.get(cell.id, 0))
-        self._running[cell.id, attempt.number] = RunningCell(cell, time.monotonic())
-        return attempt
-
-    def _number(self, cell: Cell) -> Attempt:
-        number = 1 + max(
-            self._folders.get(cell.id, 0), self._history.get(cell.id, CellHistory()).last_number
+    def state(self) -> QueueState:
+        """Return what is left."""
+        remaining = sum(
+            count > 0 and cell not in self._failed for cell, count in self._owed.items()
         )
-        self._folders[cell.id] = number
-        return Attempt(cell, number, str(self._run.attempt_folder(cell.id, number)), self._settings)
+        limit = self._limit
+        return QueueState(remaining, limit.skipped, limit.shortest_skipped_s, self._inferred)
 
     def remaining_s(self) -> float | None:
-        """Until all that waits or runs has ended; None while nothing is known."""
-        now, running, waiting = (
-            time.monotonic(),
-            list(self._running.values()),
-            [turn.cell for turn in list(self._waiting)],
-        )
-        if not self._estimator.knows([*waiting, *(begun.cell for begun in running)]):
+        """Return the time until all waiting and running cells have ended, or None if unknown.
+
+        A display calls this in a thread of its own, so each list is copied once.
+        """
+        now, running = time.monotonic(), list(self._running.values())
+        waiting = [queued.cell for queued in list(self._order.waiting)]
+        if not self._estimator.knows([*waiting, *(one.cell for one in running)]):
             return None
-        left = [
-            (begun.cell, max(0.0, self._estimator.seconds(begun.cell) - (now - begun.at)))
-            for begun in running
-        ]
-        under_way = [seconds for cell, seconds in left for _ in range(_width(cell))]
-        at_once = max(len(under_way), *self._places.values(), 1)
+        busy_s: list[float] = []  # of each slot that is taken, the time until it is free
+        for one in running:
+            left_s = self._estimator.seconds(one.cell) - (now - one.started_s)
+            busy_s += [max(0.0, left_s)] * _slot_count(one.cell)
+        slots = max(len(busy_s), *self._slots.by_device.values(), 1)
         return makespan_s(
-            self._estimator.each(waiting), at_once, under_way, [_width(cell) for cell in waiting]
+            self._estimator.each(waiting), slots, busy_s, [_slot_count(cell) for cell in waiting]
         )
 
-    def _is_late(self, cell: Cell) -> bool:
-        """Whether it would not end in time. It is passed over then."""
-        takes_s = self._estimator.upper_bound_s(cell) or 0.0
-        if self._deadline is None or time.monotonic() + takes_s < self._deadline:
+    def _new_estimator(self, gpu: str | None) -> DurationEstimator:
+        conditions = DurationConditions.of(self._factory.settings, gpu)
+        return DurationEstimator(self._plan.cells, self._plan.histories, conditions)
+
+    def _sort(self) -> None:
+        keeps_order = bool(self._plan.inferable) or not self._has_several_slots
+        if not keeps_order:
+            self._order.sort(self._estimator)
+        self._finished_since_sort = 0
+
+    @property
+    def _has_several_slots(self) -> bool:
+        return max(self._slots.by_device.values(), default=1) > 1
+
+    def _infer(self, cell: Cell) -> bool:
+        """Return True, and note the outcome, if it follows that a cell runs out of memory."""
+        smaller = self._inference.find_smaller(cell) if cell.id in self._plan.inferable else None
+        if smaller is None:
             return False
-        self.late += 1
-        self.late_s = min(takes_s, self.late_s or math.inf)
+        evidence = {
+            "message": f"needs at least as much memory as {smaller.id}, which ran out of memory",
+            "witness": smaller.id,
+        }
+        attempt = replace(self._factory.create(cell), replaces=0)
+        outcome = Outcome(
+            attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), wall_s=0.0
+        )
+        self._untaken_inferred.append(outcome)
+        self._inferred += 1
+        self._failed.add(cell.id)
+        self._owed[cell.id] = 0
         return True
 
 
-def _width(cell: Cell) -> int:
-    """How many places it takes."""
+def _free_slots(running: Iterable[Cell], slots: Slots) -> Mapping[str | None, int]:
+    """Return how many GPUs are free of each kind that cells name."""
+    taken: Counter[str | None] = Counter()
+    for cell in running:
+        taken[cell.params.gpu_kind] += cell.params.gpu_count
+    return {kind: count - taken[kind] for kind, count in slots.by_gpu_kind.items()}
+
+
+def _slot_count(cell: Cell) -> int:
+    """Return how many slots a cell takes."""
     return max(1, cell.params.gpu_count)
-
-
-def _turns(cells: Sequence[Cell]) -> list[QueuedCell]:
-    before: Counter[str] = Counter()
-    turns = []
-    for cell in cells:
-        turns.append(QueuedCell(cell, before[cell.id]))
-        before[cell.id] += 1
-    return turns

@@ -2,92 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.common.errors import RunError
+from orchestrator.planning.options import PENDING, QUALITY_FLAGS
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
 
-PENDING = "pending"
+if TYPE_CHECKING:
+    import pandas as pd
+
+HISTORY_COLUMNS = ["cell", "attempt", "status", "wall_s", "replaces"]
 
 
 @dataclass(frozen=True)
 class CellHistory:
     """The finished attempts of one cell, oldest first.
 
-    last_number: of the latest of them. replaced: how many successes count no more. flaws: of the success that counts.
+    last_number: the number of the latest attempt.
+    replaced: successes that a later measurement replaces.
+    flags: quality flags of the valid success.
     """
 
     statuses: tuple[Status, ...] = ()
     walls_s: tuple[float, ...] = ()
     last_number: int = 0
     replaced: int = 0
-    flaws: frozenset[str] = frozenset()
+    flags: frozenset[str] = frozenset()
 
     @property
     def status(self) -> str:
-        """The state that counts: the latest success, else the latest end that says something."""
+        """The latest success, else the latest status that says something about the cell."""
         if Status.OK in self.statuses:
             return Status.OK
-        telling = [status for status in self.statuses if not status.is_environmental]
-        return [PENDING, *self.statuses, *telling][-1]
+        meaningful = [status for status in self.statuses if not status.is_environmental]
+        return [PENDING, *self.statuses, *meaningful][-1]
 
     @property
     def successes(self) -> int:
-        """Those that count."""
+        """The number of valid successes."""
         return self.statuses.count(Status.OK) - self.replaced
 
     @property
-    def misses(self) -> int:
-        """How many repetitions came to nothing."""
-        return self.failures + self.statuses.count(Status.OOM)
-
-    @property
-    def was_verified(self) -> bool:
-        """Whether it was measured after it was inferred to run out of memory."""
-        if Status.OOM_INFERRED not in self.statuses:
-            return False
-        since = self.statuses[self.statuses.index(Status.OOM_INFERRED) :]
-        return not all(status is Status.OOM_INFERRED or status.is_environmental for status in since)
-
-    @property
     def failures(self) -> int:
+        """The number of tries that failed through the fault of the cell."""
         return sum(status.is_retried and not status.is_environmental for status in self.statuses)
 
-
-def read_history(run: Run) -> dict[str, CellHistory]:
-    """What a run's folder knows of each cell."""
-    return history_of(
-        run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces"]), run
-    )
+    @property
+    def misses(self) -> int:
+        """The number of tries without a result, including those that ran out of memory."""
+        return self.failures + self.statuses.count(Status.OOM)
 
 
-def history_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHistory]:
-    """rows: of attempts, each with its cell, its number, its status, its seconds and the number that it replaces up to."""
+def read_histories(run: Run) -> dict[str, CellHistory]:
+    """Return the history of every cell in a results folder, by cell id."""
+    return histories_of(run.rows("attempts", HISTORY_COLUMNS), run)
+
+
+def histories_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHistory]:
+    """Return the histories in these rows of attempts, which have HISTORY_COLUMNS."""
     ordered = sorted(rows, key=lambda row: row[:2])
     return {
-        cell: _past([row[1:] for row in own], run)
-        for cell, own in groupby(ordered, key=lambda row: row[0])
+        cell: _history([row[1:] for row in attempts], run)
+        for cell, attempts in groupby(ordered, key=lambda row: row[0])
     }
 
 
-def _past(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> CellHistory:
-    """Of a cell's attempts, each with its number, its status, its seconds and the number that it replaces up to."""
-    numbers, words, walls, _ = zip(*attempts, strict=True)
-    well = [(number, until) for number, word, _, until in attempts if word == Status.OK]
-    replaced_until = max((until for _, until in well if until), default=0)
-    replaced = sum(number <= replaced_until for number, _ in well) if replaced_until else 0
-    return CellHistory(tuple([_status(word, run) for word in words]), walls, numbers[-1], replaced)
+def with_quality_flags(histories: Mapping[str, CellHistory], run: Run) -> dict[str, CellHistory]:
+    """Return the histories with the quality flags of each cell's valid success."""
+    from orchestrator.analysis.results import load_results
+
+    flagged = dict(histories)
+    for flag, cells in cells_by_flag(load_results(run).cells).items():
+        for cell in cells:
+            flagged[cell] = replace(flagged[cell], flags=flagged[cell].flags | {flag})
+    return flagged
 
 
-def _status(word: str, run: Run) -> Status:
+def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
+    """Return the ids of the cells that have each quality flag."""
+    from orchestrator.analysis.cpu_bound import flagged
+
+    return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
+
+
+def _history(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> CellHistory:
+    numbers, statuses, walls_s, _ = zip(*attempts, strict=True)
+    successes = [(number, until) for number, status, _, until in attempts if status == Status.OK]
+    # A success of --fresh or --retry replaces the cell's successes up to the number that it names.
+    replaced_until = max((until for _, until in successes if until), default=0)
+    replaced = sum(number <= replaced_until for number, _ in successes)
+    return CellHistory(
+        tuple(_status(status, run) for status in statuses), walls_s, numbers[-1], replaced
+    )
+
+
+def _status(text: str, run: Run) -> Status:
     try:
-        return Status(word)
+        return Status(text)
     except ValueError as error:
         raise RunError(
-            f"{run}/attempts: {word!r} is no status",
-            "Move away the part that is of another program",
+            f"{run}/attempts: unknown status {text!r}",
+            "Move the part away: another program wrote it",
         ) from error

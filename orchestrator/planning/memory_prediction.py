@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import LifoQueue
@@ -34,11 +34,36 @@ from tasks.prediction.records import (
     unsupported_reason,
 )
 from tasks.spec.cell import Cell
+from tasks.spec.tables import Sample
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
 _TIMEOUT_S = 120.0  # of one cell, which takes seconds: somebody's model may not come back
 _HEARD_BYTES = 4096  # of what a predictor said last
 _GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class PredictedCell:
+    """The predicted memory of a cell, and the memory that it may use on its GPU."""
+
+    cell: Cell
+    prediction: Prediction
+    limit_bytes: int | None
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """Whether the cell fits; None if nothing can be predicted."""
+        return None if self.limit_bytes is None else self.prediction.verdicts.get(self.limit_bytes)
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples that are stored, with the verdict."""
+        return self.prediction.samples_with(self.verdict)
+
+    @property
+    def oom_reason(self) -> str:
+        """Why the cell runs out of memory."""
+        return self.prediction.why_oom(self.limit_bytes)
 
 
 def predict_memory(

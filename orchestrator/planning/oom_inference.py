@@ -1,7 +1,9 @@
-"""An out-of-memory that need not be measured: what asks for no less than a cell that ran out, runs out as well.
+"""Out-of-memory results that need no measurement.
 
-Only along the axes that a task declares as never taking less memory when they grow (`memory_order`), and only
-where all else is equal: the same cell compiled, or with another attention, may fit.
+A cell that needs at least as much memory as one that ran out of memory runs out of it as well.
+Cells are compared only along the axes that a task declares as never needing less memory when they
+grow (`memory_order` of an axis), and only where all other values are equal: the same cell compiled
+or with another attention implementation may fit.
 """
 
 from __future__ import annotations
@@ -12,36 +14,37 @@ from collections.abc import Iterable
 from tasks.spec.axes import memory_orders
 from tasks.spec.cell import Cell
 
-Rank = tuple[float, ...]
+Rank = tuple[float, ...]  # position along each growing axis
 
 
 class OomInference:
-    """The cells that ran out of memory."""
+    """The cells that ran out of memory, and the search for one that is no larger than a cell."""
 
     def __init__(self, cells: Iterable[Cell] = ()) -> None:
-        self._by_rest: dict[str, list[tuple[Rank, Cell]]] = {}
+        self._by_other_values: dict[str, list[tuple[Rank, Cell]]] = {}
         for cell in cells:
             self.add(cell)
 
     def add(self, cell: Cell) -> None:
-        rest, rank = _place(cell)
-        self._by_rest.setdefault(rest, []).append((rank, cell))
+        """Note that a cell ran out of memory."""
+        others, rank = _split(cell)
+        self._by_other_values.setdefault(others, []).append((rank, cell))
 
-    def of(self, cell: Cell) -> Cell | None:
-        """A cell that ran out of memory with no more of anything than this one has, or None."""
-        rest, rank = _place(cell)
-        for lower, witness in self._by_rest.get(rest, ()):
-            if all(theirs <= own for theirs, own in zip(lower, rank, strict=True)):
-                return witness
+    def find_smaller(self, cell: Cell) -> Cell | None:
+        """Return a cell that ran out of memory and needs no more of it than this one, or None."""
+        others, rank = _split(cell)
+        for smaller, known in self._by_other_values.get(others, ()):
+            if all(theirs <= own for theirs, own in zip(smaller, rank, strict=True)):
+                return known
         return None
 
 
-def _place(cell: Cell) -> tuple[str, Rank]:
-    """What must be equal to compare two cells, and how far along each growing axis this one is."""
-    values, grows = cell.params.values(), memory_orders(type(cell.params))
-    ranked = {axis: order for axis, order in grows.items() if values[axis] is not None}
-    rest = {name: value for name, value in values.items() if name not in ranked}
+def _split(cell: Cell) -> tuple[str, Rank]:
+    """Return the values that must be equal in a comparison, and the rank along the growing axes."""
+    values, growing = cell.params.values(), memory_orders(type(cell.params))
+    ranked = {axis: order for axis, order in growing.items() if values[axis] is not None}
+    others = {name: value for name, value in values.items() if name not in ranked}
     rank = tuple(
         order.index(values[axis]) if order else values[axis] for axis, order in ranked.items()
     )
-    return json.dumps([cell.task, cell.version, rest], sort_keys=True), rank
+    return json.dumps([cell.task, cell.version, others], sort_keys=True), rank

@@ -1,24 +1,35 @@
-"""The options of a command that select which cells it measures."""
+"""The options of a command: which cells it measures (RunOptions), and how (ExecutionOptions)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+from tasks.spec.attempt import StartMethod
 from tasks.spec.cell import Cell
 from tasks.spec.status import Status
 
+PENDING = "pending"  # the status of a cell without an attempt
+
 # Doubts about a success: words of --retry, and the columns of `cells` that show them.
-FLAWS: Mapping[str, str] = {"cpu-contended": "cpu_contended", "interval-wide": "interval_wide"}
+QUALITY_FLAGS: Mapping[str, str] = {
+    "cpu-contended": "cpu_contended",
+    "interval-wide": "interval_wide",
+}
 # Words of older versions, in commands and in stored manifests.
-FORMER_FLAWS: Mapping[str, str] = {"disturbed": "cpu-contended", "wide": "interval-wide"}
+FORMER_FLAGS: Mapping[str, str] = {"disturbed": "cpu-contended", "wide": "interval-wide"}
+
+_STORED = ("infer_oom", "repeat", "retry", "only", "fresh")  # keys of run.json
 
 
 @dataclass(frozen=True)
 class ResumedCell:
-    """A cell that a command which goes on has measured again already. times: how often it is to be in all, as it was before;
-    misses: how often it had come to nothing until then; failed: whether it did nothing else since.
+    """A cell that an interrupted --retry or --fresh has already measured again.
+
+    repetitions: successes that the cell had before the command; it gets no fewer.
+    misses: failures that it had before, which do not count as tries of the command.
+    failed: every try of the command failed.
     """
 
     repetitions: int
@@ -28,49 +39,70 @@ class ResumedCell:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the user asked of this run. `only` and `retry` hold statuses, `only` also `pending`, `retry` also flaws.
+    """The options that select cells. `retry` and `only` hold statuses, `retry` also quality flags.
 
-    infer_oom: whether an out-of-memory that was inferred will do. verify: how many of those are to be measured all the same.
-    repeat: how often each cell is to be measured, in all: what its repetitions differ in is the noise of the machine. done: by
-    its id each cell that was measured again already, as was asked.
+    repeat: how often each cell is measured in all; repetitions show the noise of the machine.
+    infer_oom: skip cells that need at least as much memory as one that ran out of it.
+    resumed: cells that this command measured before it was interrupted, by id.
     """
 
-    infer_oom: bool = False
-    verify: int = 0
-    repeat: int = 1
     retry: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
+    repeat: int = 1
     fresh: bool = False
-    done: Mapping[str, ResumedCell] = field(default_factory=dict)
+    infer_oom: bool = False
+    resumed: Mapping[str, ResumedCell] = field(default_factory=dict)
 
     @property
-    def again(self) -> bool:
-        """Whether cells are asked for that were measured before."""
+    def measures_again(self) -> bool:
+        """True if cells are selected that have a result already."""
         return self.fresh or bool(self.retry | self.only)
 
+    def for_resumed(self, cell: Cell) -> RunOptions:
+        """Return what the command still asks of a cell that it has already measured again."""
+        repeat = max(self.repeat, self.resumed[cell.id].repetitions)
+        return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)
+
+    def without_repeated_work(self) -> RunOptions:
+        """Return the options of a second run: only what is missing or failed."""
+        return replace(self, fresh=False, retry=frozenset(), only=frozenset())
+
     def to_json(self) -> dict[str, Any]:
-        """What the user said."""
-        said = {
-            field.name: getattr(self, field.name) for field in fields(self) if field.name != "done"
-        }
+        """Return the options as run.json stores them."""
+        values = {name: getattr(self, name) for name in _STORED}
         return {
             name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in said.items()
+            for name, value in values.items()
         }
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> RunOptions:
-        """Read the stored options, without those that only another version knows."""
-        read: dict[str, Any] = {}
-        for name in sorted({known.name for known in fields(cls)} & stored.keys()):
-            value = stored[name]
-            read[name] = frozenset(value) if isinstance(value, list) else value
+        """Read stored options, without those that only another version knows."""
+        read: dict[str, Any] = {name: stored[name] for name in _STORED if name in stored}
+        for name in {"retry", "only"} & read.keys():
+            read[name] = frozenset(read[name])
         if "retry" in read:  # older versions had further words, which have no effect now
-            words = {FORMER_FLAWS.get(word, word) for word in read["retry"]}
-            read["retry"] = frozenset(words & {*Status, "pending", *FLAWS})
+            words = {FORMER_FLAGS.get(word, word) for word in read["retry"]}
+            read["retry"] = frozenset(words & {*Status, PENDING, *QUALITY_FLAGS})
         return cls(**read)
 
-    def of(self, cell: Cell) -> RunOptions:
-        """What is still asked of one that is done."""
-        repeat = max(self.repeat, self.done[cell.id].repetitions)
-        return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)
+
+@dataclass(frozen=True)
+class ExecutionOptions:
+    """The options that say where and how cells run.
+
+    address: a running Ray cluster; None: a private Ray on this machine.
+    cpu_cells: CPU cells that run at the same time.
+    start_method: of the measuring processes; None: fork where possible.
+    allow_mixed: results of other hardware or software may share the folder.
+    take_over: write to a bucket folder although another driver seems to write to it.
+    """
+
+    time_limit_s: float | None = None
+    scheduler: Literal["ray", "serial"] = "ray"
+    address: str | None = None
+    cpu_cells: int = 1
+    start_method: StartMethod | None = None
+    allow_mixed: bool = False
+    take_over: bool = False
+    skip_predicted_oom: bool = False

@@ -1,122 +1,265 @@
-"""Checks of the hosts before the first cell is measured."""
+"""Checks of the hosts before the first cell is measured.
+
+A check takes the Preparation so far and returns the next one, for example with cells excluded that
+no host can measure. It raises an error if nothing would be left. A new check is one function and
+one entry of CHECKS.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import PlatformError
+from orchestrator.execution import nsys
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
-from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.planning.fingerprints import (
+    Fingerprints,
+    current_fingerprints,
+    known_fingerprints,
+    require_compatible,
+)
+from orchestrator.planning.memory_prediction import PredictedCell
 from orchestrator.planning.request import SweepRequest
+from tasks.spec.cell import Cell
+from tasks.spec.tables import Sample
+
+Notify = Callable[[str], None]  # shows one message to the user
 
 
-def exclude_wider_cells(
-    queue: AttemptQueue, hosts: Sequence[HostInfo], say: Callable[[str], None]
-) -> None:
-    """Leaves the cells for another run that ask for more GPUs together than any host here has of their kind.
+@dataclass(frozen=True)
+class Exclusion:
+    """A cell that this sweep does not measure after all.
 
-    Raises PlatformError where that is all of them.
+    is_deferred: the same command measures it on other hosts.
     """
 
-    def most(kind: str | None) -> int:
-        matching = (
-            [gpu for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)]
-            for host in hosts
-        )
-        return max(map(len, matching), default=0)
-
-    wider = [
-        cell for cell in queue.cells if cell.params.gpu_count > max(1, most(cell.params.gpu_kind))
-    ]
-    if not wider:
-        return
-    asked = ", ".join(map(str, sorted({cell.params.gpu_count for cell in wider})))
-    said = f"{len(wider)} cells ask for {asked} GPUs of one host together, and here no host has more than {most(None)}"
-    if len(wider) == len(queue.cells):
-        raise PlatformError(
-            said, "Have such a host join (`ray start --address=…`), or --set gpus=1"
-        )
-    queue.defer(wider)
-    say(f"left out: {said}. Given again where there are so many, this command measures them")
+    cell: Cell
+    is_deferred: bool
 
 
-def describe_nice_levels(hosts: Sequence[HostInfo]) -> Iterator[str]:
-    """Of each host where what measures waits for whatever else runs there."""
-    for host in hosts:
+@dataclass(frozen=True)
+class Slots:
+    """How many cells can run at the same time, by device type and by kind of GPU."""
+
+    by_device: Mapping[str, int] = field(default_factory=dict)
+    by_gpu_kind: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What is known before the first cell is measured.
+
+    cells: the cells to measure, each once, without those excluded.
+    has_results: the folder has results, which new ones must be compatible with.
+    predictions: predicted memory of each cell for which it can be predicted, by id.
+    """
+
+    cells: tuple[Cell, ...] = ()
+    hosts: tuple[HostInfo, ...] = ()
+    slots: Slots = field(default_factory=Slots)
+    has_results: bool = False
+    excluded: tuple[Exclusion, ...] = ()
+    fingerprints: Fingerprints = field(default_factory=dict)
+    predictions: Mapping[str, PredictedCell] = field(default_factory=dict)
+
+    @property
+    def predicted_samples(self) -> dict[str, tuple[Sample, ...]]:
+        """The predictions as they are stored, by cell id."""
+        return {cell: predicted.samples for cell, predicted in self.predictions.items()}
+
+    @property
+    def devices(self) -> list[str]:
+        """The device types of the cells."""
+        return sorted({cell.params.device for cell in self.cells})
+
+    @property
+    def gpu_kinds(self) -> list[str]:
+        """The kinds of GPU that cells name."""
+        return sorted({cell.params.gpu_kind for cell in self.cells if cell.params.gpu_kind})
+
+    @property
+    def gpu_names(self) -> list[str]:
+        """The names of the GPUs on the hosts, each once."""
+        return sorted({gpu.name for host in self.hosts for gpu in host.gpus})
+
+    @property
+    def names_every_gpu_kind(self) -> bool:
+        """True if each cell on a GPU names the kind that it runs on."""
+        on_gpu = [cell for cell in self.cells if cell.params.device == "cuda"]
+        return all(cell.params.gpu_kind is not None for cell in on_gpu)
+
+    def exclude(self, cells: Iterable[Cell], *, is_deferred: bool) -> Preparation:
+        """Return the preparation without these cells."""
+        exclusions = [Exclusion(cell, is_deferred) for cell in cells]
+        ids = {exclusion.cell.id for exclusion in exclusions}
+        left = tuple(cell for cell in self.cells if cell.id not in ids)
+        return replace(self, cells=left, excluded=(*self.excluded, *exclusions))
+
+
+Check = Callable[[SweepRequest, Preparation, Notify], Preparation]
+
+
+def check_nice_level(
+    request: SweepRequest, preparation: Preparation, notify: Notify
+) -> Preparation:
+    """Warn of hosts where cells wait for other programs."""
+    for host in preparation.hosts:
         if host.nice > 0:
-            yield (
-                f"on {host.name} cells run at niceness {host.nice}, so that a busy neighbour slows them: "
-                "begin without nice, and Ray with RAY_worker_niceness=0"
+            notify(
+                f"cells on {host.name} run at niceness {host.nice}: other programs slow them down."
+                " Start without nice, and Ray with RAY_worker_niceness=0"
             )
+    return preparation
 
 
-def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
-    """By the name that its driver gives."""
-    return next((str(gpu.name) for host in hosts for gpu in host.gpus), None)
-
-
-def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
-    """Of the GPUs that a cell may come to, the one with the least memory."""
-    gpus = [
-        gpu for host in hosts for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)
-    ]
-    cards = [gpu_from_driver(gpu.name, gpu.memory_bytes) for gpu in gpus]
-    return min(cards, key=lambda card: card.usable_bytes, default=None)
+def check_devices(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+    """Require each device type on at least one host."""
+    require_devices(request, preparation.devices, preparation.hosts)
+    return preparation
 
 
 def require_devices(
     request: SweepRequest, devices: Iterable[str], hosts: Sequence[HostInfo]
 ) -> None:
-    """Raises PlatformError where one of them is on no host."""
-    have = sorted({device for host in hosts for device in host.devices})
-    for device in sorted(set(devices).difference(have)):
+    """Raise PlatformError if no host has one of the device types."""
+    available = sorted({device for host in hosts for device in host.devices})
+    for device in sorted(set(devices).difference(available)):
         raise PlatformError(
-            f"{request.source.name}: asks for device {device}, and here there is only {', '.join(have)}",
-            f"Add --set device={have[0]} to measure there, or see `sweep doctor`",
+            f"{request.config_path}: device {device} is not available"
+            f" (available: {', '.join(available)})",
+            f"Add --set device={available[0]} to measure there, or see `sweep doctor`",
         )
 
 
-def check_gpu_kinds(
-    queue: AttemptQueue,
-    hosts: Sequence[HostInfo],
-    slots: Mapping[str, int],
-    notify: Callable[[str], None],
-) -> None:
-    """Exclude the cells whose kind of GPU is on no host; another run may measure them.
+def check_fingerprints(
+    request: SweepRequest, preparation: Preparation, notify: Notify
+) -> Preparation:
+    """Require the hardware and software that the results in the folder were measured with."""
+    known = known_fingerprints(request.run) if preparation.has_results else {}
+    fingerprints = {device: list(before) for device, before in known.items()}
+    for device in preparation.devices:
+        before = fingerprints.setdefault(device, [])
+        current = current_fingerprints(preparation.hosts, device)
+        if not request.execution.allow_mixed:
+            any_gpu = preparation.names_every_gpu_kind
+            require_compatible(before, current, request.run, any_gpu=any_gpu)
+        before += [fingerprint for fingerprint in current if fingerprint not in before]
+    return replace(preparation, fingerprints=fingerprints)
 
-    slots: cells that can run at the same time, by kind of GPU.
-    Raises PlatformError where that is all of them.
-    """
-    there = sorted({str(gpu.name) for host in hosts for gpu in host.gpus})
-    for host in hosts if queue.kinds else ():
-        if len({gpu.name for gpu in host.gpus}) > 1:
-            raise PlatformError(
-                f"gpu_kind: {host.name} has GPUs of several kinds, and only hosts are told apart",
-                "Set CUDA_VISIBLE_DEVICES",
+
+def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+    """Defer the cells whose kind of GPU is on no host."""
+    kinds, names = preparation.gpu_kinds, ", ".join(preparation.gpu_names)
+    if not kinds:
+        if len(preparation.gpu_names) > 1 and "cuda" in preparation.devices:
+            notify(
+                f"there are GPUs of several kinds ({names}), and a cell may run on any of them."
+                " --set gpu_kind=A,B measures each cell on both kinds"
             )
-    missing = [kind for kind, count in slots.items() if not count]
-    if missing:
-        left_out = [cell for cell in queue.cells if cell.params.gpu_kind in missing]
-        said = f"{len(left_out)} cells ask for gpu_kind {', '.join(missing)}, and here there is {', '.join(there) or 'no GPU'}"
-        remedy = "Have such a node join (`ray start --address=…`), or --set gpu_kind=A100, or whatever Ray calls what is here"
-        if len(left_out) == len(queue.cells):
-            raise PlatformError(said, remedy)
-        queue.defer(left_out)
-        notify(f"left out: {said}. Given again with it, this command measures them")
-    elif not queue.kinds and len(there) > 1 and "cuda" in queue.devices:
-        notify(
-            f"GPUs of several kinds, {', '.join(there)}: cells come to any of them. --set gpu_kind=A,B has each on both"
-        )
+        return preparation
+    _require_one_kind_per_host(preparation.hosts)
+    missing = [kind for kind in kinds if not preparation.slots.by_gpu_kind.get(kind)]
+    cells = [cell for cell in preparation.cells if cell.params.gpu_kind in missing]
+    problem = (
+        f"{len(cells)} cells need gpu_kind {', '.join(missing)},"
+        f" which no host has (available: {names or 'no GPU'})"
+    )
+    remedy = (
+        "Add such a node (`ray start --address=…`),"
+        " or name a kind that is available, such as --set gpu_kind=A100"
+    )
+    return _defer(preparation, cells, PlatformError(problem, remedy), notify)
 
 
-def require_one_kind_of_gpu(
-    fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], queue: AttemptQueue
-) -> None:
-    """What ran out of memory on one kind says nothing of another. Raises PlatformError."""
-    kinds = sorted({str(mark.get("gpu")) for mark in fingerprints.get("cuda", [])})
-    if len(kinds) > 1 and not queue.names_kinds:
+def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+    """Defer the cells that need more GPUs of one host than any host has."""
+    cells = [
+        cell
+        for cell in preparation.cells
+        if cell.params.gpu_count > max(1, _most_gpus(preparation.hosts, cell.params.gpu_kind))
+    ]
+    counts = sorted({cell.params.gpu_count for cell in cells})
+    problem = (
+        f"{len(cells)} cells need {', '.join(map(str, counts))} GPUs of one host,"
+        f" and no host has more than {_most_gpus(preparation.hosts, None)}"
+    )
+    remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
+    return _defer(preparation, cells, PlatformError(problem, remedy), notify)
+
+
+def check_inference_across_kinds(
+    request: SweepRequest, preparation: Preparation, notify: Notify
+) -> Preparation:
+    """Refuse --infer-oom where an OOM on one kind of GPU says nothing about another kind."""
+    fingerprints = preparation.fingerprints.get("cuda", ())
+    kinds = sorted({str(fingerprint.get("gpu")) for fingerprint in fingerprints})
+    is_ambiguous = len(kinds) > 1 and not preparation.names_every_gpu_kind
+    if request.options.infer_oom and is_ambiguous:
         raise PlatformError(
             f"--infer-oom: there are GPUs of several kinds: {', '.join(kinds)}", "Leave it out"
         )
+    return preparation
+
+
+def check_nsys(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+    """Warn if Nsight Systems is to trace the cells and is not installed here."""
+    if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
+        notify("nsys is not on the PATH here: hosts without it measure cells without it")
+    return preparation
+
+
+CHECKS: tuple[Check, ...] = (
+    check_nice_level,
+    check_devices,
+    check_fingerprints,
+    check_gpu_kinds,
+    check_gpu_count,
+    check_inference_across_kinds,
+    check_nsys,
+)
+
+
+def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
+    """Return the name of a GPU as its driver reports it, or None without a GPU."""
+    return next((gpu.name for host in hosts for gpu in host.gpus), None)
+
+
+def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
+    """Return the GPU with the least memory that a cell of this kind may run on, or None."""
+    gpus = [gpu for host in hosts for gpu in _gpus_of_kind(host, kind)]
+    models = [gpu_from_driver(gpu.name, gpu.memory_bytes) for gpu in gpus]
+    return min(models, key=lambda model: model.usable_bytes, default=None)
+
+
+def _defer(
+    preparation: Preparation, cells: Sequence[Cell], error: PlatformError, notify: Notify
+) -> Preparation:
+    """Leave cells to a run on other hosts, or raise the error if no cell would be left."""
+    if not cells:
+        return preparation
+    if len(cells) == len(preparation.cells):
+        raise error
+    notify(f"skipped: {error.message}. The same command measures them on such a host")
+    return preparation.exclude(cells, is_deferred=True)
+
+
+def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
+    # Ray labels nodes, not GPUs: a cell could not be kept to one of the kinds.
+    for host in hosts:
+        if len({gpu.name for gpu in host.gpus}) > 1:
+            raise PlatformError(
+                f"gpu_kind: {host.name} has GPUs of several kinds, and a cell can be assigned"
+                " to a host only",
+                "Set CUDA_VISIBLE_DEVICES",
+            )
+
+
+def _most_gpus(hosts: Sequence[HostInfo], kind: str | None) -> int:
+    """Return the largest number of GPUs of a kind that one host has."""
+    return max((len(_gpus_of_kind(host, kind)) for host in hosts), default=0)
+
+
+def _gpus_of_kind(host: HostInfo, kind: str | None) -> list[GpuInfo]:
+    return [gpu for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)]

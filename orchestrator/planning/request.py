@@ -1,49 +1,118 @@
-"""A command line or a results folder, resolved to the cells that a sweep measures."""
+"""A command line or a results folder, resolved to the cells that a sweep measures.
+
+Paths and selections enter, a SweepRequest leaves. It is frozen: each stage of a sweep returns a
+new one where it changes something.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from orchestrator.common.provenance import git_commit, program_source
 from orchestrator.config.grid import Expansion, expand, require_effect, require_matches
 from orchestrator.config.schema import SweepConfig, load_config, validate_config, with_instruments
-from orchestrator.config.selection import Selection, parse_selection
+from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import Source
+from orchestrator.planning.invocation import (
+    Invocation,
+    current_command,
+    last_sweep,
+    measurement_settings,
+)
+from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.open import open_run
 from orchestrator.store.remote.address import RunLocation
 from orchestrator.store.run import Run
-from tasks.spec.attempt import Settings, StartMethod
+from tasks.process.source_digest import source_digest
+from tasks.spec.attempt import Attempt, Settings
+from tasks.spec.cell import Cell
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import all_tasks
 
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What a command line asks for, resolved: which cells of which config, in which folder.
+    """What a command asks for: which cells of which config, how, and in which folder.
 
-    searching: whether these cells are steps of a search, beside the sweep that the folder is of.
+    is_search: the cells are steps of a search for a limit, and not the sweep of the folder.
     """
 
     config: SweepConfig
     selection: Selection
     expansion: Expansion
-    source: Source
     run: Run
     config_path: Path
-    searching: bool = False
+    options: RunOptions = field(default_factory=RunOptions)
+    execution: ExecutionOptions = field(default_factory=ExecutionOptions)
+    is_search: bool = False
 
     @property
     def import_paths(self) -> tuple[str, ...]:
-        """Where a model of one's own is looked for: the folder one is in, and the config's."""
-        return tuple(
-            dict.fromkeys(str(path) for path in (Path.cwd(), self.config_path.parent.absolute()))
+        """The folders that user-defined models are imported from: this one and the config's."""
+        folders = (Path.cwd(), self.config_path.parent.absolute())
+        return tuple(dict.fromkeys(map(str, folders)))
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of each attempt."""
+        config = self.config
+        return Settings(
+            timeout_s=config.limits.timeout_s,
+            instruments=tuple(config.instruments),
+            env=dict(config.env),
+            host_memory_gib=config.limits.host_memory_gib,
+            import_paths=self.import_paths,
+            start_method=self.execution.start_method,
         )
 
+    def example_attempt(self, cells: Sequence[Cell]) -> Attempt:
+        """Return an attempt like those to come, which slots can be prepared for."""
+        # CUDA cells run first.
+        cell = min(cells, key=lambda cell: cell.params.device != "cuda")
+        return Attempt(cell, 0, str(self.run.attempt_folder(cell.id, 0)), self.settings)
+
+    def new_invocation(self) -> Invocation:
+        """Return the entry of run.json for this command, which starts now."""
+        models = {getattr(cell.params, "model", None) for cell in self.expansion.cells}
+        search_path = [*sys.path, *self.import_paths]
+        return Invocation(
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            command=current_command(),
+            asks_for=self._identity(),
+            commit=git_commit(),
+            program_source=program_source(),
+            asked=measurement_settings(self.config.model_dump(mode="json")),
+            sources={
+                model: source_digest(model, search_path) for model in sorted(filter(None, models))
+            },
+            finished=False,
+        )
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what the command asks for, independent of the order of words."""
+        selection = asdict(self.selection)
+        where = {
+            axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()
+        }
+        instruments = sorted(set(self.config.instruments))
+        identity = {
+            "config": self.config.name,
+            "selection": {**selection, "where": where, "instruments": instruments},
+            "choice": self.options.to_json(),
+            "skips": self.execution.skip_predicted_oom,
+        }
+        # As it is when it is read from run.json: without tuples.
+        return dict(json.loads(json.dumps(identity)))
+
     def manifest(
-        self, fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], invocation: Mapping[str, Any]
+        self, fingerprints: Mapping[str, Sequence[Mapping[str, Any]]], invocation: Invocation
     ) -> dict[str, Any]:
         """Return the run's manifest with this sweep and one more invocation."""
         sweep = {
@@ -54,57 +123,46 @@ class SweepRequest:
         }
         before = self.run.read_manifest()
         # A search for limits visits cells of its own; the folder's sweep stays as it was.
-        if self.searching and "config" in before:
+        if self.is_search and "config" in before:
             sweep = {name: before[name] for name in sweep if name in before}
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
         tasks = {grid.task: all_tasks()[grid.task].params for grid in self.config.grids}
         defaults = {name: default_values(params) for name, params in tasks.items()}
-        return build_manifest(before, sweep, defaults, invocation)
+        return build_manifest(before, sweep, defaults, invocation.to_json())
 
 
-def resolve(
-    path: Path,
-    sets: Sequence[str],
-    wheres: Sequence[str],
-    out: RunLocation | None,
-    sample: float | None = None,
-    instruments: Sequence[str] = (),
-) -> SweepRequest:
-    """out: a folder, or the address of one elsewhere. Raises ConfigError, or RunUnreachable."""
+def resolve(path: Path, selection: Selection, out: RunLocation | None = None) -> SweepRequest:
+    """Read a config and select its cells.
+
+    out: a folder or the address of one; None: the config's, or results/NAME.
+    Raises ConfigError, or RunUnreachable for a folder elsewhere.
+    """
     config, source = load_config(path)
-    config = with_instruments(config, instruments)
-    selection = parse_selection(sets, wheres, sample, instruments)
+    config = with_instruments(config, selection.instruments)
     expansion = expand(config, source, selection)
     require_matches(config, source)
     require_effect(expansion)
     run = open_run(out or config.results or Path("results") / config.name)
-    return SweepRequest(config, selection, expansion, source, run, path)
+    return SweepRequest(config, selection, expansion, run, path)
 
 
 def resolve_again(run: Run) -> SweepRequest:
-    """The request that a run folder was last written for. Raises RunError where no sweep ran in it."""
+    """Return the last sweep of a folder as a new request, without what it has measured again.
+
+    Raises RunError if no sweep ran in the folder.
+    """
     manifest = run.require().read_manifest()
     require_sweep(manifest, run)
     source = Source(f"{run}/run.json", manifest["config"])
     config = validate_config(manifest["config"], source)
     selection = Selection.from_json(manifest["selection"])
+    last = last_sweep(run)
     return SweepRequest(
         config,
         selection,
         expand(config, source, selection),
-        source,
         run,
         Path(manifest["config_path"]),
-    )
-
-
-def make_settings(request: SweepRequest, start_method: StartMethod | None) -> Settings:
-    config = request.config
-    return Settings(
-        timeout_s=config.limits.timeout_s,
-        instruments=tuple(config.instruments),
-        env=dict(config.env),
-        host_memory_gib=config.limits.host_memory_gib,
-        import_paths=request.import_paths,
-        start_method=start_method,
+        last.options,
+        ExecutionOptions(skip_predicted_oom=last.skips_predicted_oom),
     )

@@ -1,80 +1,84 @@
-"""A command that was ended early and is given again goes on: `--retry` and `--fresh` do not begin with the first cell anew.
+"""Resumption of an interrupted --retry or --fresh.
 
-What the unfinished invocations of the same command have brought to an end is not asked for again, whatever ran in between; a
-command that had come to its end is another one when it is given once more, and so is one that would measure otherwise by now.
+If the same command is given again, it does not start from the first cell: cells that its
+unfinished invocations have already measured again are not measured a third time, whatever other
+commands ran in between. A finished command starts anew, and so does one that would measure in
+another way by now.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
 
 from orchestrator.common.text import cell_count
-from orchestrator.planning.history import CellHistory, history_of
-from orchestrator.planning.invocation import FINISHED, INVOCATION, is_same, measures_alike
-from orchestrator.planning.options import ResumedCell, RunOptions
+from orchestrator.planning.history import HISTORY_COLUMNS, CellHistory, histories_of
+from orchestrator.planning.invocation import FINISHED, INVOCATION, Invocation, read_invocations
+from orchestrator.planning.options import ResumedCell
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.run import Run
 from orchestrator.store.run_writer import RunWriter
 
 
-def resume(request: SweepRequest, choice: RunOptions, invocation: Mapping[str, Any]) -> RunOptions:
-    """What is left of it, where this command was ended before. invocation: the one that is to begin."""
-    if not choice.again:
-        return choice
-    return replace(
-        choice, done=_done_already(request.run, invocation, request.config.limits.attempts)
-    )
+def resume(request: SweepRequest, invocation: Invocation) -> SweepRequest:
+    """Return the request with the cells that its command measured before it was interrupted."""
+    if not request.options.measures_again:
+        return request
+    options = replace(request.options, resumed=_resumed_cells(request, invocation))
+    return replace(request, options=options)
 
 
-def describe_resumption(request: SweepRequest, choice: RunOptions) -> Iterator[str]:
-    if done := sum(cell.id in choice.done for cell in request.expansion.cells):
-        yield f"this command was ended before: it goes on, with {cell_count(done)} of it done"
+def describe_resumption(request: SweepRequest) -> str:
+    """Return a message for the user, empty if nothing is resumed."""
+    done = sum(cell.id in request.options.resumed for cell in request.expansion.cells)
+    if not done:
+        return ""
+    return f"resuming this command, which was interrupted: {cell_count(done)} measured already"
 
 
-def _done_already(run: Run, invocation: Mapping[str, Any], attempts: int) -> dict[str, ResumedCell]:
-    """The cells that the command has measured again already, if it has not come to its end since.
+def mark_finished(writer: RunWriter, invocation: Invocation) -> None:
+    """Mark all entries of this command as finished, so that the next one starts anew."""
+    manifest = writer.read_manifest()
+    entries = manifest.get("invocations", [])
+    marked = [
+        {**entry, FINISHED: True}
+        if Invocation.from_json(entry).is_same_command(invocation)
+        else entry
+        for entry in entries
+    ]
+    if marked != entries:
+        writer.write_manifest({**manifest, "invocations": marked})
 
-    attempts: how often a cell that fails is tried.
-    """
-    invocations = run.read_manifest().get("invocations", [])
-    own = _unfinished(invocations, invocation)
-    if not own:
+
+def _resumed_cells(request: SweepRequest, invocation: Invocation) -> dict[str, ResumedCell]:
+    run, max_attempts = request.run, request.config.limits.attempts
+    invocations = read_invocations(run)
+    unfinished = _unfinished(invocations, invocation)
+    if not unfinished:
         return {}
-    places = {one["time"]: place for place, one in enumerate(invocations)}
-    read = run.rows("attempts", ["cell", "attempt", "status", "wall_s", "replaces", "facts"])
-    rows = [(row[:-1], places.get(json.loads(row[-1]).get(INVOCATION), -1)) for row in read]
-    since = history_of((row for row, place in rows if place in own), run)
-    before = history_of((row for row, place in rows if place < min(own)), run)
-    found = {}
-    for cell, past in since.items():
-        failed = all(status.is_retried for status in past.statuses)
-        if not failed or past.failures >= attempts:
+    # By position and not by time: the clock of a host may have been set back in between.
+    positions = {one.time: position for position, one in enumerate(invocations)}
+    stored = run.rows("attempts", [*HISTORY_COLUMNS, "facts"])
+    rows = [(row[:-1], positions.get(json.loads(row[-1]).get(INVOCATION), -1)) for row in stored]
+    since = histories_of((row for row, position in rows if position in unfinished), run)
+    before = histories_of((row for row, position in rows if position < min(unfinished)), run)
+    resumed = {}
+    for cell, history in since.items():
+        failed = all(status.is_retried for status in history.statuses)
+        if not failed or history.failures >= max_attempts:
             earlier = before.get(cell, CellHistory())
-            found[cell] = ResumedCell(max(1, earlier.successes), earlier.misses, failed)
-    return found
+            resumed[cell] = ResumedCell(max(1, earlier.successes), earlier.misses, failed)
+    return resumed
 
 
-def _unfinished(
-    invocations: Sequence[Mapping[str, Any]], invocation: Mapping[str, Any]
-) -> set[int]:
-    """The places of the last ones of this command, since it came to its end, that measured as it would."""
+def _unfinished(invocations: Sequence[Invocation], invocation: Invocation) -> set[int]:
+    """Return the positions of this command's entries since it was last finished."""
     own = [
-        (place, one)
-        for place, one in enumerate(invocations)
-        if is_same(one, invocation) and measures_alike(one, invocation)
+        (position, one)
+        for position, one in enumerate(invocations)
+        if one.is_same_command(invocation) and one.measures_like(invocation)
     ]
     return {
-        place for place, _ in takewhile(lambda own: own[1].get(FINISHED) is False, reversed(own))
+        position for position, _ in takewhile(lambda pair: pair[1].is_unfinished, reversed(own))
     }
-
-
-def mark_finished(writer: RunWriter, invocation: Mapping[str, Any]) -> None:
-    manifest = writer.read_manifest()
-    before = manifest.get("invocations", [])
-    noted = [{**one, FINISHED: True} if is_same(one, invocation) else one for one in before]
-    if noted != before:
-        writer.write_manifest({**manifest, "invocations": noted})

@@ -16,15 +16,15 @@ from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import Expansion
 from orchestrator.execution.host_probe import probe_here
 from orchestrator.hardware.gpu_catalog import GpuModel
-from orchestrator.planning.history import CellHistory, read_history
+from orchestrator.planning.history import CellHistory, read_histories
 from orchestrator.planning.memory_prediction import cap_bytes, predicting, verdict_of
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.preflight import smallest_gpu
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling.scheduler import ReusableScheduler
 from orchestrator.sweep.pipeline import run_sweep
-from orchestrator.sweep.result import Summary
-from orchestrator.sweep.runtime import Means
+from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.runtime import Runtime
 from tasks.prediction.records import AS_EAGER, Prediction, unsupported_reason
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
@@ -81,7 +81,7 @@ class Limit:
     """What was found of one cell whose axis is left open.
 
     surely: the largest that fits with a margin; perhaps: the largest that may, None where nobody can tell; unpredicted: why
-    predicting came to no end. measured: where it was; unfinished_runs: why that came to no end.
+    predicting came to no end. measured: where it was; failure: why that came to no end.
     """
 
     at: Callable[[int], Cell]
@@ -90,7 +90,7 @@ class Limit:
     predictions: dict[int, Prediction] = field(default_factory=dict)
     unpredicted: str = ""
     measured: Search | None = None
-    unfinished_runs: str = ""
+    failure: str = ""
 
 
 def open_groups(expansion: Expansion, bounds: Bounds) -> list[Limit]:
@@ -131,7 +131,7 @@ def _check_ceilings(request: SweepRequest, groups: Iterable[Limit], bounds: Boun
         )
 
 
-def _own_card(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> GpuModel | None:
+def _own_gpu(groups: Iterable[Limit], bounds: Bounds, measures: bool) -> GpuModel | None:
     """This machine's GPU, where something depends on it. Raises ConfigError where that is so and there is none."""
     cells = [group.at(bounds.granularity) for group in groups]
     predicted = [cell for cell in cells if not unsupported_reason(cell)]
@@ -184,34 +184,37 @@ def _learn_prediction(
 
 
 def confirm_limits(
-    request: SweepRequest, groups: Sequence[Limit], bounds: Bounds, means: Means
-) -> Summary:
-    """Measures what was found and what is next to it, and on from there where they are not as predicted.
+    request: SweepRequest, groups: Sequence[Limit], bounds: Bounds, runtime: Runtime
+) -> SweepResult | None:
+    """Measure what was found and what is next to it, and continue from there if it is not so.
 
-    What the folder knows already is not measured again. Gives what the last round of measuring came to: why it ended.
+    What the folder has already is not measured again. Returns the result of the last round, or None
+    if nothing was left to measure.
     """
-    began, summary = time.monotonic(), Summary()
+    started_s, result = time.monotonic(), None
     for group in groups:
         group.measured = Search(bounds, _hints(group))
-    lasting = ReusableScheduler(means.open_scheduler)
+    reusable = ReusableScheduler(lambda example: runtime.open_scheduler(request.execution, example))
+    shared = replace(runtime, open_scheduler=lambda _, example: reusable.opened(example))
     try:
         while asked := _to_measure(request, groups):
-            left = (
-                None
-                if means.time_limit_s is None
-                else means.time_limit_s - (time.monotonic() - began)
-            )
             cells = Expansion(tuple({cell.id: cell for _, _, cell in asked}.values()))
-            once = replace(means, open_scheduler=lasting.opened, time_limit_s=left)
-            summary = run_sweep(
-                replace(request, expansion=cells, searching=True), RunOptions(), once
-            )
+            execution = _with_time_left(request.execution, started_s)
+            step = replace(request, expansion=cells, execution=execution, is_search=True)
+            result = run_sweep(step, shared)
             _learn_measured(request, asked)
-            if summary.stopped or summary.broken or summary.late:
+            if result.is_cut_short:
                 break
     finally:
-        lasting.close()
-    return summary
+        reusable.close()
+    return result
+
+
+def _with_time_left(execution: ExecutionOptions, started_s: float) -> ExecutionOptions:
+    if execution.time_limit_s is None:
+        return execution
+    elapsed_s = time.monotonic() - started_s
+    return replace(execution, time_limit_s=execution.time_limit_s - elapsed_s)
 
 
 def _hints(group: Limit) -> list[int]:
@@ -222,7 +225,7 @@ def _hints(group: Limit) -> list[int]:
 
 def _to_measure(request: SweepRequest, groups: Iterable[Limit]) -> list[tuple[Limit, int, Cell]]:
     """The next of each group that is not known from the run's folder."""
-    history = read_history(request.run)
+    history = read_histories(request.run)
     asked = []
     for group in groups:
         while (value := _next_to_measure(group)) is not None:
@@ -236,12 +239,12 @@ def _to_measure(request: SweepRequest, groups: Iterable[Limit]) -> list[tuple[Li
 
 
 def _next_to_measure(group: Limit) -> int | None:
-    return group.measured.next if group.measured is not None and not group.unfinished_runs else None
+    return group.measured.next if group.measured is not None and not group.failure else None
 
 
 def _learn_measured(request: SweepRequest, asked: Iterable[tuple[Limit, int, Cell]]) -> None:
     """Of those that were begun: a round may end before all of them were."""
-    history = read_history(request.run)
+    history = read_histories(request.run)
     for group, value, cell in asked:
         if cell.id in history:
             _learn_status(group, value, history[cell.id].status)
@@ -251,31 +254,35 @@ def _learn_status(group: Limit, value: int, status: str) -> None:
     if status in _DECIDED and group.measured is not None:
         group.measured.learn(value, status == Status.OK)
     else:
-        group.unfinished_runs = f"{value} ended as {status}"
+        group.failure = f"{value} ended as {status}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """card: the GPU that it holds for, where that matters. summary: of the measuring."""
+    """The limits of all groups. gpu: where they hold. result: of the last round of measuring."""
 
     groups: Sequence[Limit]
-    card: GpuModel | None
-    summary: Summary
+    gpu: GpuModel | None
+    result: SweepResult | None = None
 
 
 def find_limits(
-    request: SweepRequest, bounds: Bounds, card: GpuModel | None, means: Means | None
+    request: SweepRequest, bounds: Bounds, gpu: GpuModel | None, runtime: Runtime | None
 ) -> Found:
-    """Predicts, and with `means` measures. card: the GPU that was named, or None for this machine's. Raises ConfigError."""
+    """Predict the limits, and measure them too if there is a runtime. Raises ConfigError.
+
+    gpu: the GPU that was named; None: this machine's.
+    """
     if bounds.up_to < bounds.granularity:
         raise ConfigError(
             f"--up-to {bounds.up_to}: is less than the granularity, {bounds.granularity}",
             "Name a larger one",
         )
     groups = open_groups(request.expansion, bounds)
-    if means is not None:
+    if runtime is not None:
         _check_ceilings(request, groups, bounds)
-    card = card or _own_card(groups, bounds, means is not None)
-    predict_limits(groups, bounds, card, request.import_paths)
-    summary = confirm_limits(request, groups, bounds, means) if means is not None else Summary()
-    return Found(groups, card, summary)
+    gpu = gpu or _own_gpu(groups, bounds, runtime is not None)
+    predict_limits(groups, bounds, gpu, request.import_paths)
+    if runtime is None:
+        return Found(groups, gpu)
+    return Found(groups, gpu, confirm_limits(request, groups, bounds, runtime))

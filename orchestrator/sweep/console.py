@@ -1,6 +1,7 @@
-"""What a person sees while a sweep runs: a live line on a terminal, plain lines elsewhere.
+"""What a sweep prints: a live display on a terminal, plain lines elsewhere.
 
-Where nobody reads it any more, as after `| head` or where a `tee` was killed, the sweep goes on: its rows are what it is for.
+If nobody reads the output any longer, as after `| head` or when a `tee` was killed, the sweep
+continues without it: its rows are what it is for.
 """
 
 from __future__ import annotations
@@ -10,163 +11,205 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import click
-from rich.console import Console
+import rich.console
 from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
 from orchestrator.common.text import end_location, failure_reason, format_seconds
 from orchestrator.execution.events import AttemptStarted
+from orchestrator.planning.attempt_queue import AttemptQueue
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
 _STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
 
-Remaining = Callable[[], float | None]
-Label = Callable[[Cell], str]  # what a cell is called
-
-
-def say(line: str) -> None:
-    try:
-        click.echo(line)
-    except BrokenPipeError:
-        _go_on_unread()
-
-
-class SweepConsole(Console):
-    def on_broken_pipe(self) -> None:  # Rich would exit
-        _go_on_unread()
-
-
-def _go_on_unread() -> None:
-    drop_output(sys.stdout)
-    try:
-        click.echo(
-            "sweep: its output is not read any more: it goes on without, and `sweep status` says how far it is",
-            err=True,
-        )
-    except BrokenPipeError:
-        drop_output(sys.stderr)
-
-
-def drop_output(stream: Any) -> None:
-    """What is still to be printed goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+Label = Callable[[Cell], str]  # a short name of a cell
 
 
 class Display(Protocol):
-    def started(self, started: AttemptStarted) -> None: ...
+    """Shows the progress of a sweep."""
 
-    def finished(self, outcome: Outcome) -> None: ...
+    def started(self, started: AttemptStarted) -> None:
+        """Show that an attempt runs."""
+        ...
 
-    def close(self) -> None: ...
+    def finished(self, outcome: Outcome) -> None:
+        """Show how an attempt ended."""
+        ...
+
+    def close(self) -> None:
+        """End the display."""
+        ...
+
+
+class Console(Protocol):
+    """Where a sweep prints messages and its progress."""
+
+    def notify(self, message: str) -> None:
+        """Print one line."""
+        ...
+
+    def open_display(self, queue: AttemptQueue) -> Display:
+        """Return a display of the queue's attempts."""
+        ...
+
+
+class SweepConsole:
+    """Prints to the standard output. label: names a cell in a line."""
+
+    def __init__(self, label: Label) -> None:
+        self._label = label
+        self._console = _RichConsole()
+
+    def notify(self, message: str) -> None:
+        """Print one line."""
+        say(message)
+
+    def open_display(self, queue: AttemptQueue) -> Display:
+        """Return a live display on a terminal, and one that prints lines elsewhere."""
+        if self._console.is_terminal:
+            return LiveDisplay(queue, self._label, self._console)
+        return PlainDisplay(queue.total, self._label, self._console)
+
+
+@contextmanager
+def displayed(console: Console, queue: AttemptQueue) -> Iterator[Display]:
+    """Show the progress of a queue while the body runs."""
+    display = console.open_display(queue)
+    try:
+        yield display
+    finally:
+        display.close()
 
 
 class PlainDisplay:
-    """One line as each cell begins and ends: for logs."""
+    """Prints a line when a cell starts and when it ends, for logs."""
 
-    def __init__(self, total: int, label: Label, console: Console) -> None:
+    def __init__(self, total: int, label: Label, console: rich.console.Console) -> None:
         self._total = total
         self._label = label
-        self._done = 0
         self._console = console
+        self._finished = 0
 
     def started(self, started: AttemptStarted) -> None:
-        self._print(f"start   {self._label(started.attempt.cell)}{_place(started)}")
+        """Print which cell starts."""
+        self._print(f"start   {self._label(started.attempt.cell)}{_location(started)}")
 
     def finished(self, outcome: Outcome) -> None:
-        self._done += 1
-        self._print(f"[{self._done}/{self._total}] {_result_line(outcome, self._label)}")
+        """Print how a cell ended, and how many have."""
+        self._finished += 1
+        self._print(f"[{self._finished}/{self._total}] {_result_line(outcome, self._label)}")
 
     def close(self) -> None:
-        pass
+        """Do nothing: every line is printed already."""
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 class LiveDisplay:
-    """A line for each cell that ended, and below them what runs where, how many are left, and for how long."""
+    """Prints a line when a cell ends, and below these lines which cells run and what is left."""
 
-    def __init__(self, total: int, label: Label, console: Console, remaining: Remaining) -> None:
-        self._total = total
+    def __init__(self, queue: AttemptQueue, label: Label, console: rich.console.Console) -> None:
+        self._queue = queue
         self._label = label
         self._console = console
-        self._remaining = remaining
-        self._began = time.monotonic()
+        self._started_s = time.monotonic()
         self._running: dict[str, AttemptStarted] = {}
-        self._ended: Counter[Status] = Counter()
+        self._counts: Counter[Status] = Counter()
         self._live = Live(console=console, get_renderable=self._render, refresh_per_second=1)
         self._live.start()
 
     def started(self, started: AttemptStarted) -> None:
+        """Show a cell among those that run."""
         self._running[started.attempt.cell.id] = started
 
     def finished(self, outcome: Outcome) -> None:
+        """Print how a cell ended."""
         self._running.pop(outcome.attempt.cell.id, None)
-        self._ended[outcome.status] += 1
+        self._counts[outcome.status] += 1
         style = _STYLES.get(outcome.status, "red")
-        self._console.print(
-            f"[{style}]{escape(_result_line(outcome, self._label))}[/]", highlight=False
-        )
+        line = escape(_result_line(outcome, self._label))
+        self._console.print(f"[{style}]{line}[/]", highlight=False)
 
     def close(self) -> None:
+        """End the thread that draws the display."""
         self._live.stop()
 
     def _render(self) -> Text:
-        ended, running = (
-            dict(self._ended),
-            list(self._running.values()),
-        )  # the display has a thread of its own
-        done, counts = (
-            sum(ended.values()),
-            "  ".join(f"{status} {count}" for status, count in ended.items()),
-        )
-        left = self._remaining()
-        to_go = f", about {format_seconds(left)} to go" if left is not None else ""
-        lines = [
-            f"{done}/{self._total} done  {counts}  left {self._total - done - len(running)}"
-            f"  after {format_seconds(time.monotonic() - self._began)}{to_go}"
-        ]
+        # The display has a thread of its own: what changes is copied first.
+        counts, running = dict(self._counts), list(self._running.values())
+        finished, total = sum(counts.values()), self._queue.total
+        now, remaining_s = time.monotonic(), self._queue.remaining_s()
+        parts = [f"{finished}/{total} done", *(f"{status} {n}" for status, n in counts.items())]
+        parts += [f"left {total - finished - len(running)}"]
+        parts += [f"after {format_seconds(now - self._started_s)}"]
+        if remaining_s is not None:
+            parts[-1] += f", about {format_seconds(remaining_s)} to go"
+        lines = ["  ".join(parts)]
         for started in running:
-            label = self._label(started.attempt.cell)
-            lines.append(
-                f"  {format_seconds(time.monotonic() - started.at_s)} {label}{_place(started)}"
-            )
+            name = f"{self._label(started.attempt.cell)}{_location(started)}"
+            lines.append(f"  {format_seconds(now - started.at_s)} {name}")
         return Text("\n".join(lines))
 
 
-def make_display(total: int, label: Label, console: Console, remaining: Remaining) -> Display:
-    live = console.is_terminal
-    return (
-        LiveDisplay(total, label, console, remaining)
-        if live
-        else PlainDisplay(total, label, console)
-    )
+def say(line: str) -> None:
+    """Print a line, unless nobody reads the output any longer."""
+    try:
+        click.echo(line)
+    except BrokenPipeError:
+        _continue_unread()
 
 
-def _place(started: AttemptStarted) -> str:
+def drop_output(stream: Any) -> None:
+    """Send what is still printed to a stream nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class _RichConsole(rich.console.Console):
+    def on_broken_pipe(self) -> None:
+        _continue_unread()  # Rich would exit
+
+
+def _continue_unread() -> None:
+    drop_output(sys.stdout)
+    try:
+        click.echo(
+            "sweep: nobody reads the output any longer; the sweep continues without it,"
+            " and `sweep status` shows its progress",
+            err=True,
+        )
+    except BrokenPipeError:
+        drop_output(sys.stderr)
+
+
+def _location(started: AttemptStarted) -> str:
     return f"  on GPU {started.gpu} of {started.host}" if started.gpu else ""
 
 
 def _result_line(outcome: Outcome, label: Label) -> str:
-    whole = [
-        s
-        for s in outcome.samples
-        if (s.phase, s.metric) == ("step", "duration") and s.value is not None
+    """Return the status, label, step time, duration and reason of a failure in one line."""
+    line = f"{outcome.status:<8} {label(outcome.attempt.cell)}"
+    steps_ms = _step_durations_ms(outcome, "pipelined") or _step_durations_ms(outcome, "synced")
+    if steps_ms:
+        line += f"  step {statistics.median(steps_ms):.2f} ms"
+    line += f"  {outcome.wall_s:.1f} s"
+    if outcome.stage:
+        line += f" in {end_location(outcome.stage, outcome.phase)}"
+    reason = failure_reason(outcome.evidence)
+    return line if outcome.status is Status.OK or not reason else f"{line}: {reason}"
+
+
+def _step_durations_ms(outcome: Outcome, mode: str) -> list[float]:
+    return [
+        sample.value
+        for sample in outcome.samples
+        if (sample.phase, sample.metric, sample.mode) == ("step", "duration", mode) and sample.value
     ]
-    by_mode = {
-        mode: [s.value for s in whole if s.mode == mode and s.value]
-        for mode in ("pipelined", "synced")
-    }
-    steps = by_mode["pipelined"] or by_mode["synced"]
-    measured = f"  step {statistics.median(steps):.2f} ms" if steps else ""
-    where = f" in {end_location(outcome.stage, outcome.phase)}" if outcome.stage else ""
-    why = failure_reason(outcome.evidence)
-    said = f": {why}" if why and outcome.status is not Status.OK else ""
-    return f"{outcome.status:<8} {label(outcome.attempt.cell)}{measured}  {outcome.wall_s:.1f} s{where}{said}"

@@ -1,61 +1,105 @@
-"""Signals and the time limit of a sweep."""
+"""The end of a sweep before its last cell: Ctrl-C, SIGTERM and the time limit, in one object.
+
+All three raise one KeyboardInterrupt where the sweep may stop. After that, signals are ignored, so
+that a second Ctrl-C does not interrupt the saving of results.
+"""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
-from typing import Any
+from enum import StrEnum
+from types import FrameType, TracebackType
+from typing import Any, Self
 
-from orchestrator.sweep.result import Summary
+# Reserved from a time limit to end the running cells and to write cells.parquet.
+SAVING_S = 5.0
 
-_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
-SAVING_S = 5.0  # kept of a time limit for ending the cells and writing cells.parquet
-
-
-@contextmanager
-def restored_handlers() -> Iterator[None]:
-    """What stops a run is handled after the body as it was before it."""
-    before = {number: signal.getsignal(number) for number in _STOPS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
-def _handle(handler: Any) -> None:
-    for number in _STOPS:
-        signal.signal(number, handler)
+class StopReason(StrEnum):
+    """What ended a sweep before its last cell."""
+
+    SIGINT = "SIGINT"
+    SIGTERM = "SIGTERM"
+    TIME_LIMIT = "time limit"
 
 
-@contextmanager
-def stoppable(deadline: float | None, summary: Summary) -> Iterator[Callable[[], None]]:
-    """Ctrl-C, a polite kill and the time limit end the body, once: what is still to be done then is not interrupted, nor is what
-    follows on the body until its handlers are put back.
+def deadline_after(time_limit_s: float | None) -> float | None:
+    """Return the monotonic time at which cells must end, so that saving ends within the limit."""
+    return None if time_limit_s is None else time.monotonic() + time_limit_s - SAVING_S
 
-    They may strike anywhere in it: the store withstands that as it withstands a kill. Gives the function that installs
-    the handlers, for after something else has taken them.
+
+class Interruption:
+    """Owns the signal handlers of a sweep, and restores the earlier ones at the end.
+
+    reason: what stopped the sweep; None: nothing did.
     """
-    import pandas  # noqa: F401  an import that is interrupted cannot be done again, and pyarrow's first table has this one
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        _handle(signal.SIG_IGN)
-        summary.stopped = "time limit" if number == signal.SIGALRM else signal.Signals(number).name
-        raise KeyboardInterrupt  # the one exception that Ray lets pass while it waits
+    def __init__(self, deadline: float | None) -> None:
+        self.reason: StopReason | None = None
+        self._deadline = deadline
+        self._is_stoppable = False
+        self._earlier: dict[signal.Signals, Any] = {}
 
-    with restored_handlers():
-        _handle(stop)
-        if deadline is not None:
-            signal.setitimer(signal.ITIMER_REAL, max(0.001, deadline - time.monotonic()))
+    def __enter__(self) -> Self:
+        self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._restore()
+
+    @contextmanager
+    def stops_here(self) -> Iterator[None]:
+        """End the body when a signal or the deadline comes, at any point of it.
+
+        The store withstands that as it withstands kill -9. A KeyboardInterrupt that does not come
+        from here is raised again.
+        """
+        # An interrupted import cannot be repeated, and pyarrow imports pandas for its first table.
+        import pandas  # noqa: F401
+
+        self._is_stoppable = True
+        self.install()
+        if self._deadline is not None:
+            left_s = self._deadline - time.monotonic()
+            signal.setitimer(signal.ITIMER_REAL, max(0.001, left_s))
         try:
-            yield lambda: _handle(stop)
+            try:
+                yield
+            finally:  # a signal before this line is caught below, and one after it raises nothing
+                self._is_stoppable = False
         except KeyboardInterrupt:
-            if not summary.stopped:
+            if self.reason is None:
                 raise
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-    if summary.stopped:
-        _handle(signal.SIG_IGN)
+        if self.reason is None:
+            self._restore()
+
+    def install(self) -> None:
+        """Install the handlers, again where something has replaced them: Ray takes SIGTERM."""
+        for number in _SIGNALS:
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        is_time_limit = number == signal.SIGALRM
+        if is_time_limit and not self._is_stoppable:
+            return  # all cells have ended within the limit
+        for other in _SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        name = signal.Signals(number).name
+        self.reason = StopReason.TIME_LIMIT if is_time_limit else StopReason[name]
+        if self._is_stoppable:
+            raise KeyboardInterrupt  # the one exception that Ray lets pass while it waits
+
+    def _restore(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)

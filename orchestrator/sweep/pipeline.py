@@ -1,154 +1,97 @@
-"""The `run` command: config → cells → plan → attempts → outcomes → parts. Each arrow is a function of another module."""
+"""`run_sweep`: a request becomes a plan, a preparation, outcomes and a result, all of them frozen.
+
+Only three objects have state: the queue (what is left), the log (what was stored) and the
+interruption (why the sweep stopped).
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
-
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
-from orchestrator.common.provenance import git_commit
-from orchestrator.execution import nsys
-from orchestrator.planning.attempt_queue import AttemptQueue
-from orchestrator.planning.fingerprints import check_fingerprints, known_fingerprints
-from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import RunOptions
-from orchestrator.planning.plan import flawed_cells, load_cells, plan_request
-from orchestrator.planning.preflight import (
-    check_gpu_kinds,
-    describe_nice_levels,
-    exclude_wider_cells,
-    first_gpu,
-    require_devices,
-    require_one_kind_of_gpu,
-)
-from orchestrator.planning.prior_results import (
-    describe_prior_results,
-    read_prior_results,
-    require_same_env,
-)
-from orchestrator.planning.request import SweepRequest, make_settings
+from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
+from orchestrator.planning.fingerprints import known_fingerprints
+from orchestrator.planning.plan import plan_request
+from orchestrator.planning.preflight import Preparation
+from orchestrator.planning.prior_results import check_prior_results
+from orchestrator.planning.request import SweepRequest
 from orchestrator.planning.resumption import describe_resumption, mark_finished, resume
+from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.open import open_for_writing
-from orchestrator.store.run_writer import RunWriter
-from orchestrator.sweep.interruption import SAVING_S, restored_handlers, stoppable
-from orchestrator.sweep.preparation import foresee
-from orchestrator.sweep.recovery import measured_by, recover_attempts
-from orchestrator.sweep.result import Summary
-from orchestrator.sweep.runtime import Means
-from tasks.spec.outcome import Outcome
-from tasks.spec.status import Status
-
-if TYPE_CHECKING:
-    pass
+from orchestrator.sweep.console import Console, displayed
+from orchestrator.sweep.interruption import Interruption, deadline_after
+from orchestrator.sweep.outcome_log import OutcomeLog, store_cells
+from orchestrator.sweep.preparation import predict_cells, prepare
+from orchestrator.sweep.recovery import recover_attempts
+from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.runtime import Runtime
 
 
-def run_sweep(request: SweepRequest, choice: RunOptions, means: Means) -> Summary:
-    """Measures what the plan says. Everything finished is kept, however this ends."""
-    limit = means.time_limit_s
-    deadline = None if limit is None else time.monotonic() + limit - SAVING_S
-    summary, commit = Summary(), git_commit()
-    with restored_handlers(), open_for_writing(request.run, means.take_over) as writer:
+def run_sweep(request: SweepRequest, runtime: Runtime) -> SweepResult:
+    """Measure the cells that the plan selects. Every finished cell is stored, however it ends."""
+    deadline, notify = deadline_after(request.execution.time_limit_s), runtime.console.notify
+    # The interruption is outermost: a second Ctrl-C may not interrupt the upload of a remote run.
+    with (
+        Interruption(deadline) as interruption,
+        open_for_writing(request.run, request.execution.take_over) as writer,
+    ):
         writer.require_readable_parts()
-        summary.recovered = recover_attempts(writer, commit)
-        invocation = new_invocation(request, choice, commit, means.skip_predicted_oom)
-        choice = resume(request, choice, invocation)
-        for line in describe_resumption(request, choice):
-            means.say(line)
-        plan = plan_request(request, choice)
-        summary.before = plan.statuses()
-        summary.given_up = sum(decision.exhausted for decision in plan.decisions)
-
-        kept = read_prior_results(request.run, plan)
-        if not means.mixed and plan.to_run:
-            require_same_env(request.run, plan, request.config)
-        for line in describe_prior_results(kept, request.config, invocation):
-            means.say(line)
-
-        measured = set[str]()
-
-        def keep(outcome: Outcome) -> None:
-            writer.append(measured_by(invocation, outcome), commit)
-            summary.statuses[outcome.status] += 1
-            if outcome.status is not Status.OOM_INFERRED:
-                measured.add(outcome.attempt.cell.id)
-
-        settings = make_settings(request, means.start_method)
-        queue = AttemptQueue(
-            request.run,
-            request.expansion.cells,
-            plan,
-            settings,
-            deadline,
-            keep if choice.infer_oom else None,
-        )
+        recovered = recover_attempts(writer)
+        invocation = request.new_invocation()
+        request = resume(request, invocation)
+        if message := describe_resumption(request):
+            notify(message)
+        plan = plan_request(request)
+        check_prior_results(request, plan, invocation, notify)
+        queue = AttemptQueue(plan, AttemptFactory(request.run, request.settings, plan), deadline)
+        log = OutcomeLog(writer, invocation)
+        preparation, error = Preparation(), None  # these stay if a signal comes first
         if plan.to_run:
-            with stoppable(deadline, summary) as arm:
-                _measure(request, writer, queue, means, summary, keep, invocation, arm)
+            example = request.example_attempt(plan.to_run)
+            with (
+                interruption.stops_here(),
+                runtime.open_scheduler(request.execution, example) as scheduler,
+            ):
+                interruption.install()  # Ray replaces the handler of SIGTERM when it starts
+                preparation = prepare(request, plan, scheduler, notify)
+                writer.write_manifest(request.manifest(preparation.fingerprints, invocation))
+                preparation = predict_cells(request, preparation, notify)
+                writer.append_predictions(preparation.predicted_samples)
+                queue.begin(preparation)
+                error = measure(scheduler, queue, log, runtime.console)
         elif not request.run.exists:
-            writer.write_manifest(request.manifest(known_fingerprints(request.run), invocation))
-        summary.late, summary.late_s, summary.elsewhere = queue.late, queue.late_s, queue.elsewhere
-        if summary.is_at_its_end:
+            fingerprints = known_fingerprints(request.run)
+            writer.write_manifest(request.manifest(fingerprints, invocation))
+        quality = store_cells(writer)
+        result = SweepResult(
+            folder=str(request.run),
+            counts=dict(log.counts),
+            measured_cells=len(log.measured),
+            queue=queue.state(),
+            excluded=preparation.excluded,
+            before=plan.statuses(),
+            exhausted=sum(decision.exhausted for decision in plan.decisions),
+            quality={flag: len(cells & log.measured) for flag, cells in quality.items()},
+            recovered=recovered,
+            stop_reason=interruption.reason,
+            error=error,
+        )
+        if result.is_complete:
             mark_finished(writer, invocation)
-        summary.inferred = queue.still_inferred
-        summary.verified, summary.refuted = queue.verified, tuple(queue.refuted)
-        summary.left, summary.cells = queue.left, len(measured)
-        summary.flaws.update(
-            {flaw: len(measured & cells) for flaw, cells in _derive(writer).items()}
-        )
-    return summary
+    return result
 
 
-def _measure(
-    request: SweepRequest,
-    writer: RunWriter,
-    queue: AttemptQueue,
-    means: Means,
-    summary: Summary,
-    keep: Callable[[Outcome], None],
-    invocation: Mapping[str, Any],
-    arm: Callable[[], None],
-) -> None:
-    with means.open_scheduler(queue.example()) as scheduler:
-        arm()  # Ray takes SIGTERM for itself when it starts
-        hosts = scheduler.hosts()
-        for line in describe_nice_levels(hosts):
-            means.say(line)
-        require_devices(request, queue.devices, hosts)
-        fingerprints = check_fingerprints(request.run, hosts, queue, means.mixed)
-        kinds = {kind: scheduler.slots("cuda", kind) for kind in sorted(queue.kinds)}
-        check_gpu_kinds(queue, hosts, kinds, means.say)
-        exclude_wider_cells(queue, hosts, means.say)
-        if queue.infers:
-            require_one_kind_of_gpu(fingerprints, queue)
-        writer.write_manifest(request.manifest(fingerprints, invocation))
-        if nsys.INSTRUMENT in request.config.instruments and not nsys.program():
-            means.say(
-                "nsys is not on the PATH here: where it is not, cells are measured without it"
-            )
-        scheduler.prepare(queue.example())
-        foresee(request, writer, queue, means, summary, hosts)
-        queue.arrange(
-            {device: scheduler.slots(device) for device in queue.devices},
-            first_gpu(hosts),
-            kinds,
-        )
-        display = means.open_display(queue.total, queue.remaining_s)
+def measure(
+    scheduler: Scheduler, queue: AttemptQueue, log: OutcomeLog, console: Console
+) -> NoGpuLeft | NoNodeLeft | None:
+    """Run the queue until it is empty. Return the error that left no GPU or node, if one did."""
+    with displayed(console, queue) as display:
         try:
             for outcome in scheduler.run(queue, display.started):
-                keep(outcome)
+                log.store(outcome)
                 queue.finished(outcome)
                 display.finished(outcome)
+                log.store_all(queue.take_inferred())
         except (NoGpuLeft, NoNodeLeft) as error:
-            summary.broken = error
+            return error
         finally:
-            display.close()
-
-
-def _derive(writer: RunWriter) -> dict[str, set[str]]:
-    """Write the derived row of each cell. Return the cells with each flaw."""
-    from orchestrator.analysis.cpu_bound import ran_with_others
-
-    cells = load_cells(writer)
-    writer.write_cells(cells)
-    return {**flawed_cells(cells), "concurrent": set(cells.loc[ran_with_others(cells), "cell"])}
+            log.store_all(queue.take_inferred())  # those after the last outcome
+    return None

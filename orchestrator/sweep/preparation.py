@@ -1,50 +1,71 @@
-"""Predicted memory of the cells, before the first one is measured."""
+"""The preparation of a sweep: ask the hosts, check them, predict memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from orchestrator.common.text import cell_count
-from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.attempt_queue import AttemptQueue
-from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
-from orchestrator.planning.preflight import smallest_gpu
+from orchestrator.planning.memory_prediction import PredictedCell, cap_bytes, predict_memory
+from orchestrator.planning.plan import Plan
+from orchestrator.planning.preflight import CHECKS, Notify, Preparation, Slots, smallest_gpu
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store.run_writer import RunWriter
-from orchestrator.sweep.result import Summary
-from orchestrator.sweep.runtime import Means
-from tasks.prediction.records import Prediction, unsupported_reason
+from orchestrator.scheduling.scheduler import Scheduler
+from tasks.prediction.records import unsupported_reason
+from tasks.spec.cell import Cell
 
 
-def foresee(
-    request: SweepRequest,
-    writer: RunWriter,
-    queue: AttemptQueue,
-    means: Means,
-    summary: Summary,
-    hosts: Sequence[HostInfo],
-) -> None:
-    """Predicts what memory the cells will take, keeps that beside what is measured, and leaves out what is asked."""
-    cells = [cell for cell in queue.cells if not unsupported_reason(cell)]
-    if not cells:
-        return
-    means.say(f"predicting the memory of {cell_count(len(cells))}")
-    cards = {kind: smallest_gpu(hosts, kind) for kind in {cell.params.gpu_kind for cell in cells}}
-    predictions: dict[str, Prediction] = {}
-    for kind, card in cards.items():
-        own = [cell for cell in cells if cell.params.gpu_kind == kind]
-        predictions |= predict_memory(own, card, request.import_paths)
-    verdicts = {
-        cell.id: verdict_of(cell, predictions[cell.id], cards[cell.params.gpu_kind])
-        for cell in cells
-    }
-    writer.append_predictions(
-        {cell: found.samples_with(verdicts[cell]) for cell, found in predictions.items()}
+def prepare(request: SweepRequest, plan: Plan, scheduler: Scheduler, notify: Notify) -> Preparation:
+    """Return what is known about the hosts, and the cells that they can measure.
+
+    Raises PlatformError or RunMismatch if a check fails.
+    """
+    preparation = Preparation(
+        cells=tuple(dict.fromkeys(plan.to_run)),
+        hosts=tuple(scheduler.hosts()),
+        has_results=bool(plan.histories),
     )
-    if means.skip_predicted_oom:
-        doomed = [cell for cell in cells if verdicts[cell.id] == "oom"]
-        for cell in doomed:
-            why = predictions[cell.id].why_oom(cap_bytes(cell, cards[cell.params.gpu_kind]))
-            means.say(f"left out: {request.expansion.label(cell)}: {why}")
-        queue.leave_out(doomed)
-        summary.foreseen = len(doomed)
+    slots = Slots(
+        by_device={device: scheduler.slots(device) for device in preparation.devices},
+        by_gpu_kind={kind: scheduler.slots("cuda", kind) for kind in preparation.gpu_kinds},
+    )
+    preparation = replace(preparation, slots=slots)
+    for check in CHECKS:
+        preparation = check(request, preparation, notify)
+    # After the checks, so that no slot is prepared for a cell that no host can measure. The slots
+    # import torch while memory is predicted.
+    scheduler.prepare(request.example_attempt(preparation.cells))
+    return preparation
+
+
+def predict_cells(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
+    """Predict the memory of the cells, on the smallest GPU that each may run on.
+
+    With --skip-predicted-oom, cells that are predicted to run out of memory are excluded. This may
+    take minutes, so it comes after the checks and after the manifest is written.
+    """
+    cells = [cell for cell in preparation.cells if not unsupported_reason(cell)]
+    if not cells:
+        return preparation
+    notify(f"predicting the memory of {cell_count(len(cells))}")
+    predictions: dict[str, PredictedCell] = {}
+    for kind in {cell.params.gpu_kind for cell in cells}:
+        same_kind = [cell for cell in cells if cell.params.gpu_kind == kind]
+        predictions |= _predict_on(same_kind, kind, request, preparation)
+    preparation = replace(preparation, predictions=predictions)
+    if not request.execution.skip_predicted_oom:
+        return preparation
+    skipped = [one for one in predictions.values() if one.verdict == "oom"]
+    for one in skipped:
+        notify(f"skipped: {request.expansion.label(one.cell)}: {one.oom_reason}")
+    return preparation.exclude([one.cell for one in skipped], is_deferred=False)
+
+
+def _predict_on(
+    cells: Sequence[Cell], kind: str | None, request: SweepRequest, preparation: Preparation
+) -> dict[str, PredictedCell]:
+    gpu = smallest_gpu(preparation.hosts, kind)
+    predictions = predict_memory(cells, gpu, request.import_paths)
+    return {
+        cell.id: PredictedCell(cell, predictions[cell.id], cap_bytes(cell, gpu)) for cell in cells
+    }

@@ -1,44 +1,35 @@
-"""Outcomes of attempts whose driver was killed before it could store them."""
+"""Recovery of attempts whose driver was killed before it could store their outcomes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from orchestrator.common.provenance import PROGRAM_SOURCE
+from orchestrator.common.provenance import git_commit
 from orchestrator.execution.attempt import recover
-from orchestrator.planning.invocation import INVOCATION
-from orchestrator.planning.prior_results import measurement_settings
+from orchestrator.planning.invocation import Invocation, measurement_settings
 from orchestrator.store.run_writer import RunWriter
-from tasks.spec.outcome import Outcome
+from orchestrator.sweep.outcome_log import measured_by
 
 
-def measured_by(invocation: Mapping[str, Any], outcome: Outcome) -> Outcome:
-    told = {
-        **invocation["asked"],
-        PROGRAM_SOURCE: invocation.get(PROGRAM_SOURCE),
-        INVOCATION: invocation["time"],
-    }
-    return replace(outcome, facts={**outcome.facts, **told})
+def recover_attempts(writer: RunWriter) -> int:
+    """Store the outcomes that a killed driver left in the folders of attempts. Return how many.
 
-
-def recover_attempts(writer: RunWriter, commit: str | None) -> int:
-    """Keeps what was measured for a driver that died before it could write it down."""
-    before = writer.read_manifest()
-    last: dict[str, Any] = (before.get("invocations") or [{}])[-1]
-    invocation = {
-        "time": None,
-        "asked": measurement_settings(before.get("config", {})),
-        **last,
-    }  # programs of before kept the sweep's alone
+    This comes before the plan, which then sees their rows.
+    """
+    invocation = _last_invocation(writer)
     recorded = writer.rows("attempts", ["cell", "attempt"])
-    outcomes = [
-        outcome
-        for attempt in writer.attempts_without_row(recorded)
-        if (outcome := recover(attempt))
-    ]
-    for outcome in outcomes:
-        writer.append(measured_by(invocation, outcome), last.get("commit", commit))
+    outcomes = [recover(attempt) for attempt in writer.attempts_without_row(recorded)]
+    finished = [outcome for outcome in outcomes if outcome is not None]
+    for outcome in finished:
+        writer.append(measured_by(invocation, outcome), invocation.commit)
     writer.merge_parts()
-    return len(outcomes)
+    return len(finished)
+
+
+def _last_invocation(writer: RunWriter) -> Invocation:
+    manifest = writer.read_manifest()
+    entries = manifest.get("invocations", [])
+    last = Invocation.from_json(entries[-1]) if entries else Invocation(None, commit=git_commit())
+    if last.asked is None:  # an older version stored the settings with the config alone
+        return replace(last, asked=measurement_settings(manifest.get("config", {})))
+    return last

@@ -1,59 +1,65 @@
-"""The result of one sweep."""
+"""The result of one sweep, computed at its end."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.common.errors import SweepError
-from tasks.spec.cell import Cell
+from orchestrator.planning.attempt_queue import QueueState
+from orchestrator.planning.preflight import Exclusion
+from orchestrator.sweep.interruption import StopReason
 from tasks.spec.status import Status
 
 
-@dataclass
-class Summary:
-    """What a run did. stopped: why it ended before its cells did, if so; late: cells not begun for want of time.
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep did, what it left, and why it ended.
 
-    elsewhere: those that cannot be measured here. late_s: what the shortest of the late ones is expected to take. before: the
-    statuses of all cells when it began.
-    given_up: how many cells were left alone since they had failed too often.
-    broken: what ended it before, where that is for the user to mend. cells: how many it measured, however often; left: how many
-    it did not, or not as often as it was to.
-    flaws: by flaw, how many of the cells that it measured have it; `concurrent` counts CPU-bound cells
-    that ran while others used their host.
-    foreseen: cells left out because they were predicted to run out of memory. inferred: those that were inferred to, and not
-    measured; verified: those that were measured all the same, now or inferred before; refuted: which of them fit.
+    folder: the results folder as the command line names it.
+    counts: stored outcomes by status; with repetitions, a cell has several.
+    measured_cells: cells that were measured at least once.
+    queue: what was left.
+    excluded: cells that the preparation excluded.
+    before: cells by status before the sweep. exhausted: cells that had failed too often before.
+    quality: measured cells by quality flag.
+    recovered: outcomes of an earlier driver that was killed.
+    stop_reason: what interrupted the sweep. error: what made it impossible to continue.
     """
 
-    statuses: Counter[Status] = field(default_factory=Counter)
+    folder: str = ""
+    counts: Mapping[Status, int] = field(default_factory=dict)
+    measured_cells: int = 0
+    queue: QueueState = field(default_factory=QueueState)
+    excluded: tuple[Exclusion, ...] = ()
+    before: Mapping[str, int] = field(default_factory=dict)
+    exhausted: int = 0
+    quality: Mapping[str, int] = field(default_factory=dict)
     recovered: int = 0
-    stopped: str = ""
-    broken: SweepError | None = None
-    late: int = 0
-    elsewhere: int = 0
-    late_s: float | None = None
-    before: Counter[str] = field(default_factory=Counter)
-    cells: int = 0
-    left: int = 0
-    given_up: int = 0
-    flaws: Counter[str] = field(default_factory=Counter)
-    foreseen: int = 0
-    inferred: int = 0
-    verified: int = 0
-    refuted: tuple[Cell, ...] = ()
+    stop_reason: StopReason | None = None
+    error: SweepError | None = None
 
     @property
-    def is_at_its_end(self) -> bool:
-        """Whether nothing is left that another run would do."""
-        return not (self.stopped or self.broken or self.late or self.elsewhere)
+    def is_cut_short(self) -> bool:
+        """True if the sweep ended before its last cell."""
+        return bool(self.stop_reason or self.error or self.queue.skipped_for_time)
 
     @property
-    def measured(self) -> Counter[Status]:
-        """By status, what was measured."""
-        return Counter(
-            {
-                status: count
-                for status, count in self.statuses.items()
-                if status is not Status.OOM_INFERRED
-            }
-        )
+    def is_complete(self) -> bool:
+        """True if a second run would find nothing to do, on any hosts."""
+        is_deferred = any(exclusion.is_deferred for exclusion in self.excluded)
+        return not self.is_cut_short and not is_deferred
+
+    @property
+    def predicted_oom(self) -> int:
+        """The number of cells that were skipped because they are predicted to run out of memory."""
+        return sum(not exclusion.is_deferred for exclusion in self.excluded)
+
+    @property
+    def measured_counts(self) -> dict[Status, int]:
+        """The stored outcomes by status, without those that were inferred."""
+        return {
+            status: count
+            for status, count in self.counts.items()
+            if status is not Status.OOM_INFERRED
+        }

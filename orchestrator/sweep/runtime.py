@@ -1,30 +1,41 @@
-"""The live objects that a sweep uses: scheduler and display."""
+"""The live objects that a sweep uses: how it opens its scheduler, and where it prints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.sweep.console import Display
-from tasks.spec.attempt import Attempt, StartMethod
+from orchestrator.planning.options import ExecutionOptions
+from orchestrator.scheduling.ray_scheduler import RayScheduler
+from orchestrator.scheduling.scheduler import Notify, Scheduler
+from orchestrator.scheduling.serial import SerialScheduler
+from orchestrator.sweep.console import Console, Label, SweepConsole
+from tasks.spec.attempt import Attempt
+
+# Opens a scheduler that runs attempts like this example, for which this machine prepares while Ray
+# starts.
+OpenScheduler = Callable[[ExecutionOptions, Attempt], Scheduler]
 
 
 @dataclass(frozen=True)
-class Means:
-    """How a run goes about it.
+class Runtime:
+    """The scheduler and the console of a sweep. Tests replace both."""
 
-    open_scheduler: for attempts like the one it is given.
-    mixed: whether results of another fingerprint may join those of the folder. start_method: of each cell's process.
-    skip_predicted_oom: whether cells are left out that are predicted to run out of memory. say: tells the user what happens
-    before the first cell begins.
-    """
+    open_scheduler: OpenScheduler
+    console: Console
 
-    open_scheduler: Callable[[Attempt], Scheduler]
-    open_display: Callable[[int, Callable[[], float | None]], Display]
-    time_limit_s: float | None = None
-    mixed: bool = False
-    take_over: bool = False  # of a bucket's folder that another driver owns
-    start_method: StartMethod | None = None
-    skip_predicted_oom: bool = False
-    say: Callable[[str], None] = lambda text: None
+
+def default_runtime(label: Label) -> Runtime:
+    """Return a runtime that measures on Ray or in this process, and prints to the terminal."""
+    console = SweepConsole(label)
+
+    def open_scheduler(execution: ExecutionOptions, example: Attempt) -> Scheduler:
+        return _open_scheduler(execution, example, console.notify)
+
+    return Runtime(open_scheduler, console)
+
+
+def _open_scheduler(execution: ExecutionOptions, example: Attempt, notify: Notify) -> Scheduler:
+    if execution.scheduler == "serial":
+        return SerialScheduler(notify)
+    return RayScheduler(notify, execution.address, execution.cpu_cells, example)

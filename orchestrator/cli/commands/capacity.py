@@ -11,10 +11,10 @@ import click
 from orchestrator.cli.commands.options import (
     config_options,
     execution_options,
-    open_runtime,
+    parse_request,
     with_options,
 )
-from orchestrator.cli.text.sweep_result import conclude
+from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import (
     EXIT_FAILURES,
     ConfigError,
@@ -86,31 +86,30 @@ def find_limits_of(axis: str, chosen: dict[str, Any]) -> None:
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.preflight import require_devices
-    from orchestrator.planning.request import resolve
     from orchestrator.sweep.capacity_search import Bounds, find_limits
+    from orchestrator.sweep.runtime import default_runtime
     from tasks.spec.cell import varying_axes
 
-    card = find_gpu(chosen["gpu"]) if chosen["gpu"] is not None else None
-    if card is not None and chosen["confirm"]:
-        gib = f"{card.usable_bytes / 1024**3:.1f}"
+    gpu = find_gpu(chosen["gpu"]) if chosen["gpu"] is not None else None
+    if gpu is not None and chosen["confirm"]:
+        gib = f"{gpu.usable_bytes / 1024**3:.1f}"
         raise ConfigError(
-            "--confirm: measures on the GPU that is here, not on a named one",
-            f"--set memory_limit_gib={gib}",
+            "--confirm: measures on the GPU of this machine, not on a named one",
+            f"Use --set memory_limit_gib={gib} instead of --gpu",
         )
-    request = resolve(chosen["config"], chosen["sets"], chosen["wheres"], chosen["out"])
-    if chosen["confirm"] and not chosen["address"]:  # sooner than after minutes of prediction
-        require_devices(
-            request, (cell.params.device for cell in request.expansion.cells), [probe_here()]
-        )
+    request = parse_request(chosen)
+    cells = request.expansion.cells
+    if chosen["confirm"] and not chosen["address"]:  # before minutes of prediction
+        require_devices(request, [cell.params.device for cell in cells], [probe_here()])
     bounds = Bounds(axis, chosen["granularity"], chosen["up_to"])
-    axes = dict.fromkeys([*varying_axes(request.expansion.cells), axis])
-    means = open_runtime(lambda cell: cell.describe(axes), chosen) if chosen["confirm"] else None
-    found = find_limits(request, bounds, card, means)
+    axes = dict.fromkeys([*varying_axes(cells), axis])
+    runtime = default_runtime(lambda cell: cell.describe(axes)) if chosen["confirm"] else None
+    found = find_limits(request, bounds, gpu, runtime)
     for line in describe_limits(request, found, bounds):
         click.echo(line)
-    if found.summary.stopped or found.summary.broken or found.summary.late:
-        conclude(found.summary, request)
+    if found.result is not None and found.result.is_cut_short:
+        end_with(found.result)
     if chosen["confirm"]:
-        click.echo(f"kept in {request.run}")
-    if any(group.unfinished_runs for group in found.groups):
+        click.echo(f"results in {request.run}")
+    if any(group.failure for group in found.groups):
         sys.exit(EXIT_FAILURES)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from orchestrator.common.errors import (
 from orchestrator.store.remote.address import RunLocationType
 
 if TYPE_CHECKING:
-    pass
+    from orchestrator.planning.options import ExecutionOptions, RunOptions
+    from orchestrator.planning.request import SweepRequest
 
 # The words of --retry besides statuses. Planning declares them too, but importing it takes a while, and
 # `sweep --help` should not.
@@ -108,12 +110,6 @@ cell_options = with_options(
             is_flag=True,
             help="Do not measure what asks for no less memory than a cell that ran out.",
         ),
-        click.option(
-            "--verify-inferred",
-            type=click.IntRange(0),
-            default=0,
-            help="Measure so many of those all the same.",
-        ),
     ]
 )
 
@@ -159,59 +155,65 @@ execution_options = with_options(
 )
 
 
-def open_runtime(label: Callable[[Any], str], chosen: dict[str, Any]) -> Any:
-    from orchestrator.scheduling.ray_scheduler import RayScheduler
-    from orchestrator.scheduling.serial import SerialScheduler
-    from orchestrator.sweep.console import SweepConsole, make_display, say
-    from orchestrator.sweep.runtime import Means
+def parse_request(chosen: Mapping[str, Any]) -> SweepRequest:
+    """Return the request of a command line. Raises ConfigError."""
+    from orchestrator.config.selection import parse_selection
+    from orchestrator.planning.request import resolve
 
-    console, address, cpu_cells = SweepConsole(), chosen["address"], chosen["cpu_cells"]
-    if chosen["scheduler"] == "serial":
-        for option, is_asked in (
-            ("--address", address is not None),
-            ("--cpu-cells", cpu_cells > 1),
-        ):
-            if is_asked:
-                raise ConfigError(
-                    f"{option}: is of Ray, and --scheduler serial measures here, one by one",
-                    "Leave one of them out",
-                )
-    return Means(
-        open_scheduler=lambda example: (
-            RayScheduler(say, address, cpu_cells, example)
-            if chosen["scheduler"] == "ray"
-            else SerialScheduler(say)
-        ),
-        open_display=lambda total, left: make_display(total, label, console, left),
-        time_limit_s=parse_time_limit(chosen["time_limit"]),
-        mixed=chosen["mixed"],
-        take_over=chosen["take_over"],
-        start_method=chosen["start_method"],
-        say=say,
+    selection = parse_selection(
+        chosen["sets"],
+        chosen["wheres"],
+        chosen.get("sample"),
+        chosen.get("instruments", ()),
+    )
+    request = resolve(chosen["config"], selection, chosen["out"])
+    if "repeat" in chosen:
+        request = replace(request, options=parse_options(chosen))
+    if "scheduler" in chosen:
+        request = replace(request, execution=parse_execution(chosen))
+    return request
+
+
+def parse_options(chosen: Mapping[str, Any]) -> RunOptions:
+    """Return the options that select cells. Raises ConfigError if they contradict each other."""
+    from orchestrator.planning.options import RunOptions
+
+    selected = {*chosen["only"], *(FLAWS if "ok" in chosen["only"] else ())}
+    excluded = [word for word in chosen["retry"] if word not in selected]
+    if selected and excluded:
+        raise ConfigError(
+            f"--retry {excluded[0]}: --only excludes all such cells",
+            f"Add --only {_status_of(excluded[0])}, or leave one out",
+        )
+    return RunOptions(
+        retry=frozenset(chosen["retry"]),
+        only=frozenset(chosen["only"]),
+        repeat=chosen["repeat"],
+        fresh=chosen["fresh"],
+        infer_oom=chosen["infer_oom"],
     )
 
 
-def parse_options(chosen: dict[str, Any]) -> Any:
-    from orchestrator.planning.options import RunOptions
+def parse_execution(chosen: Mapping[str, Any]) -> ExecutionOptions:
+    """Return the options of how cells run. Raises ConfigError if they contradict each other."""
+    from orchestrator.planning.options import ExecutionOptions
 
-    if chosen["verify_inferred"] and not chosen["infer_oom"]:
-        raise ConfigError(
-            "--verify-inferred: nothing is inferred without --infer-oom",
-            "Add that, or leave this out",
-        )
-    within = {*chosen["only"], *(FLAWS if "ok" in chosen["only"] else ())}
-    if within and (beyond := [word for word in chosen["retry"] if word not in within]):
-        raise ConfigError(
-            f"--retry {beyond[0]}: --only leaves out all such cells",
-            f"Add --only {_status_of(beyond[0])}, or leave one out",
-        )
-    return RunOptions(
-        infer_oom=chosen["infer_oom"],
-        verify=chosen["verify_inferred"],
-        repeat=chosen["repeat"],
-        retry=frozenset(chosen["retry"]),
-        only=frozenset(chosen["only"]),
-        fresh=chosen["fresh"],
+    needs_ray = {"--address": chosen["address"] is not None, "--cpu-cells": chosen["cpu_cells"] > 1}
+    for option, is_given in needs_ray.items():
+        if is_given and chosen["scheduler"] == "serial":
+            raise ConfigError(
+                f"{option}: needs Ray, and --scheduler serial measures in this process",
+                "Leave one of them out",
+            )
+    return ExecutionOptions(
+        time_limit_s=parse_time_limit(chosen["time_limit"]),
+        scheduler=chosen["scheduler"],
+        address=chosen["address"],
+        cpu_cells=chosen["cpu_cells"],
+        start_method=chosen["start_method"],
+        allow_mixed=chosen["mixed"],
+        take_over=chosen["take_over"],
+        skip_predicted_oom=chosen.get("skip_predicted_oom", False),
     )
 
 

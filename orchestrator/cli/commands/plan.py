@@ -10,7 +10,7 @@ import click
 from orchestrator.cli.commands.options import (
     cell_options,
     config_options,
-    parse_options,
+    parse_request,
 )
 
 if TYPE_CHECKING:
@@ -37,40 +37,29 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     """
     from orchestrator.cli.text.memory import describe_memory
     from orchestrator.cli.text.plan import describe_cost, describe_plan
-    from orchestrator.common.provenance import git_commit
     from orchestrator.hardware.gpu_catalog import find_gpu
-    from orchestrator.planning.invocation import new_invocation
     from orchestrator.planning.plan import plan_request
     from orchestrator.planning.prior_results import describe_prior_results, read_prior_results
-    from orchestrator.planning.request import resolve
     from orchestrator.planning.resumption import describe_resumption, resume
 
-    card = find_gpu(gpu) if gpu is not None else None
-
-    request = resolve(
-        config,
-        chosen["sets"],
-        chosen["wheres"],
-        chosen["out"],
-        chosen["sample"],
-        chosen["instruments"],
-    )
-    invocation = new_invocation(request, parse_options(chosen), git_commit())
-    choice = resume(request, parse_options(chosen), invocation)
-    planned = plan_request(request, choice)
+    model = find_gpu(gpu) if gpu is not None else None
+    request = parse_request({"config": config, **chosen})
+    invocation = request.new_invocation()
+    request = resume(request, invocation)
+    planned = plan_request(request)
     if request.expansion.duplicates:
         click.echo(
-            f"{request.expansion.duplicates} combinations name a cell that another names too: each is one cell"
+            f"{request.expansion.duplicates} combinations name a cell that another one names too:"
+            " each is one cell"
         )
-    for line in describe_resumption(request, choice):
+    if message := describe_resumption(request):
+        click.echo(message)
+    cost = describe_cost(request, planned, model)
+    for line in describe_plan(planned, request.expansion.label, cost, everything):
         click.echo(line)
-    for line in describe_plan(
-        planned, request.expansion.label, describe_cost(request, planned, card), everything
-    ):
-        click.echo(line)
-    kept = read_prior_results(request.run, planned)
-    for line in describe_prior_results(kept, request.config, invocation):
+    results = read_prior_results(request.run, planned)
+    for line in describe_prior_results(results, request.config, invocation):
         click.echo(line)
     if memory:
-        for line in describe_memory(request, card):
+        for line in describe_memory(request, model):
             click.echo(line)

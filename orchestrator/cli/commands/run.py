@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -12,13 +13,11 @@ from orchestrator.cli.commands.options import (
     cell_options,
     config_options,
     execution_options,
-    open_runtime,
-    parse_options,
+    parse_request,
 )
-from orchestrator.cli.text.sweep_result import conclude
 
 if TYPE_CHECKING:
-    pass
+    from orchestrator.sweep.result import SweepResult
 
 
 @click.command()
@@ -35,24 +34,22 @@ def run(config: Path, **chosen: Any) -> None:
 
     Example: sweep run configs/demo.yaml
     """
-    from orchestrator.planning.request import resolve
-    from orchestrator.sweep.console import say
     from orchestrator.sweep.pipeline import run_sweep
+    from orchestrator.sweep.runtime import default_runtime
 
-    request = resolve(
-        config,
-        chosen["sets"],
-        chosen["wheres"],
-        chosen["out"],
-        chosen["sample"],
-        chosen["instruments"],
-    )
-    means = replace(
-        open_runtime(request.expansion.label, chosen),
-        skip_predicted_oom=chosen["skip_predicted_oom"],
-    )
-    summary = run_sweep(request, parse_options(chosen), means)
-    done = not (summary.stopped or summary.late or summary.broken)
-    if done and chosen["verify_inferred"] and not summary.verified:
-        say("there was nothing to verify: nothing is inferred, or so many were verified before")
-    conclude(summary, request)
+    request = parse_request({"config": config, **chosen})
+    result = run_sweep(request, default_runtime(request.expansion.label))
+    end_with(result)
+
+
+def end_with(result: SweepResult) -> NoReturn:
+    """Print the end of a sweep and exit. Raises the error that stopped it."""
+    from orchestrator.cli.text.sweep_result import conclude
+    from orchestrator.sweep.console import say
+
+    lines, exit_code = conclude(result, shlex.join(["sweep", *sys.argv[1:]]))
+    for line in lines:
+        say(line)
+    if result.error:
+        raise result.error
+    sys.exit(exit_code)

@@ -27,7 +27,7 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
     rows = [
         [
             cells.label(cell),
-            *_predicted(group, cap_bytes(cell, found.card)),
+            *_predicted(group, cap_bytes(cell, found.gpu)),
             *_measured(group, measured_gib),
             _remark(group, bounds),
         ]
@@ -127,8 +127,8 @@ def _remark(group: Limit, bounds: Bounds) -> str:
 
 
 def _remark_on_measured(group: Limit, measured: Search) -> str:
-    if group.unfinished_runs:
-        return group.unfinished_runs
+    if group.failure:
+        return group.failure
     if measured.next is not None:
         return "not done: run it again"
     if group.unpredicted:

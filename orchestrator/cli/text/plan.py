@@ -10,7 +10,7 @@ from orchestrator.hardware.nvml import gpu_names
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator, expect
 from orchestrator.planning.fingerprints import known_fingerprints
 from orchestrator.planning.plan import Plan
-from orchestrator.planning.request import SweepRequest, make_settings
+from orchestrator.planning.request import SweepRequest
 from tasks.spec.cell import Cell
 
 SHOWN_CELLS = 20
@@ -36,7 +36,7 @@ def describe_plan(
         witness = plan.inferred.get(decision.cell.id)
         mark = "infer" if witness else "run" if decision.repetitions else "keep"
         reason = (
-            f"asks for no less than {witness.id}, which ran out of memory"
+            f"needs at least as much memory as {witness.id}, which ran out of memory"
             if witness
             else decision.reason
         )
@@ -64,9 +64,9 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     here = gpu_names() if on_gpu and card is None else ()
     gpu = (driver_name(card) if card else next(iter(here), None)) if on_gpu else None
     elsewhere = card is not None and gpu not in _measured_on(request)
-    conditions = DurationConditions.of(make_settings(request, None), gpu)
+    conditions = DurationConditions.of(request.settings, gpu)
     estimator = DurationEstimator(
-        request.expansion.cells, {} if elsewhere else plan.history, conditions
+        request.expansion.cells, {} if elsewhere else plan.histories, conditions
     )
     widest = max(cell.params.gpu_count for cell in cells)
     expected = expect(estimator, cells, {"cuda": max(1, len(here), widest)})

@@ -10,10 +10,9 @@ from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
-from orchestrator.common.provenance import git_commit
 from orchestrator.common.text import cell_count, end_location, failure_reason
-from orchestrator.planning.history import PENDING
-from orchestrator.planning.invocation import as_again, command_in_copy, last_command
+from orchestrator.planning.invocation import command_in_copy, last_command
+from orchestrator.planning.options import PENDING
 from orchestrator.planning.plan import Plan, plan_request
 from orchestrator.planning.request import SweepRequest
 from orchestrator.planning.resumption import resume
@@ -22,11 +21,11 @@ from orchestrator.store.run import Run
 
 def describe_status(request: SweepRequest) -> Iterator[str]:
     """Counts by status, what failed and why, what would run next."""
-    plan = plan_request(request, resume(request, *as_again(request, git_commit())))
+    plan = plan_request(resume(request, request.new_invocation()))
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
     asked = {decision.cell.id for decision in plan.decisions}
-    others = Counter(str(past.status) for cell, past in plan.history.items() if cell not in asked)
+    others = Counter(str(past.status) for cell, past in plan.histories.items() if cell not in asked)
     if others:
         said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
         yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"

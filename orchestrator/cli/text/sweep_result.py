@@ -3,92 +3,110 @@
 from __future__ import annotations
 
 import shlex
-import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from orchestrator.common.errors import (
     EXIT_FAILURES,
     EXIT_INTERRUPTED,
     EXIT_TIME_LIMIT,
+    EXIT_USER,
 )
+from orchestrator.common.text import cell_count, format_seconds
 
-FLAW_NOTES = {
-    "cpu-contended": "depend on the CPU and were timed while other processes used it. "
-    "--retry cpu-contended measures them again",
-    "interval-wide": "have a median whose interval is wider than 5 %. "
-    "--retry interval-wide measures them again",
+if TYPE_CHECKING:
+    from orchestrator.sweep.result import SweepResult
+
+# What is said of the cells with each quality flag.
+_FLAGS = {
+    "cpu-contended": (
+        "timed while another program used the cores of the host;"
+        " once it has ended, --retry cpu-contended measures again"
+    ),
+    "interval-wide": (
+        "with steps that vary so much that the interval of their median is wider than 5 %;"
+        " --retry interval-wide measures again"
+    ),
 }
+_CONCURRENT = (
+    "CPU-bound while other cells used the same host; the times may be too long."
+    # --fresh: what is measured again replaces these times, and their cells no longer count here.
+    " --scheduler serial --fresh measures one cell at a time (--where selects cells)"
+)
+_FAILURES = ("failed", "crashed", "timeout", "host_oom", "lost")
 
 
-def conclude(summary: Any, request: Any) -> None:
-    """What came of a run, what to do next, and the exit code."""
-    from orchestrator.common.text import cell_count, format_seconds
-    from orchestrator.sweep.console import say
+def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
+    """Return what to print at the end of a sweep, and the exit code.
 
-    folder, again = shlex.quote(str(request.run)), shlex.join(["sweep", *sys.argv[1:]])
-    if summary.recovered:
-        say(f"kept {cell_count(summary.recovered)}, finished by an earlier run that was killed")
-    counts = ", ".join(f"{count} {status}" for status, count in summary.measured.items())
-    if summary.foreseen:
-        say(f"left out {cell_count(summary.foreseen)}, predicted to run out of memory")
-    inferred = (
-        f"; inferred that {summary.inferred} more run out of memory" if summary.inferred else ""
-    )
-    times = summary.measured.total()
-    often = f", {times} times in all" if times > summary.cells else ""
-    if (
-        any(summary.statuses.values())
-        or summary.stopped
-        or summary.late
-        or summary.broken
-        or not summary.before
-    ):
-        say(
-            f"measured {cell_count(summary.cells)}{often}{f': {counts}' if counts else ''}{inferred}; kept in {folder}"
-        )
-    else:
-        before = ", ".join(f"{count} {status}" for status, count in sorted(summary.before.items()))
-        say(
-            f"nothing to measure: of {cell_count(sum(summary.before.values()))} {before}; kept in {folder}"
-        )
-    if summary.refuted:
-        cells = ", ".join(request.expansion.label(cell) for cell in summary.refuted)
-        say(
-            f"inferred to run out of memory, and yet they fit: {cells}. Without --infer-oom all of them are measured"
-        )
-    if summary.broken:
-        say(f"{cell_count(summary.left)} left. To go on: {again}")
-        raise summary.broken
-    if summary.stopped and summary.stopped != "time limit":
-        say(f"stopped by {summary.stopped} with {cell_count(summary.left)} left. To go on: {again}")
-        sys.exit(EXIT_INTERRUPTED)
-    if summary.stopped or summary.late:
-        shortest = (
-            f", the shortest of which is expected to take {format_seconds(summary.late_s)}"
-            if summary.late_s
-            else ""
-        )
-        say(f"out of time with {cell_count(summary.left)} left{shortest}. To go on: {again}")
-        if not times:
-            say(
-                "nothing was measured within that time: where it takes as long to begin again, only a longer one goes on"
-            )
-        sys.exit(EXIT_TIME_LIMIT)
-    for flaw, what in FLAW_NOTES.items():
-        if count := summary.flaws[flaw]:
-            say(f"{cell_count(count)} {what}")
-    if count := summary.flaws["concurrent"]:
-        # --fresh: what is measured again replaces these times, and their cells no longer count here.
-        say(
-            f"{count} CPU-bound {'cell' if count == 1 else 'cells'} ran while other cells used the same host;"
-            " their times may be too long. --scheduler serial --fresh measures one cell at a time"
-            " (--where selects cells)"
-        )
-    say(f"the tables: sweep report {folder}")
-    if summary.given_up:
-        say(f"left alone {cell_count(summary.given_up)} that failed too often before")
-    bad = {"failed", "crashed", "timeout", "host_oom", "lost"} & set(summary.statuses)
-    if bad or summary.given_up:
-        say(f"what went wrong: sweep status {folder}")
-    if bad or summary.given_up or summary.refuted:
-        sys.exit(EXIT_FAILURES)
+    command: the command line that continues the sweep.
+    """
+    lines = [*_counts(result)]
+    remaining = cell_count(result.queue.remaining)
+    if result.error:
+        return [*lines, f"{remaining} left. To continue: {command}"], EXIT_USER
+    if result.stop_reason == "time limit" or (result.is_cut_short and not result.stop_reason):
+        return [*lines, *_out_of_time(result, command)], EXIT_TIME_LIMIT
+    if result.stop_reason:
+        stopped = f"stopped by {result.stop_reason} with {remaining} left. To continue: {command}"
+        return [*lines, stopped], EXIT_INTERRUPTED
+    folder = shlex.quote(result.folder)
+    lines += [*_quality(result), f"tables: sweep report {folder}"]
+    if result.exhausted:
+        lines += [f"skipped {cell_count(result.exhausted)}, which failed too often before"]
+    has_failures = bool(result.exhausted or set(_FAILURES) & set(result.counts))
+    if has_failures:
+        lines += [f"what failed: sweep status {folder}"]
+    return lines, EXIT_FAILURES if has_failures else 0
+
+
+def _counts(result: SweepResult) -> list[str]:
+    lines = []
+    folder = shlex.quote(result.folder)
+    if result.recovered:
+        recovered = cell_count(result.recovered)
+        lines += [f"recovered {recovered}, measured by an earlier run that was killed"]
+    if result.predicted_oom:
+        skipped = cell_count(result.predicted_oom)
+        lines += [f"skipped {skipped}, predicted to run out of memory"]
+    if not (result.counts or result.is_cut_short) and result.before:
+        before = _by_status(sorted(result.before.items()))
+        total = cell_count(sum(result.before.values()))
+        return [*lines, f"nothing to measure: of {total} {before}; results in {folder}"]
+    counts = result.measured_counts
+    measured = f"measured {cell_count(result.measured_cells)}"
+    if sum(counts.values()) > result.measured_cells:
+        measured += f", {sum(counts.values())} times in all"
+    if counts:
+        measured += f": {_by_status(counts.items())}"
+    if result.queue.inferred:
+        measured += f"; inferred that {result.queue.inferred} more run out of memory"
+    return [*lines, f"{measured}; results in {folder}"]
+
+
+def _by_status(counts: Iterable[tuple[str, int]]) -> str:
+    return ", ".join(f"{count} {status}" for status, count in counts)
+
+
+def _out_of_time(result: SweepResult, command: str) -> list[str]:
+    out_of_time = f"out of time with {cell_count(result.queue.remaining)} left"
+    if result.queue.shortest_skipped_s:
+        shortest = format_seconds(result.queue.shortest_skipped_s)
+        out_of_time += f", the shortest of which is expected to take {shortest}"
+    lines = [f"{out_of_time}. To continue: {command}"]
+    if not result.measured_counts:
+        # A script that repeats the command until its exit code changes would never end.
+        lines += [
+            "nothing was measured within the time limit: if the next start takes as long,"
+            " only a longer limit helps"
+        ]
+    return lines
+
+
+def _quality(result: SweepResult) -> list[str]:
+    notes = {**_FLAGS, "concurrent": _CONCURRENT}
+    return [
+        f"{cell_count(result.quality[flag])} {note}"
+        for flag, note in notes.items()
+        if result.quality.get(flag)
+    ]

@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from orchestrator.cli.commands.options import FLAWS as COMMAND_FLAWS
-from orchestrator.cli.commands.options import STATUSES
-from orchestrator.cli.text.sweep_result import FLAW_NOTES
-from orchestrator.planning.history import PENDING
-from orchestrator.planning.options import FLAWS
+from orchestrator.cli.commands.options import FLAWS, STATUSES
+from orchestrator.planning.options import PENDING, QUALITY_FLAGS
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
 from tests.conftest import ROOT, sweep_command
@@ -35,7 +32,7 @@ HUGE = "9" * 400
 def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
     """The command's own are written out, since the modules that have them take a while to import."""
     assert {*STATUSES} == {*Status, PENDING}
-    assert [*FLAW_NOTES] == [*COMMAND_FLAWS] == [*FLAWS]
+    assert [*FLAWS] == [*QUALITY_FLAGS]
 
 
 @pytest.mark.parametrize(
@@ -116,19 +113,19 @@ def test_an_instrument_that_cannot_be(
     [
         (
             ("--retry", "failed", "--only", "ok"),
-            "--retry failed: --only leaves out all such cells. Add --only failed, or leave",
+            "--retry failed: --only excludes all such cells. Add --only failed, or leave",
         ),
         (
             ("--retry", "interval-wide", "--only", "oom"),
-            "--retry interval-wide: --only leaves out all such cells. Add --only ok, or leave",
+            "--retry interval-wide: --only excludes all such cells. Add --only ok, or leave",
         ),
         (
             ("--scheduler", "serial", "--address", "auto"),
-            "--address: is of Ray, and --scheduler serial measures here, one by one.",
+            "--address: needs Ray, and --scheduler serial measures in this process.",
         ),
         (
             ("--scheduler", "serial", "--cpu-cells", "2"),
-            "--cpu-cells: is of Ray, and --scheduler serial measures here,",
+            "--cpu-cells: needs Ray, and --scheduler serial measures in this process.",
         ),
     ],
 )
@@ -265,7 +262,7 @@ def test_a_sweep_whose_output_is_not_read_any_more_goes_on(
         sweep.stdout.close()
         said = sweep.stderr.read() if sweep.stderr else ""
     assert sweep.returncode == 0
-    assert said.count("is not read any more: it goes on without") == (not deaf)
+    assert said.count("nobody reads the output any longer") == (not deaf)
     assert [
         status for (status,) in Run(config.parent / "run").rows("attempts", ["status"])
     ] == 3 * ["ok"]

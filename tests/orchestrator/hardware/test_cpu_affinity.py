@@ -16,7 +16,6 @@ from orchestrator.hardware import nvml
 from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_cores
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
-from orchestrator.planning.preflight import describe_nice_levels
 from tasks.spec.attempt import Attempt
 
 
@@ -105,12 +104,6 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
     assert done[0][1] == {"OMP_NUM_THREADS": "16"}
     assert done[1][1] == {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
     assert Attempt.from_json(done[1][0].to_json()) == done[1][0]
-
-
-def test_a_host_whose_cells_wait_for_others_is_named() -> None:
-    said = list(describe_nice_levels([HostInfo(name="a", nice=15), HostInfo(name="b")]))
-    assert len(said) == 1
-    assert said[0].startswith("on a cells run at niceness 15")
 
 
 def driver(**answers: Any) -> dict[str, Callable[..., Any]]:

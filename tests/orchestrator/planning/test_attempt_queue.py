@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
+from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import attempt_queue as queue_module
-from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue, QueueState
 from orchestrator.planning.duration_estimate import DurationConditions, DurationEstimator
 from orchestrator.planning.history import CellHistory
 from orchestrator.planning.oom_inference import OomInference
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
+from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.store.run import Run
 from orchestrator.sweep.console import LiveDisplay
 from tasks.spec.attempt import Attempt, Settings
@@ -35,7 +37,25 @@ def cell(**params: Any) -> Cell:
     return make_cell("train_step", {"size": "small", **params})
 
 
-DEFAULT_CHOICE = RunOptions()
+DEFAULT_OPTIONS = RunOptions()
+
+
+def queue_of(
+    folder: Path,
+    cells: Sequence[Cell],
+    options: RunOptions = DEFAULT_OPTIONS,
+    histories: Mapping[str, CellHistory] = MappingProxyType({}),
+    deadline: float | None = None,
+) -> AttemptQueue:
+    plan = make_plan(cells, histories, options, 3)
+    return AttemptQueue(plan, AttemptFactory(Run(folder), Settings(), plan), deadline)
+
+
+def on_gpus(
+    slots: Mapping[str, int], by_kind: Mapping[str, int] = MappingProxyType({})
+) -> Preparation:
+    host = HostInfo(gpus=(GpuInfo(GPU, 1),))
+    return Preparation(hosts=(host,), slots=Slots(slots, by_kind))
 
 
 class Simulation:
@@ -46,16 +66,14 @@ class Simulation:
         folder: Path,
         cells: Sequence[Cell],
         gpus: int,
-        choice: RunOptions = DEFAULT_CHOICE,
-        **queue: Any,
+        options: RunOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.now = 0.0
         self.gpus = gpus
         self.began: list[tuple[float, Cell]] = []
         self.order: list[Cell] = []
-        plan = make_plan(cells, {}, replace(choice, infer_oom="keep_inferred" in queue), 3)
-        self.queue = AttemptQueue(Run(folder), cells, plan, Settings(), None, **queue)
-        self.queue.arrange({"cuda": gpus}, GPU)
+        self.queue = queue_of(folder, cells, options)
+        self.queue.begin(on_gpus({"cuda": gpus}))
 
     def run(self, took: Took, ends: Callable[[Cell], Status] = lambda one: Status.OK) -> float:
         """The makespan."""
@@ -202,13 +220,14 @@ def test_the_next_fills_the_cache_where_the_first_failed(tmp_path: Path) -> None
 
 def test_where_memory_is_inferred_small_cells_stay_first(tmp_path: Path) -> None:
     """A large one that ran out would spare nobody."""
-    kept: list[Outcome] = []
     cells = [cell(context_length=length) for length in (128, 256, 512, 1024, 2048)]
-    simulation = Simulation(tmp_path, cells, 2, keep_inferred=kept.append)
+    simulation = Simulation(tmp_path, cells, 2, RunOptions(infer_oom=True))
     simulation.run(lambda one: 1.0, lambda one: Status.OOM if one != cells[0] else Status.OK)
     assert simulation.order == cells[:3]
-    assert len(kept) == 2
-    assert OomInference([cells[1]]).of(cells[4])
+    inferred = simulation.queue.take_inferred()
+    assert [outcome.attempt.cell for outcome in inferred] == cells[3:]
+    assert simulation.queue.take_inferred() == []
+    assert OomInference([cells[1]]).find_smaller(cells[4])
 
 
 def test_the_time_to_go_is_that_of_all_places_and_learns(
@@ -228,19 +247,14 @@ def test_the_time_to_go_is_that_of_all_places_and_learns(
     later = simulation.queue.remaining_s()
     assert later is not None
     assert later > 3.5 * guess
-    assert (
-        AttemptQueue(
-            Run(tmp_path), cells, make_plan(cells, {}, RunOptions(), 3), Settings(), None
-        ).remaining_s()
-        is None
-    )
+    assert queue_of(tmp_path, cells).remaining_s() is None
 
 
 def test_the_display_shows_it(tmp_path: Path) -> None:
     from rich.console import Console
 
     simulation = Simulation(tmp_path, [cell(size="xl", context_length=1024)], 1)
-    display = LiveDisplay(1, Cell.describe, Console(quiet=True), simulation.queue.remaining_s)
+    display = LiveDisplay(simulation.queue, Cell.describe, Console(quiet=True))
     try:
         assert "left 1  after 0 s, about 40 s to go" in str(display._render())
     finally:
@@ -255,20 +269,17 @@ def test_what_would_not_end_in_time_makes_room_for_what_would(
     history = {
         one.id: CellHistory((Status.OK,), (wall,), 1) for one, wall in ((long, 60.0), (short, 5.0))
     }
-    plan = make_plan([long, short], history, RunOptions(repeat=2), 3)
-    queue = AttemptQueue(Run(tmp_path), [long, short], plan, Settings(), deadline=30.0)
-    queue.arrange({"cuda": 2}, GPU)
+    queue = queue_of(tmp_path, [long, short], RunOptions(repeat=2), history, deadline=30.0)
+    queue.begin(on_gpus({"cuda": 2}))
     assert [attempt.cell for attempt in queue] == [short]
-    assert queue.late == 1
+    assert queue.state() == QueueState(2, skipped_for_time=1, shortest_skipped_s=60.0)
 
 
 def test_a_free_gpu_does_not_wait_for_cells_of_another_kind(tmp_path: Path) -> None:
     """Two GPUs, of a kind each, and first all the cells of one of them."""
     cells = [cell(gpu_kind=kind, seed=seed) for kind in ("H100", "A100") for seed in range(3)]
-    queue = AttemptQueue(
-        Run(tmp_path), cells, make_plan(cells, {}, RunOptions(), 3), Settings(), None
-    )
-    queue.arrange({"cuda": 2}, GPU, {"H100": 1, "A100": 1})
+    queue = queue_of(tmp_path, cells)
+    queue.begin(on_gpus({"cuda": 2}, {"H100": 1, "A100": 1}))
     attempts = iter(queue)
     first, second = next(attempts), next(attempts)
     assert [one.cell.params.gpu_kind for one in (first, second)] == ["H100", "A100"]

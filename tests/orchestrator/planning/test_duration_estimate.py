@@ -216,7 +216,7 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
     def with_history(request: Any, plan: Any, card: Any) -> str:
         return real(
             request,
-            dataclasses.replace(plan, history={small.id: CellHistory((S.OK,), (100.0,))}),
+            dataclasses.replace(plan, histories={small.id: CellHistory((S.OK,), (100.0,))}),
             card,
         )
 

@@ -11,7 +11,8 @@ from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.planning.request import SweepRequest, resolve_again
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tests.orchestrator.sweep.test_pipeline import CPU, FakeScheduler, go, outcome_of, request_of
+from tests.orchestrator.sweep.test_pipeline import request_of
+from tests.support.fake_sweep import CPU, FakeScheduler, go, outcome_of
 
 __all__ = ["request_of"]
 
@@ -61,7 +62,7 @@ def test_the_rows_tell_what_others_may_not_join(begun: SweepRequest) -> None:
     with pytest.raises(RunMismatch, match=r"torch 2\.13\.0 \(here 2\.11\.0\)"):
         go(begun, other)
     assert not begun.run.exists
-    go(begun, other, mixed=True)
+    go(begun, other, allow_mixed=True)
     assert [mark["torch"] for mark in begun.run.read_manifest()["fingerprints"]["cpu"]] == [
         "2.13.0",
         "2.11.0",

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.planning.invocation import last_choice, last_command, new_invocation
+from orchestrator.planning.invocation import Invocation, command_in_copy, last_command, last_sweep
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import SweepRequest, resolve, resolve_again
+from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
-from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, outcome_of
+from tests.support.fake_sweep import CONFIG, FakeScheduler, go, outcome_of, request_for
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
     def make(
         text: str = CONFIG, sets: Sequence[str] = (), wheres: Sequence[str] = (), **more: Any
     ) -> SweepRequest:
-        return resolve(write_config(text), sets, wheres, tmp_path / "out", **more)
+        return request_for(write_config(text), sets, wheres, tmp_path / "out", **more)
 
     return make
 
@@ -54,89 +56,76 @@ def test_the_status_names_the_command_without_what_it_asked_for_once(
     assert last_command(Run(there)) == "sweep run c.yaml --set seed=1"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [["--repeat", "3"], ["--repeat=5", "--infer-oom", "--verify-inferred=2", "--repeat=3"]],
-    ids=" ".join,
-)
-def test_what_an_older_program_was_asked_for_is_told_by_its_words(
-    words: list[str], request_of: Callable[..., SweepRequest]
+def test_options_are_read_from_run_json_and_unknown_keys_are_ignored(
+    request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
+    stored = {"infer_oom": True, "verify": 2, "repeat": 3, "retry": ["ok", "beside"], "only": []}
+    entry = {"time": "then", "command": ["run"], "asks_for": {"choice": stored}, "finished": False}
     with open_for_writing(run) as writer:
-        writer.write_manifest(
-            {
-                **run.read_manifest(),
-                "invocations": [{"time": "then", "command": ["run", "c.yaml", *words]}],
-            }
-        )
-    more = {"infer_oom": True, "verify": 2} if len(words) > 2 else {}
-    assert last_choice(run) == RunOptions(repeat=3, **more)
+        writer.write_manifest({**run.read_manifest(), "invocations": [entry]})
+    options = RunOptions(infer_oom=True, repeat=3, retry=frozenset({"ok"}))
+    assert last_sweep(run).options == options
+    assert resolve_again(run).options == options
 
 
-def test_a_run_that_no_command_line_began_has_one_all_the_same(
+def test_a_finished_command_does_not_measure_again_what_it_measured(
+    request_of: Callable[..., SweepRequest],
+) -> None:
+    again = RunOptions(repeat=3, retry=frozenset({"ok"}), only=frozenset({"ok"}), fresh=True)
+    go(request_of(), FakeScheduler(outcome_of), again)
+    assert last_sweep(request_of().run).options == RunOptions(repeat=3)
+
+
+def test_a_run_from_a_notebook_has_the_command_of_its_config(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
-    go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
+    go(request_of(), FakeScheduler(outcome_of))
     run = request_of().run
-    assert (
-        last_command(run)
-        == f"sweep run {request_of().config_path} --where context_length=16 --out {run}"
-    )
+    assert last_command(run) == f"sweep run {request_of().config_path} --out {run}"
 
 
-def test_instruments_beside_those_of_the_config_are_of_the_run(
-    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
+def test_further_instruments_identify_a_command_in_any_order(
+    request_of: Callable[..., SweepRequest],
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
     request = request_of(instruments=["kernel_time", "timing"])
     assert request.config.instruments == ["timing", "memory", "telemetry", "backend", "kernel_time"]
     go(request, FakeScheduler(outcome_of))
-    assert last_command(request.run).endswith(
-        f"--instrument kernel_time --instrument timing --out {request.run}"
-    )
     again = resolve_again(request.run)
     assert again.config.instruments == request.config.instruments
-    assert (
-        new_invocation(again, RunOptions(), None)["asks_for"]
-        == new_invocation(request, RunOptions(), None)["asks_for"]
-    )
-    other_order = request_of(instruments=["timing", "kernel_time", "kernel_time"])
-    assert (
-        new_invocation(other_order, RunOptions(), None)["asks_for"]
-        == new_invocation(request, RunOptions(), None)["asks_for"]
-    )
-    assert (
-        new_invocation(request_of(), RunOptions(), None)["asks_for"]
-        != new_invocation(request, RunOptions(), None)["asks_for"]
-    )
+    same = [again, request_of(instruments=["timing", "kernel_time", "kernel_time"])]
+    invocation = request.new_invocation()
+    assert all(one.new_invocation().is_same_command(invocation) for one in same)
+    assert not request_of().new_invocation().is_same_command(invocation)
 
 
-def test_a_choice_is_written_down_and_read_again() -> None:
-    choice = RunOptions(
+def test_an_invocation_is_the_same_after_it_was_stored(
+    request_of: Callable[..., SweepRequest],
+) -> None:
+    options = RunOptions(
         infer_oom=True,
-        verify=2,
         repeat=3,
         retry=frozenset({"oom", "ok"}),
         only=frozenset({"ok"}),
         fresh=True,
     )
-    assert RunOptions.from_json(choice.to_json()) == choice
+    assert RunOptions.from_json(options.to_json()) == options
+    invocation = replace(request_of(), options=options).new_invocation()
+    stored = json.loads(json.dumps(invocation.to_json()))
+    assert Invocation.from_json({**stored, "unknown": 1}) == invocation
 
 
-def test_what_a_notebook_asked_for_and_did_not_come_to_the_end_of_is_typed_out(
-    request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
+def test_a_hidden_config_is_replaced_by_the_copy_in_the_publication(
+    request_of: Callable[..., SweepRequest], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["/usr/lib/ipykernel_launcher.py", "-f", "kernel.json"])
-    monkeypatch.setattr("orchestrator.sweep.pipeline.mark_finished", lambda *_: None)
-    choice = RunOptions(
-        infer_oom=True, verify=2, repeat=3, retry=frozenset({"oom", "ok"}), fresh=True
-    )
-    go(request_of(), FakeScheduler(outcome_of), choice)
-    options = "--infer-oom --fresh --verify-inferred 2 --repeat 3 --retry ok --retry oom"
-    assert (
-        last_command(request_of().run)
-        == f"sweep run {request_of().config_path} {options} --out {request_of().run}"
-    )
+    go(request_of(), FakeScheduler(outcome_of))
+    run, hidden = request_of().run, "…/c.yaml"
+    command = ["run", hidden, "--set", "seed=1", "--time-limit=9m", "--out", "…/out"]
+    with open_for_writing(run) as writer:
+        manifest = {**run.read_manifest(), "config_path": hidden}
+        manifest["invocations"][-1]["command"] = command
+        writer.write_manifest(manifest)
+    copy = tmp_path / "copy"
+    assert command_in_copy(run, copy) == (f"sweep run {copy}/config.yaml --set seed=1 --out {copy}")

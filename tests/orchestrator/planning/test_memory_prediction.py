@@ -20,12 +20,8 @@ from orchestrator.hardware.gpu_catalog import GpuModel, find_gpu, gpu_from_drive
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
 from orchestrator.planning.memory_prediction import cap_bytes, predict_memory, verdict_of
-from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import resolve
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.scheduling.scheduler import Scheduler
-from orchestrator.sweep.pipeline import run_sweep
-from orchestrator.sweep.runtime import Means
 from tasks.prediction.records import Prediction, PredictionRequest, Verdict, unknown
 from tasks.spec.attempt import Attempt
 from tasks.spec.cell import Cell
@@ -33,6 +29,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.registry import make_cell
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
+from tests.support.fake_sweep import go, request_for
 
 GIB = 1024**3
 TINY_GPU = GpuModel("Tiny", 400 * 1024**2, 9.0)
@@ -235,14 +232,6 @@ class Measuring(Scheduler):
         pass
 
 
-class Silent:
-    def started(self, started: AttemptStarted) -> None: ...
-
-    def finished(self, outcome: Outcome) -> None: ...
-
-    def close(self) -> None: ...
-
-
 CONFIG = """
 name: test
 grids:
@@ -255,23 +244,19 @@ grids:
 """
 
 
-def a_run(write_config: Callable[..., Path], tmp_path: Path, said: list[str], **means: Any) -> Any:
-    request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
-    how = Means(
-        open_scheduler=lambda example: Measuring(),
-        open_display=lambda total, left: Silent(),
-        say=said.append,
-        **means,
-    )
-    return request, run_sweep(request, RunOptions(), how)
+def a_run(
+    write_config: Callable[..., Path], tmp_path: Path, said: list[str], **execution: Any
+) -> Any:
+    request = request_for(write_config(CONFIG), [], [], tmp_path / "run")
+    return request, go(request, Measuring(), messages=said, **execution)
 
 
 def test_a_run_keeps_predictions_beside_measurements(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     said: list[str] = []
-    request, summary = a_run(write_config, tmp_path, said)
-    assert (summary.statuses[Status.OK], summary.foreseen) == (4, 0)
+    request, result = a_run(write_config, tmp_path, said)
+    assert (result.counts[Status.OK], result.predicted_oom) == (4, 0)
     assert said == ["predicting the memory of 3 cells"]
     cells = pd.read_parquet(tmp_path / "run" / "cells.parquet").set_index("task")
     training = cells.loc["train_step"]
@@ -292,20 +277,20 @@ def test_cells_are_left_out_only_when_asked(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     said: list[str] = []
-    _, summary = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
-    assert (summary.statuses[Status.OK], summary.foreseen, summary.left) == (1, 3, 0)
-    assert [line.split(":")[0] for line in said[1:]] == ["left out"] * 3
+    _, result = a_run(write_config, tmp_path, said, skip_predicted_oom=True)
+    assert (result.counts[Status.OK], result.predicted_oom, result.queue.remaining) == (1, 3, 0)
+    assert [line.split(":")[0] for line in said[1:]] == ["skipped"] * 3
     assert any("to reserve 2.2 GiB, and there are 1.0" in line for line in said)
-    _, summary = a_run(write_config, tmp_path, said)
-    assert summary.statuses[Status.OK] == 3
+    _, result = a_run(write_config, tmp_path, said)
+    assert result.counts[Status.OK] == 3
 
 
 def test_a_prediction_never_stops_a_run(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "_COMMAND", ("/nowhere/to/be/found",))
-    _, summary = a_run(write_config, tmp_path, [])
-    assert summary.statuses[Status.OK] == 4
+    _, result = a_run(write_config, tmp_path, [])
+    assert result.counts[Status.OK] == 4
     assert (
         pd.read_parquet(tmp_path / "run" / "cells.parquet")["predicted_reason"].notna().sum() == 3
     )
@@ -314,7 +299,7 @@ def test_a_prediction_never_stops_a_run(
 def test_the_plan_shows_a_table(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    request = resolve(write_config(CONFIG), [], [], tmp_path / "run")
+    request = request_for(write_config(CONFIG), [], [], tmp_path / "run")
     text = "\n".join(describe_memory(request, find_gpu("H200")))
     assert "on H200" in text
     assert "2.00" in text
@@ -337,7 +322,7 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
 
     monkeypatch.setattr(prediction._Child, "ask", answer)
     sets = ["context_length=8,16,32,64", "compile=eager,blocks"]
-    request = resolve(
+    request = request_for(
         write_config(CONFIG.partition("  - task: matmul")[0]),
         sets,
         ["memory_limit_gib=null"],
@@ -359,12 +344,14 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
 def test_why_no_memory_is_predicted_is_said_once(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
-    on_cpu = resolve(write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run")
+    on_cpu = request_for(
+        write_config(CONFIG), ["device=cpu"], ["task=train_step"], tmp_path / "run"
+    )
     assert list(describe_memory(on_cpu, None)) == [
         "", "3 cells on cpu, and memory is predicted for GPUs only: add --set device=cuda --gpu H200"
     ]  # fmt: skip
     assert list(describe_memory(on_cpu, find_gpu("RTX 5090")))[-1].endswith("--gpu 'RTX 5090'")
-    said = list(describe_memory(resolve(write_config(CONFIG), [], [], tmp_path / "run"), None))
+    said = list(describe_memory(request_for(write_config(CONFIG), [], [], tmp_path / "run"), None))
     assert said[-2] == "1 cell not predicted: the memory of matmul is not predicted"
     assert not asked or all(request.cell.params.device == "cuda" for request in asked)
 
@@ -373,7 +360,7 @@ def test_few_cells_are_explained(
     asked: list[PredictionRequest], write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     """By the formula and as predicted; where there are many, a table says enough."""
-    request = resolve(
+    request = request_for(
         write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run"
     )
     text = "\n".join(describe_memory(request, None))
@@ -389,7 +376,7 @@ def test_few_cells_are_explained(
         "parameters",
         "1.000",
     ]
-    many = resolve(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
+    many = request_for(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
     assert "at the peak" not in "\n".join(describe_memory(many, None))
 
 
@@ -406,7 +393,9 @@ def test_what_is_known_by_formula_alone_is_labelled_so(
     config = write_config(
         "name: own\ngrids: [{task: train_step, fixed: {model: 'torch.nn:Embedding'}}]"
     )
-    text = "\n".join(describe_memory(resolve(config, [], [], tmp_path / "run"), find_gpu("H200")))
+    text = "\n".join(
+        describe_memory(request_for(config, [], [], tmp_path / "run"), find_gpu("H200"))
+    )
     assert "≥ 3.00" in text
     assert "closed form, activations unknown: it looks at its data" in text
     assert "3.000" in text

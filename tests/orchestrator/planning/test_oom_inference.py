@@ -33,7 +33,7 @@ def cell(**params: Any) -> Cell:
     ],
 )
 def test_more_of_anything_runs_out_too(more: dict[str, Any]) -> None:
-    assert OomInference([cell()]).of(cell(**more)) == cell()
+    assert OomInference([cell()]).find_smaller(cell(**more)) == cell()
 
 
 @pytest.mark.parametrize(
@@ -52,13 +52,13 @@ def test_more_of_anything_runs_out_too(more: dict[str, Any]) -> None:
     ],
 )
 def test_of_anything_else_it_says_nothing(other: dict[str, Any]) -> None:
-    assert OomInference([cell()]).of(cell(**other)) is None
+    assert OomInference([cell()]).find_smaller(cell(**other)) is None
 
 
 def test_a_size_is_not_compared_with_a_number_of_layers() -> None:
     sized = make_cell("train_step", {"device": "cpu", "size": "small", "context_length": 512})
-    assert OomInference([sized]).of(cell(memory_limit_gib=None)) is None
-    assert OomInference([cell(memory_limit_gib=None)]).of(sized) is None
+    assert OomInference([sized]).find_smaller(cell(memory_limit_gib=None)) is None
+    assert OomInference([cell(memory_limit_gib=None)]).find_smaller(sized) is None
 
 
 def test_every_declared_axis_is_one() -> None:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.planning.history import PENDING, CellHistory
-from orchestrator.planning.options import RunOptions
+from orchestrator.planning.history import CellHistory
+from orchestrator.planning.options import PENDING, RunOptions
 from orchestrator.planning.plan import make_plan
 from tasks.spec.cell import Cell
 from tasks.spec.registry import make_cell
@@ -45,7 +45,7 @@ def test_what_is_done_is_kept(status: Status) -> None:
 def test_retry_cpu_contended_measures_only_such_cells_again() -> None:
     one, other = cell(), cell(batch_size=2)
     history = {
-        one.id: CellHistory((S.OK,), (1.0,), 1, flaws=frozenset({"cpu-contended"})),
+        one.id: CellHistory((S.OK,), (1.0,), 1, flags=frozenset({"cpu-contended"})),
         other.id: CellHistory((S.OK,), (1.0,), 1),
     }
     assert make_plan([one, other], history, DEFAULT, 3).to_run == []
@@ -87,7 +87,7 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: RunOpti
 
 
 @pytest.mark.parametrize(
-    ("choice", "flaws", "times", "replaces"),
+    ("choice", "flags", "repetitions", "replaces"),
     [
         (
             RunOptions(retry=frozenset({"cpu-contended"})),
@@ -108,12 +108,12 @@ def test_what_is_measured_again_is_measured_as_often_as_is_asked(choice: RunOpti
     ],
 )
 def test_repetitions_are_kept_in_number(
-    choice: RunOptions, flaws: set[str], times: int, replaces: bool
+    choice: RunOptions, flags: set[str], repetitions: int, replaces: bool
 ) -> None:
     one = cell()
-    history = {one.id: CellHistory((S.OK,) * 3, (1.0,) * 3, 3, flaws=frozenset(flaws))}
+    history = {one.id: CellHistory((S.OK,) * 3, (1.0,) * 3, 3, flags=frozenset(flags))}
     decision = make_plan([one], history, choice, 3).decisions[0]
-    assert (decision.repetitions, decision.replaces) == (times, replaces)
+    assert (decision.repetitions, decision.replaces) == (repetitions, replaces)
 
 
 def test_up_to_the_limit_of_attempts() -> None:

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common import provenance
 from orchestrator.common.errors import RunMismatch
+from orchestrator.planning.invocation import Invocation
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.prior_results import PriorResult
-from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
-from orchestrator.sweep import pipeline as running
 from tasks.process.source_digest import source_digest
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
-from tests.orchestrator.sweep.test_pipeline import CONFIG, FakeScheduler, go, outcome_of
+from tests.support.fake_sweep import CONFIG, FakeScheduler, go, outcome_of, request_for
 
 LATER = CONFIG.replace("[16, 32, 64, 128]", "[16, 32, 64, 128, 256]")
 SAID = list[str]
@@ -40,14 +39,13 @@ def measured(
         mixed: bool = False,
         source: str | None = None,
     ) -> tuple[SAID, list[int]]:
-        monkeypatch.setattr(running, "git_commit", lambda: commit)
-        monkeypatch.setattr(
-            provenance, "program_source", lambda: source or f"source of {commit.strip('+')}"
-        )
-        request: SweepRequest = resolve(write_config(text), [], [], tmp_path / "out")
+        monkeypatch.setattr("orchestrator.planning.request.git_commit", lambda: commit)
+        digest = source or f"source of {commit.strip('+')}"
+        monkeypatch.setattr("orchestrator.planning.request.program_source", lambda: digest)
+        request: SweepRequest = request_for(write_config(text), [], [], tmp_path / "out")
         said: SAID = []
         scheduler = FakeScheduler(outcome_of)
-        go(request, scheduler, choice, say=said.append, mixed=mixed)
+        go(request, scheduler, choice, messages=said, allow_mixed=mixed)
         return said, [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
 
     return measure
@@ -60,7 +58,7 @@ def test_instruments_that_are_added_are_missed_aloud(
     with_more = LATER + "instruments: [timing, memory, kernels]\n"
     said, lengths = measured(with_more)
     assert said == [
-        "4 cells are kept as measured, without kernels, memory: `--retry ok` measures them again"
+        "4 cells measured earlier without kernels, memory: `--retry ok` measures them again"
     ]
     assert lengths == [256]
     assert measured(with_more, choice=RunOptions(retry=frozenset({Status.OK})))[0] == []
@@ -75,7 +73,7 @@ def test_another_program_is_said(measured: Callable[..., tuple[SAID, list[int]]]
     measured(CONFIG.replace("[16, 32, 64, 128]", "[16]"))
     said, lengths = measured(CONFIG, "b+")
     assert said == [
-        f"1 cell is kept as measured by another program, {A_AND_B.replace('commit b', 'commit b+')}"
+        f"1 cell measured earlier by another program, {A_AND_B.replace('commit b', 'commit b+')}"
     ]
     assert lengths == [32, 64, 128]
 
@@ -98,19 +96,23 @@ def test_a_program_is_what_it_says_whatever_its_commit(
 
 def test_of_what_did_not_write_down_its_source_the_commit_tells() -> None:
     old = PriorResult("a", None, None)
-    assert [old.is_by_another("source", commit) for commit in ("a", "b", None)] == [
+    by_commit = {
+        commit: Invocation(None, commit=commit, program_source="source")
+        for commit in ("a", "b", None)
+    }
+    assert [old.is_by_other_program(by_commit[commit]) for commit in ("a", "b", None)] == [
         False,
         True,
         False,
     ]
-    assert not PriorResult(None, None, None).is_by_another("source", "b")
+    assert not PriorResult(None, None, None).is_by_other_program(by_commit["b"])
 
 
 def test_repetitions_of_another_program_are_said(
     measured: Callable[..., tuple[SAID, list[int]]],
 ) -> None:
     measured(NARROW)
-    told = [f"1 cell is kept as measured by another program, {A_AND_B}"]
+    told = [f"1 cell measured earlier by another program, {A_AND_B}"]
     assert measured(NARROW, "b", RunOptions(repeat=3)) == (told, [16, 16])
     assert measured(NARROW, "b", RunOptions(repeat=3)) == (told, [])
 
@@ -122,13 +124,13 @@ def test_another_environment_is_refused_unless_asked_for(
     other = LATER + "env: {OMP_NUM_THREADS: '1', A: b}\n"
     with pytest.raises(
         RunMismatch,
-        match=r"measured with env of no variables \(here A=b OMP_NUM_THREADS=1\).*--mixed",
+        match=r"other environment variables: none \(here A=b OMP_NUM_THREADS=1\).*--mixed",
     ):
         measured(other)
     said, lengths = measured(other, mixed=True)
     assert lengths == [256]
     assert said[0].startswith(
-        "4 cells are kept as measured with env of no variables (here A=b OMP_NUM_THREADS=1)"
+        "4 cells measured earlier with other environment variables: none (here A=b OMP_NUM_THREADS=1)"
     )
     facts = [row[0] for row in Run(tmp_path / "out").rows("attempts", ["facts"])]
     assert sum('"OMP_NUM_THREADS"' in text for text in facts) == 1  # each row says for itself
@@ -148,7 +150,7 @@ def test_what_was_measured_again_in_another_environment_is_of_that(
     measured(CONFIG)
     measured(CONFIG + ENV, choice=AGAIN)
     assert measured(LATER + ENV) == ([], [256])
-    with pytest.raises(RunMismatch, match=r"measured with env A=b \(here of no variables\)"):
+    with pytest.raises(RunMismatch, match=r"other environment variables: A=b \(here none\)"):
         measured(CONFIG.replace("128]", "128, 512]"))
 
 
@@ -172,7 +174,7 @@ def test_another_environment_is_refused_whatever_is_measured_in_it(
     text: str, choice: RunOptions, measured: Callable[..., tuple[SAID, list[int]]]
 ) -> None:
     measured(NARROW)
-    with pytest.raises(RunMismatch, match=r"measured with env of no variables \(here A=b\)"):
+    with pytest.raises(RunMismatch, match=r"other environment variables: none \(here A=b\)"):
         measured(text + ENV, choice=choice)
     measured(text, choice=choice)
     assert measured(text + ENV, choice=RunOptions(retry=frozenset({Status.OK})), mixed=True)[1]
@@ -226,5 +228,5 @@ def test_another_source_of_ones_own_model_is_said(
     (said,) = measured(text)[0]
     assert (
         said
-        == "4 cells are kept as measured with another source of own_gpt:GPT: `--retry ok` measures them again"
+        == "4 cells measured earlier with another source of own_gpt:GPT: `--retry ok` measures them again"
     )

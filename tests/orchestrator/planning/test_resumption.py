@@ -18,20 +18,20 @@ from click.testing import CliRunner
 
 from orchestrator.cli.main import main
 from orchestrator.cli.text.status import describe_status
-from orchestrator.planning import invocation as invocations
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import SweepRequest, resolve, resolve_again
+from orchestrator.planning.request import SweepRequest, resolve_again
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
-from tests.orchestrator.sweep.test_pipeline import (
+from tests.support.fake_sweep import (
     CONFIG,
     FakeScheduler,
     go,
     journalled,
+    length_of,
     lengths_of,
-    lengths_of_one,
     outcome_of,
+    request_for,
 )
 
 ALL_AGAIN = RunOptions(retry=frozenset({"ok"}))
@@ -41,7 +41,7 @@ EACH = [16, 32, 64, 128]
 
 @pytest.fixture
 def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
-    return lambda text=CONFIG, sets=(), wheres=(): resolve(
+    return lambda text=CONFIG, sets=(), wheres=(): request_for(
         write_config(text), sets, wheres, tmp_path / "out"
     )
 
@@ -58,11 +58,11 @@ def test_what_is_asked_for_again_goes_on_where_it_was_ended(
     begun = []
     for length, left in ((64, 2), (128, 1)):
         scheduler = stopping_at(length)
-        summary = go(request_of(), scheduler, RunOptions(**again))
-        assert (summary.stopped, summary.left) == ("SIGTERM", left)
+        result = go(request_of(), scheduler, RunOptions(**again))
+        assert (result.stop_reason, result.queue.remaining) == ("SIGTERM", left)
         begun += lengths_of(scheduler)
     last = FakeScheduler(outcome_of)
-    assert not go(request_of(), last, RunOptions(**again)).left
+    assert not go(request_of(), last, RunOptions(**again)).queue.remaining
     assert [*begun, *lengths_of(last)] == [16, 32, 64, 64, 128, 128]
     once_more = FakeScheduler(outcome_of)
     go(request_of(), once_more, RunOptions(**again))
@@ -71,7 +71,7 @@ def test_what_is_asked_for_again_goes_on_where_it_was_ended(
 
 def stopping_at(length: int, measure: Callable[[Attempt], Outcome] = outcome_of) -> FakeScheduler:
     def stop(attempt: Attempt) -> Outcome:
-        if lengths_of_one(attempt) == length:
+        if length_of(attempt) == length:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)
         return measure(attempt)
@@ -85,13 +85,13 @@ def test_what_goes_on_measures_each_cell_as_often_as_before(
     narrow = {"wheres": ["context_length=16|32"]}
     go(request_of(**narrow), FakeScheduler(outcome_of), RunOptions(repeat=3))
     first = stopping_at(32)
-    assert go(request_of(**narrow), first, ALL_AGAIN).stopped == "SIGTERM"
+    assert go(request_of(**narrow), first, ALL_AGAIN).stop_reason == "SIGTERM"
     assert lengths_of(first) == [16, 32]
     said: list[str] = []
     last = FakeScheduler(outcome_of)
-    go(request_of(**narrow), last, ALL_AGAIN, say=said.append)
+    go(request_of(**narrow), last, ALL_AGAIN, messages=said)
     assert sorted(lengths_of(last)) == [16, 16, 32, 32, 32]
-    assert said[0] == "this command was ended before: it goes on, with 1 cell of it done"
+    assert said[0] == "resuming this command, which was interrupted: 1 cell measured already"
     assert set(pd.read_parquet(request_of().run.folder / "cells.parquet")["repetitions"]) == {3}
 
 
@@ -101,7 +101,7 @@ def test_what_failed_before_the_command_was_ended_is_not_done(
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     failing = stopping_at(32, lambda one: outcome_of(one, end))
-    assert go(request_of(), failing, ALL_AGAIN).stopped == "SIGTERM"
+    assert go(request_of(), failing, ALL_AGAIN).stop_reason == "SIGTERM"
     assert lengths_of(failing) == [16, 32]
     last = FakeScheduler(outcome_of)
     go(request_of(), last, ALL_AGAIN)
@@ -116,7 +116,7 @@ def test_what_only_failed_since_is_given_up_aloud(request_of: Callable[..., Swee
         go(request_of(), fails, ALL_AGAIN)
     assert lengths_of(fails) == [16, 32, 64] * request_of().config.limits.attempts
     last = FakeScheduler(outcome_of)
-    assert go(request_of(), last, ALL_AGAIN).given_up == 2
+    assert go(request_of(), last, ALL_AGAIN).exhausted == 2
     assert lengths_of(last) == [64, 128]
 
 
@@ -131,7 +131,7 @@ def test_repetitions_of_what_had_failed_before_are_still_owed(
     first = FakeScheduler(
         lambda one: outcome_of(one) if len(first.begun) == 1 else stopping_at(16).measure(one)
     )
-    assert go(request_of(**narrow), first, twice).stopped == "SIGTERM"
+    assert go(request_of(**narrow), first, twice).stop_reason == "SIGTERM"
     last = FakeScheduler(outcome_of)
     go(request_of(**narrow), last, twice)
     assert lengths_of(last) == [16]
@@ -153,11 +153,11 @@ def test_a_command_that_would_measure_otherwise_is_another_one(
     request_of: Callable[..., SweepRequest],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("orchestrator.common.provenance.program_source", lambda: "a")
-    assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
-    monkeypatch.setattr("orchestrator.common.provenance.program_source", lambda: source)
+    monkeypatch.setattr("orchestrator.planning.request.program_source", lambda: "a")
+    assert go(request_of(), stopping_at(64), FRESH).stop_reason == "SIGTERM"
+    monkeypatch.setattr("orchestrator.planning.request.program_source", lambda: source)
     monkeypatch.setattr(
-        "orchestrator.sweep.pipeline.git_commit",
+        "orchestrator.planning.request.git_commit",
         lambda: "another, which is the same where its source is",
     )
     scheduler = FakeScheduler(outcome_of)
@@ -193,14 +193,14 @@ def test_going_on_asks_no_clock(
 ) -> None:
     """One that was set back by a day between the commands, and cells that began before all of them by what it says."""
     go(request_of(), FakeScheduler(outcome_of))
-    assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
+    assert go(request_of(), stopping_at(64), FRESH).stop_reason == "SIGTERM"
 
     class Yesterday(datetime):
         @classmethod
         def now(cls, tz: Any = None) -> datetime:
             return datetime.now(tz) - timedelta(days=1)
 
-    monkeypatch.setattr(invocations, "datetime", Yesterday)
+    monkeypatch.setattr("orchestrator.planning.request.datetime", Yesterday)
     for length, lengths in ((128, [64, 128]), (None, [128])):
         scheduler = stopping_at(length) if length else FakeScheduler(outcome_of)
         go(request_of(), scheduler, FRESH)
@@ -237,7 +237,8 @@ def test_plan_and_status_know_of_it(
     plan = CliRunner().invoke(main, ["plan", config, "--fresh", "--out", out])
     assert plan.exit_code == 0, plan.output
     assert plan.output.startswith(
-        "this command was ended before: it goes on, with 2 cells of it done\n4 cells: 4 ok\n2 to run"
+        "resuming this command, which was interrupted: 2 cells measured already\n"
+        "4 cells: 4 ok\n2 to run"
     )
     go(request_of(), FakeScheduler(outcome_of), FRESH)
     status = list(describe_status(resolve_again(request_of().run)))
@@ -296,7 +297,7 @@ def test_to_leave_out_what_is_predicted_not_to_fit_is_another_command(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
-    assert go(request_of(), stopping_at(64), FRESH).stopped == "SIGTERM"
+    assert go(request_of(), stopping_at(64), FRESH).stop_reason == "SIGTERM"
     scheduler = FakeScheduler(outcome_of)
     go(request_of(), scheduler, FRESH, skip_predicted_oom=True)
     assert lengths_of(scheduler) == EACH

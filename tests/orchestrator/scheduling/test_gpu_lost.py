@@ -255,7 +255,7 @@ def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
     done = sweep_here("run", path, "--scheduler", "serial")
     assert done.exit_code == 2, done.output
     assert "measured 2 cells: 2 lost" in done.output
-    assert "3 cells left. To go on: sweep" in done.output
+    assert "3 cells left. To continue: sweep" in done.output
     assert re.search(
         rf"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: {said}\. Reset",
         done.output,

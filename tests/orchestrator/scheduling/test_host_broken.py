@@ -210,7 +210,7 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
     statuses = [status for status, _ in rows(run)]
     assert 2 <= len(statuses) <= 2 * AT_ONCE
     assert set(statuses) == {"lost"}
-    assert f"{6 - len(statuses)} cells left. To go on: sweep" in said, said
+    assert f"{6 - len(statuses)} cells left. To continue: sweep" in said, said
     done_again = sweep_here("run", path, "--scheduler", "serial")
     assert (done_again.exit_code, "measured 6 cells: 6 ok" in done_again.output) == (0, True), (
         done_again.output

@@ -353,7 +353,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     said, _ = driver.communicate(timeout=30)
     assert driver.returncode == 130
     assert (
-        f"stopped by {signal.Signals(number).name} with 1 cell left. To go on: sweep run {path}"
+        f"stopped by {signal.Signals(number).name} with 1 cell left. To continue: sweep run {path}"
         in said
     )
     assert statuses(folder) == {"good 0": "ok", "good 1": "ok"}
@@ -378,7 +378,7 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
         time.monotonic() - began < 35
     )  # and not after 100; how punctual it is, tests/orchestrator/sweep/test_pipeline.py says
     assert done.returncode == 75, done.stdout + done.stderr
-    assert re.search(r"out of time with \d cells? left.*\. To go on: sweep run", done.stdout)
+    assert re.search(r"out of time with \d cells? left.*\. To continue: sweep run", done.stdout)
     assert not (tmp_path / "cache").exists()  # nothing is left where it was called
     wait_until_gone(tmp_path)
     done = sweep_here("run", path, "--where", "size=tiny", "--scheduler", "serial")

@@ -26,7 +26,7 @@ from orchestrator.planning.duration_estimate import (
 from orchestrator.planning.history import CellHistory
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
-from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling import serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
@@ -40,7 +40,7 @@ from tasks.spec.registry import Task, all_tasks, make_cell
 from tasks.spec.status import Status
 from tests.conftest import ROOT
 from tests.killing import own_temporary_folder
-from tests.orchestrator.sweep.test_pipeline import FakeScheduler, go, outcome_of
+from tests.support.fake_sweep import FakeScheduler, go, outcome_of, request_for
 
 CONFIG = """
 name: several
@@ -92,14 +92,14 @@ def test_a_cell_says_how_many_and_on_the_cpu_there_are_none() -> None:
 @pytest.mark.parametrize("gpus", ["0", "two", "1.5"])
 def test_what_is_no_number_is_refused(gpus: str, write_config: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"axes\.gpus|gpus"):
-        resolve(write_config(CONFIG.replace("[1, 2, 4]", f"[{gpus}]")), [], [], None)
+        request_for(write_config(CONFIG.replace("[1, 2, 4]", f"[{gpus}]")), [], [], None)
 
 
 def test_a_task_that_would_use_one_of_them_has_no_such_axis(
     write_config: Callable[..., Path],
 ) -> None:
     with pytest.raises(ConfigError, match="train_step has no axis 'gpus'"):
-        resolve(write_config(CONFIG.replace("task: wide", "task: train_step")), [], [], None)
+        request_for(write_config(CONFIG.replace("task: wide", "task: train_step")), [], [], None)
 
 
 def test_time_and_gpu_hours_are_of_all_of_them() -> None:
@@ -278,16 +278,14 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(
     said: list[str] = []
 
     def request(*sets: str) -> SweepRequest:
-        return resolve(write_config(CONFIG), sets, [], tmp_path / "out")
+        return request_for(write_config(CONFIG), sets, [], tmp_path / "out")
 
-    assert go(request(), hosts_with(1, 2, 1), say=said.append).statuses == {Status.OK: 4}
-    line = "2 cells ask for 4 GPUs of one host together, and here no host has more than 2"
-    assert (
-        f"left out: {line}. Given again where there are so many, this command measures them" in said
-    )
-    with pytest.raises(PlatformError, match=f"{line}. Have such a host join"):
+    assert go(request(), hosts_with(1, 2, 1), messages=said).counts == {Status.OK: 4}
+    line = "2 cells need 4 GPUs of one host, and no host has more than 2"
+    assert f"skipped: {line}. The same command measures them on such a host" in said
+    with pytest.raises(PlatformError, match=f"{line}. Add such a node"):
         go(request(), hosts_with(1, 2, 1))
-    assert go(request(), hosts_with(4)).statuses == {Status.OK: 2}
+    assert go(request(), hosts_with(4)).counts == {Status.OK: 2}
 
 
 @pytest.mark.ray

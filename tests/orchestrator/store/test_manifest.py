@@ -16,7 +16,8 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.manifest import read_manifest, require_sweep
-from tests.orchestrator.sweep.test_pipeline import FakeScheduler, go, outcome_of, request_of
+from tests.orchestrator.sweep.test_pipeline import request_of
+from tests.support.fake_sweep import FakeScheduler, go, outcome_of
 
 __all__ = ["request_of"]
 WRONG = (None, 3, "x", [3], {"a": 3})

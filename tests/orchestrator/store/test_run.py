@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from orchestrator.common.errors import RunError, RunLocked, RunMismatch, RunUnwritable
-from orchestrator.planning.history import read_history
+from orchestrator.planning.history import read_histories
 from orchestrator.store import run_writer
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run, find_cell
@@ -235,7 +235,7 @@ def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -
             pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet"
         )
     with pytest.raises(RunError, match=r"'marvellous' is no status.*Move away"):
-        read_history(run)
+        read_histories(run)
 
 
 def test_an_attempt_without_a_row_is_found(run: Run, make_outcome: MakeOutcome) -> None:

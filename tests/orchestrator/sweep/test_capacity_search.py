@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from orchestrator.cli.main import main
 from orchestrator.cli.text.capacity import describe_limits
 from orchestrator.cli.text.status import describe_status
 from orchestrator.common.errors import ConfigError
@@ -20,21 +19,24 @@ from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.planning import memory_prediction as prediction
-from orchestrator.planning.history import read_history
+from orchestrator.planning.attempt_queue import QueueState
+from orchestrator.planning.history import read_histories
 from orchestrator.planning.invocation import last_command
-from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import SweepRequest, resolve, resolve_again
+from orchestrator.planning.options import ExecutionOptions
+from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits
 from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limits
 from orchestrator.sweep.pipeline import run_sweep
-from orchestrator.sweep.runtime import Means
+from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.runtime import Runtime
 from tasks.prediction.records import AS_EAGER, Prediction, Verdict, unknown
 from tasks.prediction.records import PredictionRequest as Asked
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
+from tests.support.fake_sweep import SilentConsole, request_for
 
 GIB = 1024**3
 CARD = GpuModel("Test", 10 * GIB, 9.0)
@@ -141,26 +143,18 @@ class Gpu(Scheduler):
         pass
 
 
-class Silent:
-    def started(self, started: AttemptStarted) -> None: ...
-
-    def finished(self, outcome: Outcome) -> None: ...
-
-    def close(self) -> None: ...
-
-
 @pytest.fixture
-def request_for(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
-    return lambda *wheres: resolve(write_config(CONFIG), [], list(wheres), tmp_path / "run")
+def request_where(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..., SweepRequest]:
+    return lambda *wheres: request_for(write_config(CONFIG), [], list(wheres), tmp_path / "run")
 
 
-def means_with(status: Status = Status.OOM, **largest: int) -> Means:
-    def opened(example: Attempt) -> Gpu:
+def runtime_with(status: Status = Status.OOM, **largest: int) -> Runtime:
+    def opened(execution: ExecutionOptions, example: Attempt) -> Gpu:
         gpu = Gpu()
         gpu.largest, gpu.status, Gpu.attempts = largest, status, []
         return gpu
 
-    return Means(open_scheduler=opened, open_display=lambda total, left: Silent())
+    return Runtime(opened, SilentConsole())
 
 
 def text_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> list[list[str]]:
@@ -168,9 +162,9 @@ def text_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> li
     return [line.split() for line in lines[2 : 2 + len(found.groups)]]
 
 
-def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: Any) -> None:
+def test_each_cell_without_its_length_is_one_row(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000), mini=(3000, 3000))
-    request = request_for()
+    request = request_where()
     found = find_limits(request, CONTEXT, CARD, None)
     tiny, mini = text_of(request, found)
     assert tiny == ["train_step", "size=tiny", "640", "6.40", "6.40", "10.00", "1024", "10.24"]
@@ -194,12 +188,12 @@ def test_each_cell_without_its_length_is_one_row(predicted: Any, request_for: An
     ("perhaps", "largest", "is_said"), [(1000, None, True), (700, None, False), (1000, 800, False)]
 )
 def test_what_lies_between_is_said_to_be_undecided(
-    predicted: Any, request_for: Any, perhaps: int, largest: int | None, is_said: bool
+    predicted: Any, request_where: Any, perhaps: int, largest: int | None, is_said: bool
 ) -> None:
     """Unless nothing does, or it was measured."""
     predicted(tiny=(700, perhaps))
-    request = request_for("size=tiny")
-    found = find_limits(request, CONTEXT, CARD, means_with(tiny=largest) if largest else None)
+    request = request_where("size=tiny")
+    found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=largest) if largest else None)
     footer = (
         "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
         "on the GPU itself --confirm measures it"
@@ -207,9 +201,9 @@ def test_what_lies_between_is_said_to_be_undecided(
     assert (footer in list(describe_limits(request, found, CONTEXT))) is is_said
 
 
-def test_what_is_to_be_said_of_a_row(predicted: Any, request_for: Any) -> None:
+def test_what_is_to_be_said_of_a_row(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(100, 100))
-    request = request_for()
+    request = request_where()
     said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
     assert "nothing fits: 128 takes 1.28 GiB" in said
     assert "128 cannot be predicted: it does not run without data" in said
@@ -223,7 +217,7 @@ def test_what_is_to_be_said_of_a_row(predicted: Any, request_for: Any) -> None:
 
 
 def test_parameters_alone_may_be_too_large(
-    monkeypatch: pytest.MonkeyPatch, request_for: Any
+    monkeypatch: pytest.MonkeyPatch, request_where: Any
 ) -> None:
     """What needs data to run is known by its parameters alone: that they fit says nothing, that they do not says all."""
     terms = (
@@ -231,19 +225,19 @@ def test_parameters_alone_may_be_too_large(
     )
     known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
     monkeypatch.setattr(prediction._Child, "ask", lambda child, asked: known)
-    request = request_for("size=tiny")
+    request = request_where("size=tiny")
     said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
     assert "nothing fits: 128 takes ≥ 12.00 GiB" in said
 
 
 def test_compiled_nothing_is_said_not_to_fit(
-    monkeypatch: pytest.MonkeyPatch, request_for: Any
+    monkeypatch: pytest.MonkeyPatch, request_where: Any
 ) -> None:
     def answer(child: object, asked: Asked) -> Prediction:
         return a_prediction(asked.cell.params.values()["context_length"], 700, 1000, AS_EAGER)
 
     monkeypatch.setattr(prediction._Child, "ask", answer)
-    request = request_for("size=tiny")
+    request = request_where("size=tiny")
     found = find_limits(request, CONTEXT, CARD, None)
     assert " ".join(text_of(request, found)[0]).endswith(
         "640 6.40 6.40 10.00 compiled: predicted as eager, more may fit"
@@ -264,120 +258,118 @@ def test_compiled_nothing_is_said_not_to_fit(
     ],
 )
 def test_what_was_found_is_measured_and_what_is_next_to_it(
-    predicted: Any, request_for: Any, largest: int, measured: list[int], remark: str
+    predicted: Any, request_where: Any, largest: int, measured: list[int], remark: str
 ) -> None:
     predicted(tiny=(700, 1000))
-    request = request_for("size=tiny")
-    means = means_with(tiny=largest)
-    found = find_limits(request, CONTEXT, CARD, means)
+    request = request_where("size=tiny")
+    runtime = runtime_with(tiny=largest)
+    found = find_limits(request, CONTEXT, CARD, runtime)
     assert Gpu.attempts == measured
     row = " ".join(text_of(request, found)[0])
     assert row.endswith(
         f"{largest // 128 * 128 or ''} {'9.00 ' if largest else ''}{largest // 128 * 128 + 128} {remark}".strip()
     )
-    assert sorted(read_history(request.run)) == sorted(
+    assert sorted(read_histories(request.run)) == sorted(
         found.groups[0].at(value).id for value in measured
     )
 
 
-def test_what_is_measured_is_not_measured_again(predicted: Any, request_for: Any) -> None:
+def test_what_is_measured_is_not_measured_again(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000), mini=(700, 1000))
-    request = request_for()
-    find_limits(request, CONTEXT, CARD, means_with(tiny=640, mini=700))
+    request = request_where()
+    find_limits(request, CONTEXT, CARD, runtime_with(tiny=640, mini=700))
     assert Gpu.attempts == [640, 640, 1024, 1024, 768, 768]
     opened: list[int] = []
-    means = replace(means_with(), open_scheduler=lambda example: opened.append(1) or Gpu())
-    found = find_limits(request, CONTEXT, CARD, means)
+    runtime = replace(
+        runtime_with(), open_scheduler=lambda execution, example: opened.append(1) or Gpu()
+    )
+    found = find_limits(request, CONTEXT, CARD, runtime)
     assert not opened
     assert [row[-1] for row in text_of(request, found)] == ["confirmed"] * 2
 
 
-def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_for: Any) -> None:
+def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_where: Any) -> None:
     predicted()
-    request = request_for("size=mini")
-    found = find_limits(request, CONTEXT, CARD, means_with(mini=1000))
+    request = request_where("size=mini")
+    found = find_limits(request, CONTEXT, CARD, runtime_with(mini=1000))
     assert Gpu.attempts[:3] == [128, 384, 896]
     assert "896 9.00 1024 measured alone: 128 cannot be predicted" in " ".join(
         text_of(request, found)[0]
     )
-    nothing = find_limits(request_for("size=tiny"), CONTEXT, CARD, means_with(tiny=0))
+    nothing = find_limits(request_where("size=tiny"), CONTEXT, CARD, runtime_with(tiny=0))
     assert Gpu.attempts == [128]
     assert "128 nothing fits; measured alone" in " ".join(text_of(request, nothing)[0])
 
 
-def test_what_ends_otherwise_ends_the_search(predicted: Any, request_for: Any) -> None:
+def test_what_ends_otherwise_ends_the_search(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000))
-    request = request_for("size=tiny")
-    found = find_limits(request, CONTEXT, CARD, means_with(Status.TIMEOUT, tiny=640))
-    assert found.groups[0].unfinished_runs == "1024 ended as timeout"
+    request = request_where("size=tiny")
+    found = find_limits(request, CONTEXT, CARD, runtime_with(Status.TIMEOUT, tiny=640))
+    assert found.groups[0].failure == "1024 ended as timeout"
 
 
 def test_a_time_limit_leaves_the_rest_for_later(
-    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+    predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted(tiny=(700, 1000))
-    request = request_for("size=tiny")
-    late = replace(find_limits(request, CONTEXT, CARD, None).summary, late=1)
+    request = request_where("size=tiny")
+    late = SweepResult(queue=QueueState(skipped_for_time=1))
     monkeypatch.setattr(limits, "run_sweep", lambda *_: late)
-    found = find_limits(request, CONTEXT, CARD, means_with(tiny=640))
-    assert found.summary is late
+    found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=640))
+    assert found.result is late
     assert " ".join(text_of(request, found)[0]).endswith("not done: run it again")
 
 
-def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_for: Any) -> None:
+def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_where: Any) -> None:
     """Other lengths are tried than those of the config: what `sweep status` counts are still the config's."""
     predicted(tiny=(700, 1000))
-    request = request_for("size=tiny")
-    run_sweep(request, RunOptions(), means_with(tiny=640))
+    request = request_where("size=tiny")
+    run_sweep(request, runtime_with(tiny=640))
     before = request.run.read_manifest()
-    find_limits(request_for("size=mini"), CONTEXT, CARD, means_with(mini=640))
+    find_limits(request_where("size=mini"), CONTEXT, CARD, runtime_with(mini=640))
     assert request.run.read_manifest()["selection"] == before["selection"]
     assert list(describe_status(resolve_again(request.run)))[-1].endswith("would run 0 of 3 cells")
 
 
-def test_the_status_of_a_search_alone_names_a_sweep_of_what_was_searched(
-    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_status_of_a_search_alone_names_the_search(
+    predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted(tiny=(700, 1000))
-    monkeypatch.setattr(
-        sys, "argv", ["sweep", "max-context", "c.yaml", "--where", "size=tiny", "--confirm"]
-    )
-    request = request_for("size=tiny")
-    find_limits(request, CONTEXT, CARD, means_with(tiny=640))
+    words = ["max-context", "c.yaml", "--where", "size=tiny", "--confirm"]
+    monkeypatch.setattr(sys, "argv", ["sweep", *words])
+    request = request_where("size=tiny")
+    find_limits(request, CONTEXT, CARD, runtime_with(tiny=640))
     command = shlex.split(last_command(request.run))
-    assert command[:2] == ["sweep", "run"]
-    asked = main.commands["run"].make_context("run", command[2:]).params
-    again = resolve(asked["config"], asked["sets"], asked["wheres"], asked["out"], asked["sample"])
-    assert [cell.id for cell in again.expansion.cells] == [
-        cell.id for cell in resolve_again(request.run).expansion.cells
-    ]
-    assert len(asked["wheres"]) == 1
+    assert command == ["sweep", *words, "--out", str(request.run)]
 
 
 def test_errors_have_a_remedy(
-    request_for: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch
+    request_where: Any, write_config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="matmul: has no axis 'context_length'"):
-        find_limits(request_for("task=matmul"), CONTEXT, CARD, None)
+        find_limits(request_where("task=matmul"), CONTEXT, CARD, None)
     with pytest.raises(ConfigError, match="less than the granularity, 128"):
-        find_limits(request_for(), replace(CONTEXT, up_to=100), CARD, None)
+        find_limits(request_where(), replace(CONTEXT, up_to=100), CARD, None)
     on_cpu = write_config(CONFIG.replace("device: cuda", "device: cpu"), "cpu.yaml")
     with pytest.raises(ConfigError, match="on the CPU nothing says when memory ends"):
         find_limits(
-            resolve(on_cpu, [], ["task=train_step"], None), CONTEXT, CARD, means_with(tiny=640)
+            request_for(on_cpu, [], ["task=train_step"]),
+            CONTEXT,
+            CARD,
+            runtime_with(tiny=640),
         )
     monkeypatch.setattr(limits, "probe_here", HostInfo)
     with pytest.raises(ConfigError, match=r"This machine has none.*--gpu"):
-        find_limits(request_for(), CONTEXT, None, None)
+        find_limits(request_where(), CONTEXT, None, None)
 
 
 def test_of_this_machine_it_is_the_smallest_gpu(
-    predicted: Any, request_for: Any, monkeypatch: pytest.MonkeyPatch
+    predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted()
     gpus = (GpuInfo("Large", 80 * GIB), GpuInfo("Small", 20 * GIB))
     monkeypatch.setattr(limits, "probe_here", lambda: HostInfo(gpus=gpus))
-    card = find_limits(request_for(), CONTEXT, None, None).card
+    card = find_limits(request_where(), CONTEXT, None, None).gpu
     assert card is not None
     assert card.name == "Small"
 
@@ -400,4 +392,4 @@ def test_to_confirm_needs_the_device_and_that_is_said_first(
         "--confirm",
     )
     assert done.exit_code == 2
-    assert "asks for device cuda, and here there is only cpu. Add --set device=cpu" in done.stderr
+    assert "device cuda is not available (available: cpu). Add --set device=cpu" in done.stderr

@@ -10,20 +10,19 @@ import pytest
 
 from orchestrator.analysis.cell_timing import load_counted, sides_of
 from orchestrator.analysis.results import load_results
-from orchestrator.planning.history import read_history
+from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.planning.request import SweepRequest
 from orchestrator.report.formats.provenance import provenance
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
-from orchestrator.sweep.pipeline import run_sweep
-from orchestrator.sweep.result import Summary
-from orchestrator.sweep.runtime import Means
+from orchestrator.sweep.result import SweepResult
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
-from tests.orchestrator.sweep.test_pipeline import FakeScheduler, Silent
+from tests.support import fake_sweep
+from tests.support.fake_sweep import FakeScheduler, request_for
 
 CONFIG = """
 name: test
@@ -60,27 +59,25 @@ def measured(attempt: Attempt) -> Outcome:
 
 @pytest.fixture
 def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[[], SweepRequest]:
-    return lambda: resolve(write_config(CONFIG), [], [], tmp_path / "out")
+    return lambda: request_for(write_config(CONFIG), [], [], tmp_path / "out")
 
 
-def go(request: SweepRequest, scheduler: FakeScheduler, choice: RunOptions = AGAIN) -> Summary:
-    return run_sweep(
-        request, choice, Means(lambda example: scheduler, lambda total, left: Silent())
-    )
+def go(request: SweepRequest, scheduler: FakeScheduler, options: RunOptions = AGAIN) -> SweepResult:
+    return fake_sweep.go(request, scheduler, options)
 
 
 def test_cpu_bound_cells_that_ran_at_the_same_time_are_counted(
     request_of: Callable[[], SweepRequest],
 ) -> None:
-    summary = go(request_of(), FakeScheduler(measured), RunOptions())
-    assert (summary.flaws["concurrent"], summary.flaws["cpu-contended"]) == (2, 0)
+    result = go(request_of(), FakeScheduler(measured), RunOptions())
+    assert (result.quality["concurrent"], result.quality["cpu-contended"]) == (2, 0)
     results = load_results(request_of().run)
     concurrent = results.cells.set_index("context_length")["concurrent_attempts"].to_dict()
     assert concurrent == pytest.approx({16: 0.9, 32: 0.9, 64: 0.0})
     assert "2 of 3 cells are CPU-bound and ran while others used their host" in provenance(results)
 
-    summary = go(request_of(), FakeScheduler(measured), RunOptions(fresh=True))
-    assert summary.flaws["concurrent"] == 0
+    result = go(request_of(), FakeScheduler(measured), RunOptions(fresh=True))
+    assert result.quality["concurrent"] == 0
     assert "ran while others" not in provenance(load_results(request_of().run))
 
 
@@ -93,18 +90,18 @@ def test_cells_without_a_time_are_not_counted_as_concurrent(
             return outcome
         return replace(outcome, status=Status.OOM, samples=())
 
-    assert go(request_of(), FakeScheduler(one_runs_out), RunOptions()).flaws["concurrent"] == 1
+    assert go(request_of(), FakeScheduler(one_runs_out), RunOptions()).quality["concurrent"] == 1
 
 
 def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepRequest]) -> None:
-    assert go(request_of(), FakeScheduler(measured), RunOptions()).flaws["interval-wide"] == 2
+    assert go(request_of(), FakeScheduler(measured), RunOptions()).quality["interval-wide"] == 2
     cells = load_results(request_of().run).cells.set_index("context_length")
     assert cells["interval_wide"].to_dict() == {16: True, 32: True, 64: False}
 
     scheduler = FakeScheduler(measured)
-    summary = go(request_of(), scheduler)
+    result = go(request_of(), scheduler)
     assert sorted(map(length_of, scheduler.begun)) == [16, 32]
-    assert (summary.flaws["interval-wide"], summary.statuses) == (0, {Status.OK: 2})
+    assert (result.quality["interval-wide"], result.counts) == (0, {Status.OK: 2})
     run = request_of().run
     timings = sides_of(*load_counted(run)).values()
     assert [timing.medians_ms for timing in timings] == [pytest.approx((10.045,))] * 3
@@ -112,7 +109,7 @@ def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepR
     assert after["attempts"].to_dict() == {16: 2, 32: 2, 64: 1}
     assert after["repetitions"].to_list() == [1, 1, 1]
     assert after["step_ms_median"].to_dict() == pytest.approx({16: 10.045, 32: 10.045, 64: 10.045})
-    assert not go(request_of(), FakeScheduler(measured)).statuses
+    assert not go(request_of(), FakeScheduler(measured)).counts
 
 
 def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
@@ -163,7 +160,7 @@ def test_any_successful_replacement_replaces_the_earlier_success(
     go(request, scheduler, RunOptions(retry=frozenset({"ok"}), repeat=2))
     cells = load_results(request.run).cells
     assert cells[["attempts", "repetitions", "attempt"]].to_numpy().tolist() == [[3, 1, 3]] * 3
-    assert {past.successes for past in read_history(request.run).values()} == {1}
+    assert {past.successes for past in read_histories(request.run).values()} == {1}
 
 
 def test_hosts_of_different_runs_are_not_the_same_host(

@@ -23,9 +23,6 @@ import orchestrator as sweep
 from orchestrator.analysis.results import load_results
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunUnwritable
-from orchestrator.planning.invocation import new_invocation
-from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import resolve
 from orchestrator.report.charts.registry import Drawing
 from orchestrator.report.export.export import _aside, publish
 from orchestrator.store.layout import PUBLICATION_FILE
@@ -39,6 +36,7 @@ from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, LiveRow, Sample
 from tests.conftest import ROOT
+from tests.support.fake_sweep import request_for
 
 Rendered = Callable[[Path], Mapping[str, bytes]]
 
@@ -403,9 +401,9 @@ def test_the_status_of_what_is_published_says_that_it_is_closed_and_how_to_go_on
         str(tmp_path / "own"),
     ]
     monkeypatch.setattr(sys, "argv", ["sweep", *words])
-    request = resolve(config, ["size=tiny"], [], tmp_path / "own")
+    request = request_for(config, ["size=tiny"], [], tmp_path / "own")
     with open_for_writing(request.run) as writer:
-        writer.write_manifest(request.manifest({}, new_invocation(request, RunOptions(), None)))
+        writer.write_manifest(request.manifest({}, request.new_invocation()))
         writer.append(ended(request.expansion.cells[0]), None)
     publish([tmp_path / "own"], tmp_path / "published", 10**7, None)
     run = tmp_path / "published" / "own"

@@ -17,7 +17,7 @@ import pytest
 
 import orchestrator
 from orchestrator.analysis.results import load_results
-from orchestrator.execution.attempt import write_rerun_script
+from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.report.charts.registry import PLOTS, Drawing, Plot, begin_drawing, figure_files
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.key_findings import answers

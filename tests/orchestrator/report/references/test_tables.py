@@ -18,9 +18,9 @@ from orchestrator.cli.commands.option_types import ReferenceDevice
 from orchestrator.cli.main import main
 from orchestrator.common.errors import ConfigError
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.files import FORMATS, to_csv, to_latex, to_markdown
+from orchestrator.report.formats.files import FORMATS, to_csv, to_latex
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import RenderedTable, lay_out, notes_of
+from orchestrator.report.formats.markdown import RenderedTable, lay_out, notes_of, to_markdown
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.references.devices import DEVICES

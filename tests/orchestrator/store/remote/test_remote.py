@@ -21,28 +21,26 @@ from click.testing import CliRunner, Result
 import orchestrator as sweep
 from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
-from orchestrator.execution.attempt import write_rerun_script
-from orchestrator.planning.options import RunOptions
-from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.execution.child_environment import write_rerun_script
+from orchestrator.planning.request import SweepRequest
 from orchestrator.store import run_writer
 from orchestrator.store.open import open_run
 from orchestrator.store.remote import mirror, owner
 from orchestrator.store.remote.address import split_cell
 from orchestrator.store.remote.folder import RemoteFolder, reaching
 from orchestrator.store.remote.owner import OWNER_FILE
-from orchestrator.sweep.pipeline import run_sweep
-from orchestrator.sweep.result import Summary
-from orchestrator.sweep.runtime import Means
+from orchestrator.sweep.result import SweepResult
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 from tests.conftest import ROOT
-from tests.orchestrator.sweep.test_pipeline import (
+from tests.support import fake_sweep
+from tests.support.fake_sweep import (
     FakeScheduler,
-    Silent,
     journalled,
     lengths_of,
     outcome_of,
+    request_for,
 )
 from tests.support.s3 import Bucket, serve
 
@@ -83,7 +81,7 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 def request_of(tmp_path: Path, *lengths: int) -> SweepRequest:
     path = tmp_path / "test.yaml"
     path.write_text(CONFIG % list(lengths or (16, 32, 64, 128)))
-    return resolve(path, [], [], ADDRESS)
+    return request_for(path, [], [], ADDRESS)
 
 
 def measured(attempt: Attempt) -> Outcome:
@@ -98,15 +96,12 @@ def go(
     *lengths: int,
     measure: Callable[[Attempt], Outcome] = measured,
     take_over: bool = False,
-) -> tuple[Summary, list[int]]:
-    """The summary of a run, and what it measured."""
+) -> tuple[SweepResult, list[int]]:
+    """Return the result of a run, and what it measured."""
     scheduler = FakeScheduler(measure)
-    summary = run_sweep(
-        request_of(tmp_path, *lengths),
-        RunOptions(),
-        Means(lambda example: scheduler, lambda total, left: Silent(), take_over=take_over),
-    )
-    return summary, lengths_of(scheduler)
+    request = request_of(tmp_path, *lengths)
+    result = fake_sweep.go(request, scheduler, take_over=take_over)
+    return result, lengths_of(scheduler)
 
 
 def call(*words: object) -> Result:
@@ -216,8 +211,8 @@ def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: 
 
     bucket.objects = killed
     on_host("first")
-    summary, lengths = go(tmp_path)
-    assert (summary.recovered, lengths) == (1, [128])
+    result, lengths = go(tmp_path)
+    assert (result.recovered, lengths) == (1, [128])
     assert len(bucket.names("runs/x/attempts/")) == len(sweep.load(ADDRESS).samples) == 4
 
 
@@ -255,8 +250,8 @@ def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
         go(tmp_path)
     assert not bucket.names("runs/x/attempts/")
     bucket.fails = lambda method, key: False
-    summary, lengths = go(tmp_path)
-    assert (summary.recovered, lengths) == (0, [])
+    result, lengths = go(tmp_path)
+    assert (result.recovered, lengths) == (0, [])
     on_host("second")
     assert go(tmp_path)[1] == []
     assert len(sweep.load(ADDRESS).samples) == 4

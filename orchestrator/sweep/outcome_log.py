@@ -1,0 +1,63 @@
+"""The outcomes of a sweep: stored one by one, and counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from orchestrator.common.provenance import PROGRAM_SOURCE
+from orchestrator.planning.history import cells_by_flag
+from orchestrator.planning.invocation import INVOCATION, Invocation
+from orchestrator.store.run_writer import RunWriter
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+
+# A key of the quality of cells, next to the quality flags. Nothing can be measured again for it.
+RAN_WITH_OTHERS = "concurrent"
+
+
+class OutcomeLog:
+    """Stores outcomes with the facts of the command that measured them.
+
+    counts: stored outcomes by status. measured: ids of the cells that were measured.
+    """
+
+    def __init__(self, writer: RunWriter, invocation: Invocation) -> None:
+        self._writer = writer
+        self._invocation = invocation
+        self.counts: Counter[Status] = Counter()
+        self.measured: set[str] = set()
+
+    def store(self, outcome: Outcome) -> None:
+        """Store an outcome. It survives whatever happens after this call."""
+        self._writer.append(measured_by(self._invocation, outcome), self._invocation.commit)
+        self.counts[outcome.status] += 1
+        if outcome.status is not Status.OOM_INFERRED:
+            self.measured.add(outcome.attempt.cell.id)
+
+    def store_all(self, outcomes: Iterable[Outcome]) -> None:
+        """Store several outcomes, in their order."""
+        for outcome in outcomes:
+            self.store(outcome)
+
+
+def measured_by(invocation: Invocation, outcome: Outcome) -> Outcome:
+    """Return the outcome with the facts of the command that measured it."""
+    facts = {
+        **(invocation.asked or {}),
+        PROGRAM_SOURCE: invocation.program_source,
+        INVOCATION: invocation.time,
+    }
+    return replace(outcome, facts={**outcome.facts, **facts})
+
+
+def store_cells(writer: RunWriter) -> dict[str, set[str]]:
+    """Write the derived row of each cell. Return the ids of the cells by quality flag."""
+    from orchestrator.analysis.cpu_bound import ran_with_others
+    from orchestrator.analysis.results import load_results
+
+    cells = load_results(writer).cells
+    writer.write_cells(cells)
+    concurrent = set(cells.loc[ran_with_others(cells), "cell"])
+    return {**cells_by_flag(cells), RAN_WITH_OTHERS: concurrent}

@@ -1,0 +1,153 @@
+"""What a sweep prints at its end, and its exit code, for each way to end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.text.sweep_result import conclude
+from orchestrator.common.errors import NoGpuLeft
+from orchestrator.planning.attempt_queue import QueueState
+from orchestrator.planning.preflight import Exclusion
+from orchestrator.sweep.interruption import StopReason
+from orchestrator.sweep.result import SweepResult
+from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+
+TABLES = "tables: sweep report out"
+CELL = make_cell("train_step", {"device": "cpu", "size": "tiny"})
+TWO_OK = {"counts": {Status.OK: 2}, "measured_cells": 2}
+
+
+def ended(**fields: Any) -> SweepResult:
+    return SweepResult(folder="out", before={"pending": 3}, **fields)
+
+
+CASES: dict[str, tuple[SweepResult, list[str], int]] = {
+    "all measured": (ended(**TWO_OK), ["measured 2 cells: 2 ok; results in out", TABLES], 0),
+    "repetitions": (
+        ended(counts={Status.OK: 6, Status.OOM: 1}, measured_cells=3),
+        ["measured 3 cells, 7 times in all: 6 ok, 1 oom; results in out", TABLES],
+        0,
+    ),
+    "nothing to do": (
+        SweepResult(folder="out", before={"ok": 3, "oom": 1}),
+        ["nothing to measure: of 4 cells 3 ok, 1 oom; results in out", TABLES],
+        0,
+    ),
+    "inferred": (
+        ended(
+            counts={Status.OK: 1, Status.OOM: 1, Status.OOM_INFERRED: 2},
+            measured_cells=2,
+            queue=QueueState(inferred=2),
+        ),
+        [
+            "measured 2 cells: 1 ok, 1 oom; inferred that 2 more run out of memory; results in out",
+            TABLES,
+        ],
+        0,
+    ),
+    "a cell failed": (
+        ended(counts={Status.OK: 1, Status.CRASHED: 1}, measured_cells=2),
+        [
+            "measured 2 cells: 1 ok, 1 crashed; results in out",
+            TABLES,
+            "what failed: sweep status out",
+        ],
+        1,
+    ),
+    "a cell failed too often before": (
+        SweepResult(folder="out", before={"ok": 3, "failed": 1}, exhausted=1),
+        [
+            "nothing to measure: of 4 cells 1 failed, 3 ok; results in out",
+            TABLES,
+            "skipped 1 cell, which failed too often before",
+            "what failed: sweep status out",
+        ],
+        1,
+    ),
+    "recovered": (
+        ended(**TWO_OK, recovered=1),
+        [
+            "recovered 1 cell, measured by an earlier run that was killed",
+            "measured 2 cells: 2 ok; results in out",
+            TABLES,
+        ],
+        0,
+    ),
+    "predicted out of memory": (
+        ended(**TWO_OK, excluded=(Exclusion(CELL, False), Exclusion(CELL, True))),
+        [
+            "skipped 1 cell, predicted to run out of memory",
+            "measured 2 cells: 2 ok; results in out",
+            TABLES,
+        ],
+        0,
+    ),
+    "interrupted": (
+        ended(**TWO_OK, queue=QueueState(remaining=1), stop_reason=StopReason.SIGINT),
+        [
+            "measured 2 cells: 2 ok; results in out",
+            "stopped by SIGINT with 1 cell left. To continue: sweep run c.yaml",
+        ],
+        130,
+    ),
+    "the time limit ended a cell": (
+        ended(**TWO_OK, queue=QueueState(remaining=1), stop_reason=StopReason.TIME_LIMIT),
+        [
+            "measured 2 cells: 2 ok; results in out",
+            "out of time with 1 cell left. To continue: sweep run c.yaml",
+        ],
+        75,
+    ),
+    "the time limit left no time for a cell": (
+        ended(**TWO_OK, queue=QueueState(3, skipped_for_time=3, shortest_skipped_s=90.0)),
+        [
+            "measured 2 cells: 2 ok; results in out",
+            "out of time with 3 cells left, the shortest of which is expected to take 1 min 30 s."
+            " To continue: sweep run c.yaml",
+        ],
+        75,
+    ),
+    "nothing was measured in time": (
+        ended(queue=QueueState(remaining=3), stop_reason=StopReason.TIME_LIMIT),
+        [
+            "measured 0 cells; results in out",
+            "out of time with 3 cells left. To continue: sweep run c.yaml",
+            "nothing was measured within the time limit: if the next start takes as long,"
+            " only a longer limit helps",
+        ],
+        75,
+    ),
+    "no GPU left": (
+        ended(**TWO_OK, queue=QueueState(remaining=1), error=NoGpuLeft("no GPU is left")),
+        [
+            "measured 2 cells: 2 ok; results in out",
+            "1 cell left. To continue: sweep run c.yaml",
+        ],
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize(("result", "lines", "code"), CASES.values(), ids=CASES.keys())
+def test_each_end_has_its_lines_and_exit_code(
+    result: SweepResult, lines: list[str], code: int
+) -> None:
+    assert conclude(result, "sweep run c.yaml") == (lines, code)
+
+
+def test_doubtful_cells_are_counted_with_a_remedy() -> None:
+    quality = {"cpu-contended": 1, "interval-wide": 0, "concurrent": 2}
+    lines, code = conclude(ended(**TWO_OK, quality=quality), "sweep run c.yaml")
+    assert code == 0
+    assert lines[1].startswith("1 cell timed while another program used the cores")
+    assert "--retry cpu-contended" in lines[1]
+    assert lines[2].startswith("2 cells CPU-bound while other cells used the same host")
+    assert lines[3:] == [TABLES]
+
+
+def test_a_folder_with_a_blank_can_be_copied_into_a_shell() -> None:
+    lines, _ = conclude(SweepResult(folder="a b"), "sweep run c.yaml")
+    assert lines[-1] == "tables: sweep report 'a b'"

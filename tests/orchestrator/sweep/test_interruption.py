@@ -1,0 +1,68 @@
+"""Signals and the time limit: they stop the sweep once, and not what saves its results."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from orchestrator.sweep.interruption import SAVING_S, Interruption, StopReason, deadline_after
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_the_body_and_a_second_one_interrupts_nothing(number: int) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    steps = []
+    with Interruption(None) as interruption:
+        with interruption.stops_here():
+            steps.append("measured")
+            os.kill(os.getpid(), number)
+            steps.append("measured more")
+        os.kill(os.getpid(), number)  # in impatience
+        steps.append("saved")
+    assert steps == ["measured", "saved"]
+    assert interruption.reason == StopReason[signal.Signals(number).name]
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+
+
+def test_the_deadline_ends_the_body() -> None:
+    with Interruption(time.monotonic() + 0.05) as interruption, interruption.stops_here():
+        time.sleep(5)
+    assert interruption.reason is StopReason.TIME_LIMIT
+
+
+def test_a_deadline_after_the_last_cell_stops_nothing() -> None:
+    with Interruption(time.monotonic() + 0.05) as interruption:
+        with interruption.stops_here():
+            pass
+        time.sleep(0.1)
+    assert interruption.reason is None
+
+
+def test_handlers_can_be_installed_again_when_something_replaced_them() -> None:
+    with Interruption(None) as interruption, interruption.stops_here():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as Ray does when it starts
+        interruption.install()
+        os.kill(os.getpid(), signal.SIGTERM)
+        pytest.fail("the body went on after the signal")
+    assert interruption.reason is StopReason.SIGTERM
+
+
+def test_an_interrupt_from_elsewhere_and_an_error_are_raised() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    for error in (KeyboardInterrupt, ValueError):
+        with pytest.raises(error), Interruption(None) as interruption:
+            with interruption.stops_here():
+                raise error
+        assert interruption.reason is None
+        assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_saving_has_a_share_of_the_time_limit() -> None:
+    assert deadline_after(None) is None
+    left_s = deadline_after(60.0) - time.monotonic()
+    assert left_s == pytest.approx(60.0 - SAVING_S, abs=1.0)

@@ -1,0 +1,149 @@
+"""A sweep without processes: a scheduler that is a function, and a console that prints nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.config.selection import parse_selection
+from orchestrator.execution.events import AttemptStarted
+from orchestrator.hardware.host import HostInfo
+from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.options import ExecutionOptions, RunOptions
+from orchestrator.planning.request import SweepRequest, resolve
+from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.sweep.pipeline import run_sweep
+from orchestrator.sweep.result import SweepResult
+from orchestrator.sweep.runtime import Runtime
+from tasks.process.journal import FinalStatus, Journal
+from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, Attempt
+from tasks.spec.outcome import Outcome
+from tasks.spec.status import Status
+from tasks.spec.tables import Sample
+
+CONFIG = """
+name: test
+limits: {attempts: 2}
+grids:
+  - task: train_step
+    axes: {context_length: [16, 32, 64, 128]}
+    fixed: {device: cpu, size: tiny}
+"""
+CPU = {"torch": "2.13.0", "cpu": "Test", "cores": 2, "python": "3.11"}  # a fingerprint
+Measure = Callable[[Attempt], Outcome]
+
+
+class FakeScheduler(Scheduler):
+    """Calls a function where another scheduler would start a process."""
+
+    def __init__(self, measure: Measure, fingerprint: Mapping[str, Any] = CPU) -> None:
+        self.measure = measure
+        self.fingerprint = fingerprint
+        self.closed = False
+        self.begun: list[Attempt] = []
+        self.more: dict[str, list[Mapping[str, Any]]] = {}
+        self.kinds: tuple[str, ...] = ()
+
+    def hosts(self) -> Sequence[HostInfo]:
+        return [HostInfo(fingerprints={"cpu": [self.fingerprint], **self.more})]
+
+    def slots(self, device: str, gpu_kind: str | None = None) -> int:
+        return int(gpu_kind is None or gpu_kind in self.kinds)
+
+    def prepare(self, attempt: Attempt) -> None: ...
+
+    def run(
+        self, queue: Iterable[Attempt], on_start: Callable[[AttemptStarted], None]
+    ) -> Iterator[Outcome]:
+        for attempt in queue:
+            self.begun.append(attempt)
+            on_start(AttemptStarted(attempt, "here", "", time.monotonic()))
+            yield self.measure(attempt)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class SilentDisplay:
+    """Shows nothing."""
+
+    def started(self, started: AttemptStarted) -> None: ...
+
+    def finished(self, outcome: Outcome) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class SilentConsole:
+    """Keeps the messages in `messages` and shows nothing else."""
+
+    def __init__(self, messages: list[str] | None = None) -> None:
+        self.messages = [] if messages is None else messages
+
+    def notify(self, message: str) -> None:
+        self.messages.append(message)
+
+    def open_display(self, queue: AttemptQueue) -> SilentDisplay:
+        return SilentDisplay()
+
+
+def fake_runtime(scheduler: Scheduler, messages: list[str] | None = None) -> Runtime:
+    return Runtime(lambda execution, example: scheduler, SilentConsole(messages))
+
+
+def request_for(
+    config: Any, sets: Sequence[str] = (), wheres: Sequence[str] = (), out: Any = None, **more: Any
+) -> SweepRequest:
+    """Return the request of a command line with these options."""
+    return resolve(config, parse_selection(sets, wheres, **more), out)
+
+
+def go(
+    request: SweepRequest,
+    scheduler: Scheduler,
+    options: RunOptions | None = None,
+    messages: list[str] | None = None,
+    **execution: Any,
+) -> SweepResult:
+    """Run a sweep on a fake scheduler."""
+    request = replace(
+        request,
+        options=options or RunOptions(),
+        execution=ExecutionOptions(**execution),
+    )
+    return run_sweep(request, fake_runtime(scheduler, messages))
+
+
+def outcome_of(attempt: Attempt, status: Status = Status.OK, wall_s: float = 2.0) -> Outcome:
+    samples = (Sample("timing", "duration", "ms", 5.0, "synced", "step", 0),)
+    measured = samples if status is Status.OK else ()
+    return Outcome(attempt, status, "", "", {}, {}, measured, 1.7e9, wall_s)
+
+
+def out_of_memory_from(context: int) -> Measure:
+    """Return a function whose cells run out of memory from this context length on."""
+    return lambda attempt: outcome_of(
+        attempt, Status.OOM if length_of(attempt) >= context else Status.OK
+    )
+
+
+def journalled(attempt: Attempt) -> Outcome:
+    """Write the files that a real child leaves."""
+    outcome = outcome_of(attempt)
+    attempt.path.mkdir(parents=True)
+    (attempt.path / ATTEMPT_FILE).write_text(attempt.to_json())
+    with (attempt.path / JOURNAL_FILE).open("w") as stream:
+        Journal(stream).samples(outcome.samples)
+        Journal(stream).end(FinalStatus(Status.OK))
+    return outcome
+
+
+def length_of(attempt: Attempt) -> int:
+    return int(attempt.cell.params.values()["context_length"])
+
+
+def lengths_of(scheduler: FakeScheduler) -> list[int]:
+    """Return the context lengths of the attempts that started."""
+    return [length_of(attempt) for attempt in scheduler.begun]
