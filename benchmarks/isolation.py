@@ -61,14 +61,14 @@ def main() -> None:
     cells = cells_of(options)
     fresh = drawn(cells, options.fresh)
     taken: dict[str, Taken] = {}
-    unfinished_runs = 0
+    unmeasured = 0
     for way in options.rounds * options.ways:
         of = fresh if way == "processes" else cells
         with new_folder(way, options.keep) as folder:
             began = time.monotonic()
             looped = WAYS[way](of, [str(options.config), *selection, "--out", str(folder)])
             seconds = time.monotonic() - began
-            unfinished_runs += unmeasured_in(folder)
+            unmeasured += unmeasured_in(folder)
         note(taken, way, Taken(seconds, len(of)))
         if looped:
             note(
@@ -83,8 +83,8 @@ def main() -> None:
             note(taken, LOOP_OF_FRESH, Taken(own_s, len(fresh)))
         print(f"{way}: {seconds:.1f} s", flush=True)
     print(table(taken))
-    if unfinished_runs:
-        sys.exit(f"{unfinished_runs} of the cells were not measured: their ways took less for it")
+    if unmeasured:
+        sys.exit(f"{unmeasured} of the cells were not measured: their ways took less for it")
 
 
 def some_ways(word: str) -> list[str]:

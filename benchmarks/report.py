@@ -35,7 +35,7 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.parquet_parts import write_part
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import MERGE_BATCH
-from orchestrator.store.tables import ATTEMPTS, SAMPLES
+from orchestrator.store.tables import SCHEMAS
 from tasks.spec.cell import Cell
 
 SECONDS, MB = 20.0, 500.0
@@ -145,7 +145,7 @@ def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
         folder / "samples" / f"{name}.parquet",
         _samples([cell for cell in cells if _status(cell) == "ok"]),
     )
-    rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], ATTEMPTS)
+    rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], SCHEMAS["attempts"])
     write_part(folder / "attempts" / f"{name}.parquet", rows)
 
 
@@ -226,7 +226,9 @@ def _samples(cells: Sequence[Cell]) -> pa.Table:
     data["value"] = np.where(np.array(data["unit"]) == "bytes", GIB, 1.0) * random.lognormal(
         2.0, 0.1, count
     )
-    return pa.table({name: data[name] for name in SAMPLES.names}, schema=SAMPLES)
+    return pa.table(
+        {name: data[name] for name in SCHEMAS["samples"].names}, schema=SCHEMAS["samples"]
+    )
 
 
 if __name__ == "__main__":

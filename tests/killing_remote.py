@@ -27,7 +27,7 @@ from orchestrator.store import run_writer
 from orchestrator.store.open import open_run
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
-from tests.orchestrator.store.remote.test_remote import ADDRESS, go, measured
+from tests.orchestrator.store.test_mirror import ADDRESS, go, measured
 from tests.support.s3 import Bucket, serve
 
 _CELLS_A_KILL = 30  # more than a driver comes to

@@ -20,7 +20,7 @@ from orchestrator.store.open import open_for_writing
 from orchestrator.store.parquet_parts import write_part
 from orchestrator.store.run import Run
 from orchestrator.store.run_writer import MERGE_BATCH
-from orchestrator.store.tables import ATTEMPTS, SAMPLES
+from orchestrator.store.tables import SCHEMAS
 from tasks.harness.workload import run_step
 from tasks.prediction import records
 from tasks.prediction.predictor import NoData, Predictor
@@ -64,18 +64,21 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> SweepRequest:
     with open_for_writing(Run(folder / "run")) as writer:
         writer.write_manifest(request.manifest({}, request.new_invocation()))
         write_part(
-            folder / "run" / "samples" / "merged-0.parquet", pa.Table.from_pylist(samples, SAMPLES)
+            folder / "run" / "samples" / "merged-0.parquet",
+            pa.Table.from_pylist(samples, SCHEMAS["samples"]),
         )
         singles = len(rows) % MERGE_BATCH
         for start in range(0, len(rows) - singles, MERGE_BATCH):
             name = f"merged-{start}.parquet"
             write_part(
                 folder / "run" / "attempts" / name,
-                pa.Table.from_pylist(rows[start : start + MERGE_BATCH], ATTEMPTS),
+                pa.Table.from_pylist(rows[start : start + MERGE_BATCH], SCHEMAS["attempts"]),
             )
         for row in rows[-singles:]:
             name = f"{row['cell']}-1.parquet"
-            write_part(folder / "run" / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+            write_part(
+                folder / "run" / "attempts" / name, pa.Table.from_pylist([row], SCHEMAS["attempts"])
+            )
     return request
 
 

@@ -1,1 +1,1 @@
-"""Helpers for everything else here: errors, text, hashing, the user's cache. Imports nothing else of orchestrator."""
+"""Base helpers for the whole orchestrator: errors, files, text, digests, provenance."""

@@ -1,17 +1,18 @@
-"""What the user can mend. Each is one line with its remedy; the command line prints it and exits with 2.
+"""Errors that the user can correct, and the exit codes of the program.
 
-SweepError
-├── ConfigError        the YAML, or a selection on the command line, says something that cannot be
-├── PlatformError   this machine or cluster cannot do what is asked
-│   ├── NoGpuLeft       no GPU is left that works
-│   └── NoNodeLeft      no node is left that a cell could come to
-└── RunError           the results folder
-    ├── RunLocked      another driver is at work in it
-    ├── RunUnreachable it lies in a bucket, or elsewhere, that does not answer or lets nobody in
-    ├── RunUnwritable  read-only, full, or not a folder
-    └── RunMismatch    it holds results of other hardware or software, or of a newer version of this program
+    SweepError
+    ├── ConfigError         config or selection
+    ├── PlatformError       this machine or cluster
+    │   ├── NoGpuLeft
+    │   └── NoNodeLeft
+    └── RunError            results folder
+        ├── RunLocked
+        ├── RunUnreachable
+        ├── RunUnwritable
+        └── RunMismatch
 
-What a cell does wrong is not here: that is a row with evidence.
+The command line prints each as one line with its remedy and exits with 2. A cell that fails is not
+an error here: its attempt has a status and evidence.
 """
 
 from __future__ import annotations
@@ -19,64 +20,64 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-# How the program ends, beside 0.
-EXIT_FAILURES = 1  # the sweep came to its end, and some cell failed
-EXIT_USER = 2  # something that the user can mend: a SweepError
-EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL: run again to go on
+EXIT_FAILURES = 1  # the sweep is complete, and some cell failed
+EXIT_USER = 2  # a SweepError
+EXIT_TIME_LIMIT = 75  # EX_TEMPFAIL of sysexits.h: cells are left, run again
 EXIT_INTERRUPTED = 130
-COMPLETED = (0, EXIT_FAILURES)  # a sweep, where a cell may have failed
+COMPLETED = (0, EXIT_FAILURES)  # exit codes of a complete sweep
 
-_LONGEST = 500  # of what may repeat somebody's whole file
+_LONGEST = 500  # characters; a message may quote a file of any length
 
 
 class SweepError(Exception):
-    """`message` says what is wrong and where; `remedy` what to do about it."""
+    """An error with what is wrong (`message`) and what to do about it (`remedy`)."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        message = message if len(message) <= _LONGEST else f"{message[:_LONGEST]}…"
+        if len(message) > _LONGEST:
+            message = f"{message[:_LONGEST]}…"
         super().__init__(f"{message}. {remedy}" if remedy else message)
         self.message = message
         self.remedy = remedy
 
 
 class ConfigError(SweepError):
-    pass
+    """A value in the YAML or in a selection on the command line that is not allowed."""
 
 
 class PlatformError(SweepError):
-    pass
+    """A request that this machine or cluster cannot fulfil."""
 
 
 class NoGpuLeft(PlatformError):
-    pass
+    """A sweep whose GPUs have all failed."""
 
 
 class NoNodeLeft(PlatformError):
-    pass
+    """A sweep without a healthy node for the cells that are left."""
 
 
 class RunError(SweepError):
-    pass
+    """A results folder that is missing, damaged or unsuitable."""
 
 
 class RunLocked(RunError):
-    pass
+    """A results folder or bucket that another driver writes to."""
 
 
 class RunUnreachable(RunError):
-    pass
+    """A bucket that does not answer or denies access."""
 
 
 class RunUnwritable(RunError):
-    pass
+    """A results folder that is read-only, full or not a folder."""
 
 
 class RunMismatch(RunError):
-    pass
+    """Results of other hardware or software, or of a newer version of this program."""
 
 
 def suggestion(word: object, allowed: Iterable[object]) -> str:
-    """The remedy for a misspelt word: the closest allowed one, or all of them."""
+    """Return the remedy for a misspelt word: the closest allowed word, or all of them."""
     words = [str(name) for name in allowed]
     close = get_close_matches(str(word), words, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Allowed: {', '.join(words)}"

@@ -1,4 +1,4 @@
-"""Atomic writes, disk errors as RunUnwritable, and memory that is given back to the system."""
+"""Atomic writes, errors of the disk as RunUnwritable, and memory that is returned to the system."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ Content = str | bytes | Iterable[str]  # of a file; an iterable is written piece
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _THRESHOLD_BYTES = 128 * 1024  # glibc's default of both
+_RUN_AGAIN = "run again: what is finished is stored and not measured twice"
 
 
 def return_freed_memory() -> None:
@@ -29,14 +30,14 @@ def return_freed_memory() -> None:
 
 
 def trim_memory() -> None:
-    """To the system, what was used and is not any more, where the C library can; else what one stage needs adds to the next."""
-    with suppress(OSError, AttributeError):
+    """Return freed memory to the system now, before the next stage allocates its own."""
+    with suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def flush_folder(folder: Path) -> None:
-    """What the folder has by now, also after a power cut, where the file system can promise that of folders."""
-    with suppress(OSError):
+    """Have renames and new files of a folder survive a power cut."""
+    with suppress(OSError):  # some file systems cannot flush folders
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -45,35 +46,42 @@ def flush_folder(folder: Path) -> None:
 
 
 def replace_file(path: Path, content: Content) -> None:
-    """Written aside, on disk, then renamed: whole or not there, whatever is killed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file that is complete or as it was before, whatever is killed.
+
+    The content is on disk before the rename: otherwise a power cut may leave an empty file under
+    the final name.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    pieces = [content] if isinstance(content, str | bytes) else content
     try:
-        with aside.open("wb") as file:
-            for piece in [content] if isinstance(content, str | bytes) else content:
+        with partial.open("wb") as file:
+            for piece in pieces:
                 file.write(piece.encode() if isinstance(piece, str) else piece)
             file.flush()
             os.fsync(file.fileno())
-        aside.rename(path)
-    except BaseException:  # also of what makes the pieces
+        partial.rename(path)
+    except BaseException:  # the iterable may raise anything, Ctrl-C included
         with suppress(OSError):
-            aside.unlink()
+            partial.unlink()
         raise
 
 
 @contextmanager
-def writing(folder: Path, elsewhere: str = "Name a writable folder with --out") -> Iterator[None]:
-    """Turns the file system's refusals into one line with its remedy. elsewhere: that of a folder that cannot be written."""
+def writing(
+    folder: Path, if_read_only: str = "Name a writable folder with --out"
+) -> Iterator[None]:
+    """Raise RunUnwritable, with what to do about it, for what the disk refuses during the body."""
+    remedies = {
+        errno.ENOSPC: f"Free some space and {_RUN_AGAIN}",
+        errno.EDQUOT: f"Free some of your quota and {_RUN_AGAIN}",
+        errno.EROFS: if_read_only,
+        errno.EACCES: if_read_only,
+        errno.ENOENT: "It was removed: run again, to measure again what it held",
+        errno.ENAMETOOLONG: "Give a shorter name, in the config or with --out",
+    }
     try:
         yield
     except OSError as error:
-        remedies = {
-            errno.ENOSPC: "Free some space and run again: what is finished is kept, and not measured twice",
-            errno.EDQUOT: "Free some of your quota and run again: what is finished is kept, and not measured twice",
-            errno.EROFS: elsewhere,
-            errno.EACCES: elsewhere,
-            errno.ENOENT: "It was taken away meanwhile: run again, to begin anew what it held",
-            errno.ENAMETOOLONG: "Give a shorter name, in the config or with --out",
-        }
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise RunUnwritable(
             f"{folder}: cannot be written: {reason}", remedies.get(error.errno or 0, "")

@@ -1,4 +1,4 @@
-"""By which a text or a file is known again: its SHA-256, in hexadecimal digits. Who wants a shorter one cuts it."""
+"""SHA-256 digests of texts and files, as hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ def text_digest(text: str) -> str:
 
 
 def file_digest(file: Path) -> str:
-    """A piece at a time: a trace may be larger than the memory."""
+    """Return the digest of a file, read piece by piece: a trace may be larger than memory."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

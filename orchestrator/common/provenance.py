@@ -1,4 +1,4 @@
-"""Which version of this program measures: its git commit and a digest of the code that can change a measurement."""
+"""The version of this program: its git commit, and a digest of the code that can change a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short texts that several parts of the program print: durations, sizes, cell counts, reasons of failures."""
+"""Short texts that several packages print: durations, sizes, cell counts, reasons of failures."""
 
 from __future__ import annotations
 

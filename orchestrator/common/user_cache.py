@@ -1,4 +1,4 @@
-"""Where this program keeps, for its user, what it may make again or carry on: `~/.cache/transformer-sweep`."""
+"""The cache of this program in the user's home, `~/.cache/transformer-sweep`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 
 
 def cache_folder(name: str) -> Path:
-    """The part of it that is called so; there or not."""
-    return (
-        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        / "transformer-sweep"
-        / name
-    )
+    """Return the path of a folder in the cache. It need not exist."""
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "transformer-sweep" / name

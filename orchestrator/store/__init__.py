@@ -1,1 +1,1 @@
-"""A results folder: Parquet parts, the manifest, the one locked writer, and several runs read as one."""
+"""Results: Parquet parts, manifest, the one locked writer, buckets, several runs read as one."""

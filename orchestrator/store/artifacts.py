@@ -1,4 +1,4 @@
-"""The files of an attempt that people read: the end of its log and the command that measures it again."""
+"""The files of an attempt that people read: the end of its log and how to measure it again."""
 
 from __future__ import annotations
 

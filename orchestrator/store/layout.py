@@ -1,15 +1,31 @@
-"""The names of files and folders in a results folder."""
+"""The names of files and folders in a results folder.
+
+run.json        config, selection, hardware and software, and every command; replaced by rename
+attempts/       a part per attempt, written last: its presence means that the attempt is stored
+samples/        a part per attempt that measured something
+kernels/        a part per attempt whose kernels were profiled
+allocations/    a part per attempt with a snapshot of the device's memory
+live/           live memory over time in those snapshots
+predictions/    a part per command that predicted the memory of its cells
+artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, rerun.sh, traces
+cells.parquet   a row per cell, derived from the parts; replaced by rename
+report/         what `sweep report` writes
+cache/          compiled kernels, shared by the cells of the run
+.lock           locked by the driver that writes
+"""
 
 from __future__ import annotations
 
-ATTEMPTS = "attempts"  # the folder of the table whose rows complete an attempt
-ARTIFACTS = "artifacts"  # CELL/NUMBER/ in it: what the attempt's process left
+ATTEMPTS = "attempts"
+ARTIFACTS = "artifacts"
 REPORT = "report"
-CACHE = "cache"  # of compilers; shared by the cells of a run, or an attempt's own
+CACHE = "cache"  # also the folder of an attempt that compiles with an empty cache
 CELLS_FILE = "cells.parquet"
 LOCK_FILE = ".lock"
 
-PUBLICATION_FILE = "publication.json"  # in a folder of published runs: what is in it
-CONFIG_FILE = "config.yaml"  # in each of them
-REDACTED = "…"  # there, for what is of the machine that measured it
-RUN_SEPARATOR = ":"  # between the name of a run and the id of its cell, where runs are read as one
+# `sweep publish` puts runs next to each other in one folder.
+PUBLICATION_FILE = "publication.json"  # which runs, and the digests of all files
+CONFIG_FILE = "config.yaml"  # in each of the runs
+REDACTED = "…"  # replaces names and paths of the machine that measured
+
+RUN_SEPARATOR = ":"  # in RUN:CELL, the name of a cell in a collection of runs

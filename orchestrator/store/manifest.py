@@ -1,4 +1,8 @@
-"""run.json as it is read: whatever else it holds, what this program reads of it is of the types that it writes."""
+"""run.json, the manifest of a run: what is read from it is checked, what is written is built here.
+
+Other modules read a manifest as a dict. Its keys that this program knows have the types that it
+writes; unknown keys of another version stay, and are ignored.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,30 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
 
 from orchestrator.common.errors import RunError, RunMismatch
 
+Manifest: TypeAlias = dict[str, Any]
+
 MANIFEST_FILE = "run.json"
 RESTORED_BY = "`sweep run` with the same config writes it again"
 _REMEDY = f"Restore it, or move it away: {RESTORED_BY}"
-_OF_A_SWEEP = ("name", "config", "config_path", "selection", "invocations")
-_Text = InstanceOf[str]  # any: of words of a command line that are no UTF-8, too
+_DAMAGED = "is damaged, or of another program"
+_REQUIRED_FOR_SWEEP = ("name", "config", "config_path", "selection", "invocations")
+# pydantic's own str refuses lone surrogates, which stand for bytes that are not UTF-8: a command
+# line may name a folder with such bytes.
+_Text = InstanceOf[str]
+_Object = dict[_Text, Any]
 
 
-class _Read(BaseModel):
+class _Stored(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
 
-class _Choice(_Read):
+class _Choice(_Stored):
     infer_oom: bool = False
     verify: int = 0
     repeat: int = 1
@@ -34,76 +44,73 @@ class _Choice(_Read):
     fresh: bool = False
 
 
-class _Asked(_Read):
+class _Asked(_Stored):
     choice: _Choice
 
 
-class _Invocation(_Read):
+class _Invocation(_Stored):
     time: _Text
     command: list[_Text]
     asks_for: _Asked = _Asked(choice=_Choice())
-    asked: dict[str, Any] = {}
+    asked: _Object = {}
     commit: _Text | None = None
 
 
-class _Selection(_Read):
+class _Selection(_Stored):
     set: dict[_Text, list[Any]]
     where: dict[_Text, list[Any]]
     sample: float | None = None
     instruments: list[_Text] = []
 
 
-class _Manifest(_Read):
+class _Manifest(_Stored):
     schema_version: int = 0
     name: _Text = ""
-    config: dict[_Text, Any] = {}
+    config: _Object = {}
     config_path: _Text = ""
     selection: _Selection = _Selection(set={}, where={})
     asked: int = 0
-    fingerprints: dict[_Text, list[dict[_Text, Any]]] = {}
-    defaults: dict[_Text, dict[_Text, Any]] = {}
+    fingerprints: dict[_Text, list[_Object]] = {}
+    defaults: dict[_Text, _Object] = {}
     invocations: list[_Invocation] = []
 
 
-def read_manifest(file: Path, called: str, newest: int) -> dict[str, Any]:
-    """called: as errors name the file. newest: the schema that this program knows.
+def read_manifest(file: Path, name: str, newest_schema: int) -> Manifest:
+    """Return the checked contents of run.json.
 
-    Raises RunError for what is none, RunMismatch for that of a newer program.
+    name: the file in messages. Raise RunError if it is damaged, RunMismatch if its schema is newer
+    than `newest_schema`.
     """
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RunError(
-            f"{called}: cannot be read: {os.strerror(error.errno or 0)}", _REMEDY
-        ) from error
+        reason = os.strerror(error.errno or 0)
+        raise RunError(f"{name}: cannot be read: {reason}", _REMEDY) from error
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{called}: is not JSON: {error}", _REMEDY) from error
+        raise RunError(f"{name}: is not JSON: {error}", _REMEDY) from error
     if not isinstance(found, dict):
-        raise RunError(
-            f"{called}: is damaged, or of another program: it is no JSON object", _REMEDY
-        )
-    version = found.get("schema_version")
-    if isinstance(version, int | float) and version > newest:
+        raise RunError(f"{name}: {_DAMAGED}: it is no JSON object", _REMEDY)
+    # Before anything else is checked: a newer schema may have other types.
+    schema = found.get("schema_version")
+    if isinstance(schema, int | float) and schema > newest_schema:
         raise RunMismatch(
-            f"{called}: was written with schema {version}, newer than {newest}", "Update"
+            f"{name}: was written with schema {schema}, newer than {newest_schema}", "Update"
         )
     try:
         _Manifest.model_validate(found)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise RunError(
-            f"{called}: is damaged, or of another program: {place}: {first['msg']}", _REMEDY
-        ) from error
+        key = ".".join(str(part) for part in first["loc"])
+        raise RunError(f"{name}: {_DAMAGED}: {key}: {first['msg']}", _REMEDY) from error
     return found
 
 
 def build_manifest(
-    before: Mapping[str, Any],
-    sweep: Mapping[str, Any],
-    defaults: Mapping[str, Mapping[str, Any]],
-    invocation: Mapping[str, Any],
-) -> dict[str, Any]:
+    before: Manifest,
+    sweep: Mapping[str, object],
+    defaults: Mapping[str, Mapping[str, object]],
+    invocation: Mapping[str, object],
+) -> Manifest:
     """Return the manifest of a run that one more command writes to.
 
     before: the manifest as it is, empty for a new run. sweep: the keys that describe the sweep;
@@ -130,12 +137,10 @@ def _program_version() -> str:
         return "source"
 
 
-def require_sweep(manifest: Mapping[str, Any], run: object) -> None:
-    """Raises RunError where no sweep wrote it."""
+def require_sweep(manifest: Manifest, run: object) -> None:
+    """Raise RunError if no sweep wrote the manifest, or if it lacks a key of a sweep."""
     if "config" not in manifest:
         raise RunError(f"{run}: holds imported traces alone", f"See `sweep report {run}`")
-    if missing := [name for name in _OF_A_SWEEP if name not in manifest]:
-        raise RunError(
-            f"{run}/{MANIFEST_FILE}: is damaged, or of another program: it has no {missing[0]}",
-            _REMEDY,
-        )
+    for name in _REQUIRED_FOR_SWEEP:
+        if name not in manifest:
+            raise RunError(f"{run}/{MANIFEST_FILE}: {_DAMAGED}: it has no {name}", _REMEDY)

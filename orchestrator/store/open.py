@@ -1,4 +1,4 @@
-"""Open results to read or to write: a folder, a bucket, a publication, or several of them as one."""
+"""Open results to read or write: a folder, a bucket, a publication, or several of them as one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
+from orchestrator.store.mirror import RemoteRun
+from orchestrator.store.mirror_writer import open_remote_for_writing
 from orchestrator.store.publication import Publication, is_publication
 from orchestrator.store.remote.address import RunLocation, is_address
 from orchestrator.store.remote.folder import RemoteFolder
-from orchestrator.store.remote.mirror import RemoteRun, open_remote_for_writing
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
@@ -28,7 +29,7 @@ def open_run(location: RunLocation) -> Run:
     """
     if is_address(location):
         remote = RemoteRun(RemoteFolder(str(location)))
-        remote.refresh()
+        remote.mirror.refresh()
         return remote
     if Path(location).is_file():
         raise RunError(f"{location}: is a file", "Name a folder")
@@ -50,7 +51,7 @@ def collect_runs(runs: Sequence[Run]) -> RunCollection:
     """Return several runs read as one. Raise RunError if one is given twice."""
     named = _by_name(runs)
     first, *others = named
-    # The report of all of them goes into the first run's folder, under a name of its own.
+    # The report of all of them goes into the first run's folder, under a name that lists the others.
     report = "-".join(["with", *others]).replace("/", "-")
     return RunCollection(named, named[first].folder / _shorten(report))
 
@@ -63,10 +64,12 @@ def runs_by_name(locations: Sequence[RunLocation]) -> dict[str, Run]:
     runs = []
     for location in locations:
         if is_publication(location):
-            runs += [open_run(folder) for folder in Publication(Path(location)).folders]
+            folders: Sequence[RunLocation] = Publication(Path(location)).folders
         else:
-            runs.append(open_run(location))
-    return _by_name([run.require() for run in runs])
+            folders = [location]
+        for folder in folders:
+            runs.append(open_run(folder).require())
+    return _by_name(runs)
 
 
 def open_for_writing(run: Run, take_over: bool = False) -> AbstractContextManager[RunWriter]:

@@ -1,7 +1,8 @@
-"""The files that a run is made of: one Parquet part an attempt, or a merged one of many, each a table with one of these schemas.
+"""Parquet parts: each attempt writes one file per table; full batches are merged into larger ones.
 
-A part is written aside and renamed, so that it is whole or not there. What cannot be read is named, with its remedy: half a copy,
-or another program's.
+A part is complete or absent, because it is renamed into place. A merged part names the parts that
+it replaces, so that no row counts twice if a driver dies before it removes them. A part that
+cannot be read, such as half a copy, is reported with its name and what to do about it.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.files import flush_folder, replace_file, return_freed_memory
+from orchestrator.store.layout import ATTEMPTS
 from orchestrator.store.tables import JSON_COLUMNS, REQUIRED_COLUMNS
 
 _MERGED = "merged-"
-# A copy that a file manager or a synchroniser made beside a part has more in its name: " (copy)", ".sync-conflict".
-_NAMES = re.compile(r"[\w-]+")
+# Copies that file managers and synchronisers make are named "x (copy)" or "x.sync-conflict".
+_PART_NAME = re.compile(r"[\w-]+")
 _REPLACES = b"replaces"
 _READ_TRIES = 5
+
+Built = TypeVar("Built")
 
 # The system's allocator returns freed memory; pyarrow's own keeps it. A report first reads large
 # tables and then builds large texts, so that one would add to the other.
@@ -33,175 +37,180 @@ pa.set_memory_pool(pa.system_memory_pool())
 return_freed_memory()
 
 
-def read_parts(
+def read_parts(folder: Path, schema: pa.Schema, columns: list[str] | None) -> list[pa.Table]:
+    """Return the table of each current part. Raise RunError if one cannot be read."""
+    return build_from_parts(folder, schema, columns, lambda parts: parts[0], 1)
+
+
+def build_from_parts(
     folder: Path,
     schema: pa.Schema,
     columns: list[str] | None,
-    made_of: Callable[[list[pa.Table]], Any] = lambda parts: parts[0],
-    at_once: int = 1,
-) -> list[Any]:
-    """What is made of so many parts at once, of all that no merged one replaces. One is open at a time: a run may have more parts
-    than a process files.
+    build: Callable[[list[pa.Table]], Built],
+    batch_size: int,
+) -> list[Built]:
+    """Call `build` with each batch of current parts and return the results.
 
-    A driver may merge parts while a reader reads; the reader then begins anew.
+    Only one part is open at a time: a run may have more parts than a process may open files.
+    Raise RunError if a part cannot be read.
     """
     for _ in range(_READ_TRIES):
+        built = []
         try:
-            parts = _that_count(folder)
-            starts = range(0, len(parts), at_once)
-            return [
-                made_of(
-                    [_read_part(path, schema, columns) for path in parts[start : start + at_once]]
-                )
-                for start in starts
-            ]
+            parts = _current_parts(folder)
+            for start in range(0, len(parts), batch_size):
+                batch = parts[start : start + batch_size]
+                built.append(build([_read_part(path, schema, columns) for path in batch]))
+            return built
         except FileNotFoundError:
-            continue
+            continue  # a driver has merged parts since they were listed
     raise RunError(f"{folder}: changes faster than it can be read", "Try again")
 
 
 def require_readable_parts(folder: Path, schema: pa.Schema) -> None:
-    """Raises RunError for the first that cannot be read, as far as its footer tells: soon, however much there is."""
-    for path in _that_count(folder):
-        with _opened(path, schema):
+    """Raise RunError for the first part whose footer cannot be read.
+
+    Footers are read in a moment however large the run is; the pages are not checked.
+    """
+    for path in _current_parts(folder):
+        with _open_part(path, schema):
             pass
 
 
-def _that_count(folder: Path) -> list[Path]:
-    """All parts that no merged one replaces. Raises FileNotFoundError where they are merged meanwhile."""
-    listed = _listed(folder)
+def replaced_parts(folder: Path) -> set[str]:
+    """Return the names of the parts whose rows are in a merged part."""
+    return _replaced_by(folder.glob(f"{_MERGED}*.parquet"))
+
+
+def is_merged(part: Path | str) -> bool:
+    return Path(part).name.startswith(_MERGED)
+
+
+def merge(parts: list[Path], schema: pa.Schema) -> None:
+    """Replace several parts by a merged one. Raise RunError, changing nothing, for a damaged one."""
+    whole = pa.concat_tables(
+        [_read_part(path, schema, None) for path in parts], promote_options="permissive"
+    )
+    names = json.dumps([path.name for path in parts]).encode()
+    merged = parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet")
+    write_part(merged, whole.replace_schema_metadata({_REPLACES: names}))
+    flush_folder(merged.parent)  # the new part survives a power cut before the old ones go
+    for path in parts:
+        path.unlink()
+
+
+def write_part(path: Path, table: pa.Table) -> None:
+    """Write a table as a part that is complete or absent."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    replace_file(path, sink.getvalue().to_pybytes())
+
+
+def _current_parts(folder: Path) -> list[Path]:
+    """Return all parts that no merged part replaces.
+
+    Raise FileNotFoundError during a merge, RunError for a file that is not a part.
+    """
+    listed = _list_consistently(folder)
     replaced = _replaced_by(filter(is_merged, listed))
     parts = [path for path in listed if path.name not in replaced]
     for path in parts:
-        if not _NAMES.fullmatch(path.stem):
+        if not _PART_NAME.fullmatch(path.stem):
             raise RunError(
-                f"{path}: has not the name of a part",
-                "Move it away: a copy of one would count twice",
+                f"{path}: is not the name of a part",
+                "Move it away: a copy of a part would count twice",
             )
     return parts
 
 
-def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    """As the schema has it: where that is one of categories, texts are read as such."""
-    with _opened(path, schema) as part:
-        present = columns and [name for name in columns if name in part.schema_arrow.names]
-        read = part.read(
-            columns=present, use_threads=False
-        )  # each would keep memory of its own, and parts are small
-        read = read.cast(
-            pa.schema(
-                [
-                    schema.field(field.name) if field.name in schema.names else field
-                    for field in read.schema
-                ]
-            )
-        )
-        _require_rows(read)
-        return read
+def _list_consistently(folder: Path) -> list[Path]:
+    """Return the parts as of one moment.
 
-
-@contextmanager
-def _opened(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
-    """Raises RunError for what no Parquet reader takes, and for what has no column that each part of this table has."""
-    with _reading(path):
-        names = pq.read_schema(_as_a_file(path)).names
-        if missing := REQUIRED_COLUMNS.intersection(schema.names).difference(names):
-            raise pa.ArrowInvalid(
-                f"it is no part of a run: it has no column {', '.join(sorted(missing))}"
-            )
-        categories = [
-            field.name
-            for field in schema
-            if pa.types.is_dictionary(field.type) and field.name in names
-        ]
-        with pq.ParquetFile(_as_a_file(path), read_dictionary=categories) as part:
-            yield part
-
-
-def _as_a_file(path: Path) -> Path:
-    """Absolute: of a relative one, pyarrow takes `a:b/…` for an address and `~/…` for what is in a home."""
-    return path.absolute()
-
-
-def _require_rows(read: pa.Table) -> None:
-    names = REQUIRED_COLUMNS.intersection(read.column_names)
-    if empty := sorted(name for name in names if read[name].null_count):
-        raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
-    for name in sorted(JSON_COLUMNS.intersection(names)):
-        if not all(isinstance(json.loads(text), dict) for text in read[name].to_pylist()):
-            raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
-
-
-def _listed(folder: Path) -> list[Path]:
-    """Its parts at one moment: a merged one that comes while they are listed may be missed, and those that go with it."""
+    A listing may miss a merged part that arrives during it, together with the parts it replaces.
+    """
     listed = sorted(folder.glob("*.parquet"))
     while set(filter(is_merged, listed)) != set(folder.glob(f"{_MERGED}*.parquet")):
         listed = sorted(folder.glob("*.parquet"))
     return listed
 
 
-def replaced_parts(folder: Path) -> set[str]:
-    """The names of the parts whose rows are in a merged one."""
-    return _replaced_by(folder.glob(f"{_MERGED}*.parquet"))
-
-
 def _replaced_by(merged: Iterable[Path]) -> set[str]:
     replaced: set[str] = set()
     for path in merged:
-        with _reading(path):
-            replaced |= set(
-                json.loads((pq.read_schema(_as_a_file(path)).metadata or {}).get(_REPLACES, b"[]"))
-            )
+        with _damage_as_run_error(path), path.open("rb") as file:
+            metadata = pq.read_schema(file).metadata or {}
+            replaced.update(json.loads(metadata.get(_REPLACES, b"[]")))
     return replaced
 
 
-def is_merged(part: Path) -> bool:
-    return part.name.startswith(_MERGED)
-
-
-def merge(parts: list[Path], schema: pa.Schema) -> None:
-    """Raises RunError where one cannot be read, and leaves all as they are."""
-    whole = pa.concat_tables(
-        [_read_part(path, schema, None) for path in parts], promote_options="permissive"
-    )
-    names = json.dumps([path.name for path in parts]).encode()
-    write_part(
-        parts[0].with_name(f"{_MERGED}{time.time_ns()}.parquet"),
-        whole.replace_schema_metadata({_REPLACES: names}),
-    )
-    flush_folder(parts[0].parent)
-    for path in parts:
-        path.unlink()
-
-
-def write_part(path: Path, table: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
-    replace_file(path, sink.getvalue().to_pybytes())
+def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
+    """Return a part's table in the types of the schema, categories included."""
+    with _open_part(path, schema) as part:
+        names = part.schema_arrow.names
+        if columns is not None:
+            names = [name for name in columns if name in names]
+        # Parts are too small to gain from threads, and every thread would hold on to memory.
+        table = part.read(columns=names, use_threads=False)
+        fields = []
+        for field in table.schema:
+            # A column of a newer program stays as it is.
+            fields.append(schema.field(field.name) if field.name in schema.names else field)
+        table = table.cast(pa.schema(fields))
+        _require_valid_rows(table)
+        return table
 
 
 @contextmanager
-def _reading(part: Path) -> Iterator[None]:
-    """Turns what no Parquet reader takes, such as half a copy, into one line with its remedy."""
+def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
+    """Open a part. Raise RunError if it is damaged or lacks a column that each part has.
+
+    Python opens the file: pyarrow would encode the path by the locale, take "a:b/x" for an
+    address, and "~" for a home.
+    """
+    with _damage_as_run_error(path), path.open("rb") as file:
+        metadata = pq.read_metadata(file)
+        names = metadata.schema.to_arrow_schema().names
+        missing = sorted(REQUIRED_COLUMNS.intersection(schema.names).difference(names))
+        if missing:
+            raise pa.ArrowInvalid(f"it is no part of a run: it has no column {', '.join(missing)}")
+        text = [name for name in names if name in schema.names and _is_category(schema, name)]
+        with pq.ParquetFile(file, metadata=metadata, read_dictionary=text) as part:
+            yield part
+
+
+def _is_category(schema: pa.Schema, name: str) -> bool:
+    return bool(pa.types.is_dictionary(schema.field(name).type))
+
+
+def _require_valid_rows(table: pa.Table) -> None:
+    names = REQUIRED_COLUMNS.intersection(table.column_names)
+    empty = sorted(name for name in names if table[name].null_count)
+    if empty:
+        raise pa.ArrowInvalid(f"it is no part of a run: it has rows without {', '.join(empty)}")
+    for name in sorted(JSON_COLUMNS.intersection(names)):
+        if not all(isinstance(json.loads(text), dict) for text in table[name].to_pylist()):
+            raise pa.ArrowInvalid(f"it is no part of a run: its {name} are no JSON objects")
+
+
+@contextmanager
+def _damage_as_run_error(part: Path) -> Iterator[None]:
+    """Raise RunError, with what to do about the part, for whatever reading it raises."""
     try:
         yield
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:  # of Parquet, and of the JSON in it
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: of the JSON in it
         reason = str(error).splitlines()[0]
         raise RunError(
-            f"{part}: cannot be read: {reason}",
-            f"Copy it again, or move it away {_to_measure_anew(part)}",
+            f"{part}: cannot be read: {reason}", f"Copy it again, or move it away {_remedy(part)}"
         ) from error
 
 
-def _to_measure_anew(part: Path) -> str:
-    """A cell is done where there is a row of its attempt, whatever is left of what it measured."""
-    row = part.parent.with_name("attempts") / part.name
+def _remedy(part: Path) -> str:
+    """Return how the cells of a part are measured again. A cell counts as done if it has a row."""
+    row = part.parent.with_name(ATTEMPTS) / part.name
     if part == row:
-        return "to measure its cells anew"
-    return (
-        f"with {row} to measure its cell anew"
-        if row.exists()
-        else "and measure again what it held with --retry ok"
-    )
+        return "to measure its cells again"
+    if row.exists():
+        return f"with {row} to measure its cell again"
+    return "and measure its cells again with --retry ok"

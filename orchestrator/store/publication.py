@@ -1,14 +1,16 @@
-"""A published folder: runs that `sweep publish` put side by side, with the digests of their files."""
+"""A published folder: runs next to each other, and publication.json with all files' digests."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.common.hashing import file_digest
 from orchestrator.store.layout import PUBLICATION_FILE
+from orchestrator.store.manifest import Manifest
 from orchestrator.store.remote.address import RunLocation, is_address
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
@@ -16,9 +18,10 @@ from orchestrator.store.tables import SCHEMA_VERSION
 
 
 class Publication(RunCollection):
-    """The runs that a folder was published of. The report is within that folder, and says what it was published with.
+    """The runs of a published folder, whose report is in the folder itself.
 
-    Raises RunError for what is missing of it, torn, or not what was published, and RunMismatch for one of a newer program.
+    Raise RunError if a file is missing or differs from what was published, RunMismatch if a newer
+    program published it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,35 +34,39 @@ class Publication(RunCollection):
         found: str | None = self.contents.get("against")
         return found
 
-    def read_manifest(self) -> dict[str, Any]:
+    def read_manifest(self) -> Manifest:
         return {**super().read_manifest(), "left_out": self.contents.get("left_out", [])}
 
 
-def is_publication(folder: RunLocation) -> bool:
-    return not is_address(folder) and (Path(folder) / PUBLICATION_FILE).exists()
+def is_publication(location: RunLocation) -> bool:
+    return not is_address(location) and (Path(location) / PUBLICATION_FILE).exists()
 
 
 def _read_contents(folder: Path) -> dict[str, Any]:
-    listed = folder / PUBLICATION_FILE
-    again = f"Copy {folder} again, or `git checkout` it"
+    file = folder / PUBLICATION_FILE
+    remedy = f"Copy {folder} again, or `git checkout` it"
     try:
-        contents = json.loads(listed.read_text())
+        contents = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise RunError(f"{listed}: cannot be read: {error}", again) from error
+        raise RunError(f"{file}: cannot be read: {error}", remedy) from error
     if not isinstance(contents, dict):
-        raise RunError(f"{listed}: is no list of what was published", again)
-    if contents.get("schema_version", 0) > SCHEMA_VERSION:
-        version = contents["schema_version"]
+        raise RunError(f"{file}: is no list of what was published", remedy)
+    version = contents.get("schema_version", 0)
+    if version > SCHEMA_VERSION:
         raise RunMismatch(
             f"{folder}: was published with schema {version}, newer than {SCHEMA_VERSION}", "Update"
         )
     if not {"runs", "files"} <= set(contents):
-        raise RunError(f"{listed}: is no list of what was published", again)
-    missing = [name for name in contents["files"] if not (folder / name).exists()]
+        raise RunError(f"{file}: is no list of what was published", remedy)
+    _require_files(folder, contents["files"], remedy)
+    return contents
+
+
+def _require_files(folder: Path, digests: Mapping[str, str], remedy: str) -> None:
+    missing = [name for name in digests if not (folder / name).exists()]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise RunError(f"{folder}: {missing[0]}{more} of what was published is missing", again)
-    for name, known in contents["files"].items():
-        if file_digest(folder / name) != known:
-            raise RunError(f"{folder / name}: is torn, or not what was published", again)
-    return contents
+        raise RunError(f"{folder}: {missing[0]}{more} of what was published is missing", remedy)
+    for name, digest in digests.items():
+        if file_digest(folder / name) != digest:
+            raise RunError(f"{folder / name}: is torn, or not what was published", remedy)

@@ -1,22 +1,7 @@
-"""A run's folder: what is in it, how it is written so that nothing is lost, how it is read.
+"""Read a results folder: its manifest, its tables as pandas frames or rows, its attempts.
 
-    run.json        the config, the fingerprint, who ran what when: rewritten by rename
-    attempts/       one Parquet part an attempt, written last: its presence is completion
-    samples/        one Parquet part an attempt that measured something
-    kernels/        one Parquet part an attempt whose kernels were watched
-    allocations/    one Parquet part an attempt of which a snapshot of the device's memory was taken
-    live/           how much memory lived when in those
-    predictions/    one Parquet part a run that predicted the memory of its cells
-    artifacts/      CELL/NUMBER/: attempt.json, journal.jsonl, log.txt, and what instruments leave
-    cells.parquet   one wide row a cell: derived from the parts, rewritten by rename
-    report/         what `sweep report` renders
-    cache/          compiled kernels, shared by the cells of the run
-
-Runs that were published (publishing) lie side by side in a folder with a list of their files, and are read only.
-
-Only the driver that holds the lock writes. Parts are merged, a batch at a time, into larger ones; a merged part names
-the parts it replaces, so that a crash between the two writes leaves nothing counted twice. How a part is read
-and written says `parts`. A run may also lie elsewhere, with its working copy here (remote).
+`layout` lists the contents of the folder. `run_writer` writes it, and `parquet_parts` reads and
+writes single parts.
 """
 
 from __future__ import annotations
@@ -30,9 +15,10 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunError, suggestion
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
-from orchestrator.store.layout import PUBLICATION_FILE
-from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, read_manifest
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
+from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.parquet_parts import (
+    build_from_parts,
     is_merged,
     read_parts,
     replaced_parts,
@@ -50,10 +36,7 @@ if TYPE_CHECKING:
 
 _BATCH_ROWS = 10_000
 _PARTS_AT_ONCE = 16
-_SUGGESTED, _NAMED = (
-    20,
-    5,
-)  # of the cells of a run, where one is looked for in vain, or several are found
+_SUGGESTED, _LISTED = 20, 5  # cells in a message
 
 
 class Run:
@@ -63,7 +46,7 @@ class Run:
         self.folder = folder
 
     def __str__(self) -> str:
-        """As the command line names it."""
+        """Return the name by which the command line calls the run."""
         return str(self.folder)
 
     @property
@@ -72,150 +55,181 @@ class Run:
 
     @property
     def is_published(self) -> bool:
-        """Whether it is a publication, or one of its runs: to read only."""
-        return any(
-            (folder / PUBLICATION_FILE).exists() for folder in (self.folder, self.folder.parent)
-        )
+        """True for a publication and for each of its runs, which may only be read."""
+        is_publication = (self.folder / PUBLICATION_FILE).exists()
+        return is_publication or (self.folder.parent / PUBLICATION_FILE).exists()
 
     def fetch_artifacts(self, cell: str = "") -> None:
-        """Has here what people read of attempts, of one cell or of all: of a folder of this host it is. Raises RunUnreachable."""
+        """Make available what people read of attempts, of one cell or of all.
+
+        A folder on this host has it already. Raise RunUnreachable.
+        """
 
     def require(self) -> Run:
-        """Raises RunError where there is no run."""
-        if (self.folder / PUBLICATION_FILE).exists() and not self.exists:
-            within = ", ".join(
-                sorted(shlex.quote(str(path.parent)) for path in self.folder.glob("*/run.json"))
-            )
+        """Return the run itself. Raise RunError if the folder holds none."""
+        if self.exists:
+            return self
+        if (self.folder / PUBLICATION_FILE).exists():
+            runs = sorted(self.folder.glob(f"*/{MANIFEST_FILE}"))
+            names = ", ".join(shlex.quote(str(path.parent)) for path in runs)
             raise RunError(
-                f"{self.folder}: holds runs that were published", f"Name one of them: {within}"
+                f"{self.folder}: holds runs that were published", f"Name one of them: {names}"
             )
-        if not self.exists and any((self.folder / "attempts").glob("*.parquet")):
+        if any((self.folder / ATTEMPTS).glob("*.parquet")):
             raise RunError(f"{self}: its {MANIFEST_FILE} is gone", f"Restore it: {RESTORED_BY}")
-        if not self.exists:
-            raise RunError(
-                f"{self}: holds no run",
-                "Name a folder that `sweep run` wrote, such as results/demo",
-            )
-        return self
-
-    def read_manifest(self) -> dict[str, Any]:
-        """run.json; empty before the first run. Raises RunError for what is none, RunMismatch for one of a newer program."""
-        return (
-            read_manifest(self.folder / MANIFEST_FILE, f"{self}/{MANIFEST_FILE}", SCHEMA_VERSION)
-            if self.exists
-            else {}
+        raise RunError(
+            f"{self}: holds no run", "Name a folder that `sweep run` wrote, such as results/demo"
         )
+
+    def read_manifest(self) -> Manifest:
+        """Return run.json, or an empty dict before the first command.
+
+        Raise RunError if it is damaged, RunMismatch if a newer program wrote it.
+        """
+        if not self.exists:
+            return {}
+        name = f"{self}/{MANIFEST_FILE}"
+        return read_manifest(self.folder / MANIFEST_FILE, name, SCHEMA_VERSION)
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False
     ) -> pd.DataFrame:
-        """One of the tables as a frame, all parts with their schemas unified; missing columns are null.
+        """Return a table as a frame. Columns that a part lacks are null.
 
-        categories: texts as such, which of millions of rows that name few things takes a tenth of the memory.
+        categories: return text columns as categories. A table of millions of rows with few
+        different texts then takes a tenth of the memory.
         """
         if categories:
             return self._read_categories(table, columns)
         frame: pd.DataFrame = self._read_table(table, columns).to_pandas()
         return frame
 
-    def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        """Some parts at a time: they take several times as much while they are read, and pandas its time for each time."""
-        import pandas as pd
-        from pandas.api.types import union_categoricals
-
-        schema = with_categories(SCHEMAS[table])
-        empty = empty_table(schema, columns)
-
-        def as_columns(parts: list[pa.Table]) -> dict[str, pd.Series[Any]]:
-            whole = pa.concat_tables(
-                [empty, *parts], promote_options="permissive"
-            ).unify_dictionaries()
-            return {name: whole[name].to_pandas() for name in whole.column_names}
-
-        parts = [
-            as_columns([]),
-            *read_parts(self.folder / table, schema, columns, as_columns, _PARTS_AT_ONCE),
-        ]
-        joined: dict[str, Any] = {
-            name: union_categoricals([_of_texts(part.pop(name)) for part in parts])
-            if isinstance(parts[0][name].dtype, pd.CategoricalDtype)
-            else pd.concat([part.pop(name) for part in parts], ignore_index=True)
-            for name in empty.column_names
-        }
-        trim_memory()
-        return pd.DataFrame(joined, copy=False)
-
     def rows(self, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
-        """The same row by row, for what should not wait until pandas is imported, or not have all of it in memory."""
+        """Yield the rows of a table, without importing pandas."""
         for batch in self._read_table(table, columns).to_batches(_BATCH_ROWS):
             yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
 
     def unfinished_count(self) -> int:
-        """How many of the cells that the last command asked for, at least, have not ended yet."""
+        """Return how many requested cells have no attempt yet (a lower bound)."""
         asked = int(self.read_manifest().get("asked", 0))
-        return max(0, asked - len(set(self.rows("attempts", ["cell"])))) if asked else 0
+        if not asked:
+            return 0
+        return max(0, asked - len(set(self.rows(ATTEMPTS, ["cell"]))))
 
     def unfinished_runs(self) -> dict[str, str]:
-        """`121 of 360` under the name of each run of which so much is missing."""
-        missing = self.unfinished_count()
-        return (
-            {self.folder.name: f"{missing} of {self.read_manifest()['asked']}"} if missing else {}
-        )
+        """Return, by run, how much of it is missing, such as "121 of 360"."""
+        count = self.unfinished_count()
+        if not count:
+            return {}
+        return {self.folder.name: f"{count} of {self.read_manifest()['asked']}"}
 
     def write_report(self, files: Iterable[tuple[str, Content]]) -> None:
-        """Each by its path in the report. Raises RunUnwritable: a run may be somebody else's, to read only."""
+        """Write files, by their paths, into the report's folder.
+
+        Raise RunUnwritable: somebody else's run may only be readable.
+        """
         trim_memory()
         with writing(self.folder, "Copy the run to a folder of your own, and report that"):
             for name, content in files:
-                path = self.folder / "report" / name
+                path = self.folder / REPORT / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 replace_file(path, content)
 
     def attempt_folder(self, cell: str, number: int) -> Path:
-        return self.folder.absolute().joinpath("artifacts", cell, str(number))
+        return self.folder.absolute() / ARTIFACTS / cell / str(number)
 
     def highest_attempts(self) -> dict[str, int]:
-        """The highest attempt number of each cell of which anything is here, finished or not: its folder, or what it measured."""
+        """Return each cell's highest attempt number.
+
+        An attempt counts from the moment it has a folder or samples, so that no number is used
+        twice.
+        """
         highest: dict[str, int] = {}
         for cell, number in (*self._attempt_folders(), *self._measured_attempts()):
             highest[cell] = max(number, highest.get(cell, 0))
         return highest
 
     def _read_table(self, table: str, columns: list[str] | None) -> pa.Table:
-        parts = read_parts(self.folder / table, SCHEMAS[table], columns)
+        schema = SCHEMAS[table]
+        parts = read_parts(self.folder / table, schema, columns)
         return pa.concat_tables(
-            [empty_table(SCHEMAS[table], columns), *parts], promote_options="permissive"
+            [empty_table(schema, columns), *parts], promote_options="permissive"
         )
 
+    def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
+        """Return a table with categories, built from 16 parts at a time.
+
+        Reading takes several times the memory of the result, and pandas takes its time for each
+        batch.
+        """
+        import pandas as pd
+
+        schema = with_categories(SCHEMAS[table])
+        empty = empty_table(schema, columns)
+
+        def to_columns(parts: list[pa.Table]) -> dict[str, pd.Series[Any]]:
+            batch = pa.concat_tables([empty, *parts], promote_options="permissive")
+            batch = batch.unify_dictionaries()
+            return {name: batch[name].to_pandas() for name in batch.column_names}
+
+        folder = self.folder / table
+        batches = [
+            to_columns([]),
+            *build_from_parts(folder, schema, columns, to_columns, _PARTS_AT_ONCE),
+        ]
+        # Each column leaves its batches before the next one is joined.
+        joined: dict[str, Any] = {}
+        for name in empty.column_names:
+            joined[name] = _join([batch.pop(name) for batch in batches])
+        trim_memory()
+        return pd.DataFrame(joined, copy=False)
+
     def _attempt_folders(self) -> Iterator[tuple[str, int]]:
-        for path in sorted((self.folder / "artifacts").glob("*/*")):
+        for path in sorted((self.folder / ARTIFACTS).glob("*/*")):
             if path.name.isdigit():
                 yield path.parent.name, int(path.name)
 
     def _measured_attempts(self) -> Iterator[tuple[str, int]]:
-        """With or without a row: another host's driver, cut off from where the run is, may have left what it measured alone."""
+        """Yield the attempts that have samples, with or without a row.
+
+        In a bucket, a driver on another host may have been cut off between the two.
+        """
         for table in MEASURED_TABLES:
             folder = self.folder / table
-            for name in {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder):
+            names = {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder)
+            for name in names:
                 cell, _, number = name.removesuffix(".parquet").rpartition("-")
-                if cell and number.isdigit() and not is_merged(Path(name)):
+                if cell and number.isdigit() and not is_merged(name):
                     yield cell, int(number)
 
 
-def find_cell(prefix: str, cells: Iterable[str], run: Run, what: str = "cell") -> str:
-    """The one of these cells of a run whose id begins so. what: as which they are named. Raises RunError for none, or several."""
-    known = list(map(str, cells))
+def find_cell(prefix: str, cells: Iterable[str], run: Run, kind: str = "cell") -> str:
+    """Return the one cell whose id begins with the prefix. Raise RunError for none or several.
+
+    kind: what the messages call a cell.
+    """
+    known = [str(cell) for cell in cells]
     found = [cell for cell in known if cell.startswith(prefix)]
     if not found:
-        raise RunError(f"{run}: has no {what} {prefix!r}", suggestion(prefix, known[:_SUGGESTED]))
+        raise RunError(f"{run}: has no {kind} {prefix!r}", suggestion(prefix, known[:_SUGGESTED]))
     if len(found) > 1:
         raise RunError(
-            f"{run}: {prefix!r} begins {len(found)} {what}s",
-            f"Say which: {', '.join(found[:_NAMED])}",
+            f"{run}: {prefix!r} begins {len(found)} {kind}s",
+            f"Write more of one: {', '.join(found[:_LISTED])}",
         )
     return found[0]
 
 
-def _of_texts(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A categorical column, which is one of texts also where it is all null."""
-    return column if len(column.cat.categories) else column.cat.set_categories([""])
+def _join(columns: list[pd.Series[Any]]) -> Any:
+    """Return the batches of a column as one. Categories stay, although batches differ in them."""
+    import pandas as pd
+    from pandas.api.types import union_categoricals
+
+    if not isinstance(columns[0].dtype, pd.CategoricalDtype):
+        return pd.concat(columns, ignore_index=True)
+    # A batch of nulls has no categories, not even of text, and cannot be joined with others.
+    text = [
+        column if len(column.cat.categories) else column.cat.set_categories([""])
+        for column in columns
+    ]
+    return union_categoricals(text)

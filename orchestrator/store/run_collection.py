@@ -1,8 +1,6 @@
-"""Several runs read as one, their cells side by side: `sweep report RUN RUN`, `sweep.load(folder, folder)`.
+"""Several runs read as one: `sweep report RUN RUN`, `sweep.load(folder, folder)`, a publication.
 
-runs ─each table─ cell → run:cell, an axis `run` among the parameters ─→ one table
-
-So are the runs of a publication, which `sweep publish` put into one folder.
+A cell is named RUN:CELL in every table, and `run` becomes the first of its parameters.
 """
 
 from __future__ import annotations
@@ -13,107 +11,104 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.store.layout import RUN_SEPARATOR
+from orchestrator.store.manifest import Manifest
 from orchestrator.store.run import Run
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_IN_A_TITLE = 3  # names of runs
+_NAMES_IN_TITLE = 3
 
 
 class RunCollection(Run):
-    """To read alone. A run is called by its folder's name, by more of its path where two have the same.
-
-    Its report is written into a folder within that of the first.
-    """
+    """Runs that are read as one. Only its report can be written."""
 
     def __init__(self, runs: Mapping[str, Run], folder: Path) -> None:
-        """runs: by name. folder: for what is written of them together."""
+        """runs: by unique names. folder: the report of all of them is written into it."""
         super().__init__(folder)
         self._runs = runs
 
     @property
     def exists(self) -> bool:
-        return True  # each of them is
+        return True  # each of its runs was required
 
-    def read_manifest(self) -> dict[str, Any]:
-        """What a report says of its run: the names of the first and of all, and whatever was invoked, in the order of time."""
-        manifests = {name: run.read_manifest() for name, run in self._runs.items()}
-        defaults: dict[str, dict[str, Any]] = {}
-        for manifest in manifests.values():
-            for task, values in manifest.get("defaults", {}).items():
-                defaults[task] = {**defaults.get(task, {}), **values}
-        invocations = [
-            one for manifest in manifests.values() for one in manifest.get("invocations", [])
-        ]
-        return {
-            "name": _as_title(list(manifests)),
-            "runs": list(manifests),
-            "defaults": defaults,
-            "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
-        }
+    @property
+    def is_published(self) -> bool:
+        return all(run.is_published for run in self._runs.values())
 
     @property
     def folders(self) -> list[Path]:
         return [run.folder for run in self._runs.values()]
+
+    def read_manifest(self) -> Manifest:
+        """Return what a report needs of the manifests: names, defaults, commands by time."""
+        defaults: dict[str, dict[str, Any]] = {}
+        invocations: list[Any] = []
+        for run in self._runs.values():
+            manifest = run.read_manifest()
+            invocations += manifest.get("invocations", [])
+            for task, values in manifest.get("defaults", {}).items():
+                defaults[task] = {**defaults.get(task, {}), **values}
+        return {
+            "name": _title(list(self._runs)),
+            "runs": list(self._runs),
+            "defaults": defaults,
+            "invocations": sorted(invocations, key=lambda one: str(one.get("time", ""))),
+        }
 
     def read(
         self, table: str, columns: list[str] | None = None, categories: bool = False
     ) -> pd.DataFrame:
         import pandas as pd
 
-        frames = [
-            _named(name, run.read(table, columns, categories)) for name, run in self._runs.items()
-        ]
+        frames = []
+        for name, run in self._runs.items():
+            frames.append(_with_run(name, run.read(table, columns, categories)))
         whole = pd.concat(frames, ignore_index=True)
-        for column in frames[0].columns if categories else ():
-            if isinstance(
-                frames[0][column].dtype, pd.CategoricalDtype
-            ):  # concat makes texts of categories that differ
-                whole[column] = whole[column].astype("category")
+        if categories:
+            # concat turns categories that differ between runs into text.
+            for column, dtype in frames[0].dtypes.items():
+                if isinstance(dtype, pd.CategoricalDtype):
+                    whole[column] = whole[column].astype("category")
         return whole
 
     def unfinished_count(self) -> int:
         return sum(run.unfinished_count() for run in self._runs.values())
 
-    @property
-    def is_published(self) -> bool:
-        return all(run.is_published for run in self._runs.values())
-
     def unfinished_runs(self) -> dict[str, str]:
-        return {
-            name: said
-            for name, run in self._runs.items()
-            for said in run.unfinished_runs().values()
-        }
+        found = {}
+        for name, run in self._runs.items():
+            for text in run.unfinished_runs().values():
+                found[name] = text
+        return found
 
     def attempt_folder(self, cell: str, number: int) -> Path:
-        name, _, own = cell.rpartition(RUN_SEPARATOR)
-        return self._runs[name].attempt_folder(own, number)
+        name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
+        return self._runs[name].attempt_folder(cell_id, number)
 
     def fetch_artifacts(self, cell: str = "") -> None:
-        name, _, own = cell.rpartition(RUN_SEPARATOR)
+        name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
         for run in [self._runs[name]] if name else self._runs.values():
-            run.fetch_artifacts(own)
+            run.fetch_artifacts(cell_id)
 
 
-def _as_title(names: list[str]) -> str:
-    shown, more = names[:_IN_A_TITLE], len(names) - _IN_A_TITLE
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+def _title(names: list[str]) -> str:
+    title = ", ".join(names[:_NAMES_IN_TITLE])
+    more = len(names) - _NAMES_IN_TITLE
+    return f"{title} and {more} more" if more > 0 else title
 
 
-def _named(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Its cells called by the run as well; the run is the first of a cell's parameters."""
+def _with_run(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the frame with the run's name before cell ids and among the parameters."""
+    prefix = f"{name}{RUN_SEPARATOR}"
     if "cell" in frame:
         cell = frame["cell"]
-        named = (
-            cell.cat.rename_categories(lambda one: f"{name}{RUN_SEPARATOR}{one}")
-            if hasattr(cell, "cat")
-            else name + RUN_SEPARATOR + cell
-        )
-        frame = frame.assign(cell=named)
+        if hasattr(cell, "cat"):
+            cell = cell.cat.rename_categories(lambda one: f"{prefix}{one}")
+        else:
+            cell = prefix + cell
+        frame = frame.assign(cell=cell)
     if "params" in frame:
-        frame = frame.assign(
-            params=[json.dumps({"run": name, **json.loads(params)}) for params in frame["params"]]
-        )
+        params = [json.dumps({"run": name, **json.loads(text)}) for text in frame["params"]]
+        frame = frame.assign(params=params)
     return frame

@@ -1,7 +1,7 @@
-"""The one writer of a results folder, which holds its lock.
+"""Write a results folder, as the one process that holds its lock.
 
-A part is written next to its final name and renamed, and an attempt's row is written last: its presence
-is completion. Full batches of small parts are merged into larger ones.
+Each file is complete or absent, because it is renamed into place. An attempt's row is written
+last: its presence means that the attempt is stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import pyarrow as pa
 
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.common.files import replace_file, writing
-from orchestrator.store.manifest import MANIFEST_FILE
+from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CELLS_FILE, LOCK_FILE
+from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.parquet_parts import (
     is_merged,
     merge,
@@ -31,13 +32,7 @@ from orchestrator.store.parquet_parts import (
     write_part,
 )
 from orchestrator.store.run import Run
-from orchestrator.store.tables import (
-    ATTEMPTS,
-    MEASURED_TABLES,
-    PREDICTIONS,
-    SCHEMA_VERSION,
-    SCHEMAS,
-)
+from orchestrator.store.tables import MEASURED_TABLES, SCHEMA_VERSION, SCHEMAS
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample
@@ -45,76 +40,50 @@ from tasks.spec.tables import Sample
 if TYPE_CHECKING:
     import pandas as pd
 
+# Reading a part back takes about 1 ms (measured), however few rows it has: 10,000 single parts would
+# take 10 s a table.
 MERGE_BATCH = 128
 
 
 class RunWriter(Run):
-    """The one driver's view. Every write is aside and renamed, so that a reader never sees half a file."""
+    """A run as its one driver sees it."""
 
     def __init__(self, folder: Path, lock: IO[str] | None = None) -> None:
-        """lock: the file that is locked."""
+        """lock: the open file that is locked, None to write without one."""
         super().__init__(folder)
         self.lock = lock
         self._appended = 0
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Raises RunUnwritable, also where the folder was taken away and another driver has begun one of that name."""
-        with writing(self.folder):
-            self._require_lock()
-            yield
-
-    def _require_lock(self) -> None:
-        lock = self.folder / ".lock"
-        if (
-            self.lock
-            and lock.exists()
-            and not os.path.samestat(os.fstat(self.lock.fileno()), lock.stat())
-        ):
-            raise RunUnwritable(
-                f"{self}: was taken away meanwhile, and another driver is at work in a new one",
-                "Name another folder with --out",
-            )
-
-    def write_manifest(self, manifest: Mapping[str, Any]) -> None:
+    def write_manifest(self, manifest: Manifest) -> None:
         text = json.dumps({"schema_version": SCHEMA_VERSION, **manifest}, indent=1)
         with self._writing():
-            replace_file(self.folder / MANIFEST_FILE, text.encode())
+            replace_file(self.folder / MANIFEST_FILE, text)
 
     def append(self, outcome: Outcome, commit: str | None) -> None:
-        """Keeps an outcome: what it measured first, its attempt last."""
-        key = {"cell": outcome.attempt.cell.id, "attempt": outcome.attempt.number}
-        name = f"{key['cell']}-{key['attempt']}.parquet"
+        """Store an outcome: first what was measured, then the attempt's row."""
+        cell, number = outcome.attempt.cell.id, outcome.attempt.number
+        key = {"cell": cell, "attempt": number}
         with self._writing():
             for table in MEASURED_TABLES:
-                if records := getattr(outcome, table):
-                    rows = [{**key, **asdict(record)} for record in records]
-                    write_part(
-                        self.folder / table / name, pa.Table.from_pylist(rows, SCHEMAS[table])
-                    )
+                rows = [{**key, **asdict(record)} for record in getattr(outcome, table)]
+                self._write_rows(table, f"{cell}-{number}", rows)
             row = {**key, **_attempt_row(outcome), "commit": commit}
-            write_part(self.folder / "attempts" / name, pa.Table.from_pylist([row], ATTEMPTS))
+            self._write_rows(ATTEMPTS, f"{cell}-{number}", [row])
         self._appended += 1
         if self._appended % MERGE_BATCH == 0:
             self.merge_parts()
 
     def append_predictions(self, samples: Mapping[str, Iterable[Sample]]) -> None:
-        """By cell. What was predicted of a cell before stays, and counts no more."""
+        """Store predictions by cell. Earlier ones of a cell stay, but the latest counts."""
         now = datetime.now(UTC)
-        rows = [
-            {"cell": cell, "predicted_at": now, **asdict(sample)}
-            for cell, own in samples.items()
-            for sample in own
-        ]
-        if rows:
-            with self._writing():
-                name = f"{time.time_ns()}.parquet"
-                write_part(
-                    self.folder / "predictions" / name, pa.Table.from_pylist(rows, PREDICTIONS)
-                )
+        rows = []
+        for cell, predicted in samples.items():
+            rows += [{"cell": cell, "predicted_at": now, **asdict(sample)} for sample in predicted]
+        with self._writing():
+            self._write_rows("predictions", str(time.time_ns()), rows)
 
     def require_readable_parts(self) -> None:
-        """Raises RunError for a part that is torn or of another program: before hours are measured beside it, not after."""
+        """Raise RunError for a damaged part, before hours are measured in vain."""
         for table, schema in SCHEMAS.items():
             require_readable_parts(self.folder / table, schema)
 
@@ -128,86 +97,127 @@ class RunWriter(Run):
             with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
                 attempt = Attempt.from_json(file.read_text())
                 # Another id means that the task has changed, so that the numbers belong to
-                # another cell. The folder is set anew, because the run may have been moved.
+                # another cell. The folder is set again, because the run may have been moved.
                 if attempt.cell.id == cell:
                     yield replace(attempt, folder=str(file.parent))
 
     def merge_parts(self) -> None:
-        """Turns each full batch of small parts into one, so that ten thousand attempts are not ten thousand files."""
+        """Merge each full batch of small parts."""
         with self._writing():
-            for table in SCHEMAS:
-                for name in replaced_parts(
-                    self.folder / table
-                ):  # left by a kill in the middle of this
-                    (self.folder / table / name).unlink(missing_ok=True)
-                small = [
-                    p
-                    for p in sorted((self.folder / table).glob("*.parquet"))
-                    if not is_merged(p) and self.may_merge(p)
-                ]
+            for table, schema in SCHEMAS.items():
+                folder = self.folder / table
+                # A driver that was killed while it merged leaves parts that are replaced.
+                for name in replaced_parts(folder):
+                    (folder / name).unlink(missing_ok=True)
+                parts = sorted(folder.glob("*.parquet"))
+                small = [path for path in parts if not is_merged(path) and self.may_merge(path)]
                 for start in range(0, len(small) - MERGE_BATCH + 1, MERGE_BATCH):
-                    with suppress(RunError):  # measuring goes on; who reads the run is told
-                        merge(small[start : start + MERGE_BATCH], SCHEMAS[table])
+                    # A damaged part does not stop the measuring. Readers report it.
+                    with suppress(RunError):
+                        merge(small[start : start + MERGE_BATCH], schema)
 
     def may_merge(self, part: Path) -> bool:
-        """Whether a small part may go into a larger one already."""
+        """True if a small part may be merged into a larger one now."""
         return True
 
     def write_cells(self, cells: pd.DataFrame) -> None:
+        """Write cells.parquet, a row per cell."""
         with self._writing():
-            write_part(
-                self.folder / "cells.parquet", pa.Table.from_pandas(cells, preserve_index=False)
-            )
+            table = pa.Table.from_pandas(cells, preserve_index=False)
+            write_part(self.folder / CELLS_FILE, table)
 
     def write_table(self, table: str, rows: pd.DataFrame) -> None:
-        """All rows of a table as its one part, in their order."""
-        if len(rows):
-            with self._writing():
-                (self.folder / table).mkdir(parents=True, exist_ok=True)
-                whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
-                write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+        """Write all rows of a table as its only part, in their order."""
+        if not len(rows):
+            return
+        with self._writing():
+            (self.folder / table).mkdir(parents=True, exist_ok=True)
+            whole = pa.Table.from_pandas(rows, SCHEMAS[table], preserve_index=False)
+            # pandas adds metadata with its version, which would change the file's digest.
+            write_part(self.folder / table / "all.parquet", whole.replace_schema_metadata(None))
+
+    def _write_rows(self, table: str, name: str, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            part = self.folder / table / f"{name}.parquet"
+            write_part(part, pa.Table.from_pylist(rows, SCHEMAS[table]))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raise RunUnwritable for what the disk refuses, and if the folder is another one now."""
+        with writing(self.folder):
+            self._require_lock()
+            yield
+
+    def _require_lock(self) -> None:
+        """Raise RunUnwritable if the folder was removed and another driver has begun a new one.
+
+        The lock of a removed file is still held, but excludes nobody.
+        """
+        path = self.folder / LOCK_FILE
+        if self.lock is None or not path.exists():
+            return
+        if not os.path.samestat(os.fstat(self.lock.fileno()), path.stat()):
+            raise RunUnwritable(
+                f"{self}: was removed, and another driver writes to a new folder of that name",
+                "Name another folder with --out",
+            )
 
 
 @contextmanager
 def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
-    """Lock the run's folder and return its writer. Raise RunLocked or RunUnwritable."""
+    """Lock the run's folder and yield its writer. Raise RunLocked or RunUnwritable.
+
+    What was created for a command that was refused before it wrote a manifest is removed again.
+    """
     if run.is_published:
         raise RunUnwritable(
-            f"{run.folder}: is published, and no more is measured into it",
+            f"{run.folder}: is published and cannot be measured into",
             "Name another folder with --out",
         )
-    own = [run.folder / name for name in (".lock", "artifacts", *SCHEMAS)]
+    lock_file = run.folder / LOCK_FILE
+    folders = [run.folder / name for name in (ARTIFACTS, *SCHEMAS)]
     with writing(run.folder):
-        new = [path for path in (*own, run.folder, *run.folder.parents) if not path.exists()]
-        for folder in own[1:]:
+        wanted = (lock_file, *folders, run.folder, *run.folder.parents)
+        new = [path for path in wanted if not path.exists()]
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
-        lock = own[0].open("a+")
+        lock = lock_file.open("a+")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            lock.seek(0)
-            raise RunLocked(
-                f"{run}: another driver is at work in it: {lock.read().strip() or 'unknown'}",
-                "Wait for it, stop it, or name another folder with --out",
-            ) from error
-        with writing(run.folder):
-            lock.truncate(0)
-            started = datetime.now(UTC).isoformat(timespec="seconds")
-            lock.write(f"process {os.getpid()} on {socket.gethostname()} since {started}")
-            lock.flush()
+        _lock(lock, run)
         try:
             yield RunWriter(run.folder, lock)
         finally:
-            if not run.exists:  # it was refused before anything ran
-                _take_away(new)
+            if not run.exists:
+                _remove_empty(new)
 
 
-def _take_away(paths: Iterable[Path]) -> None:
-    """A lock, and folders that are empty, each before what it is in."""
+def _lock(file: IO[str], run: Run) -> None:
+    """Lock the file and write into it which process holds it. Raise RunLocked or RunUnwritable."""
+    # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        holder = file.read().strip() or "another driver"
+        raise RunLocked(
+            f"{run}: {holder} writes to it",
+            "Wait for it, stop it, or name another folder with --out",
+        ) from error
+    with writing(run.folder):
+        file.truncate(0)
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} (since {started})")
+        file.flush()
+
+
+def _remove_empty(paths: Iterable[Path]) -> None:
+    """Remove files, and folders if they are empty. Each folder comes after its contents."""
     for path in paths:
-        with suppress(OSError):  # something is in it
-            path.rmdir() if path.is_dir() else path.unlink()
+        with suppress(OSError):  # not empty
+            if path.is_dir():
+                path.rmdir()
+            else:
+                path.unlink()
 
 
 def _attempt_row(outcome: Outcome) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from tasks.spec.fields import Dtype, Field
 from tasks.spec.tables import STORED_TABLES
 
-# Raise it when a stored table changes so that older versions could no longer read it. A new table is
-# no such change, because older versions ignore tables that they do not know.
+# Raise it when a stored table changes so that older versions could no longer read it. A new table
+# is no such change, because older versions ignore tables that they do not know.
 SCHEMA_VERSION = 1
 # Tables of an attempt's measured rows, under the names of the attributes of `Outcome`.
 MEASURED_TABLES = ("samples", "kernels", "allocations", "live")
@@ -32,7 +32,6 @@ def arrow_schema(fields: Iterable[Field]) -> pa.Schema:
 
 
 SCHEMAS = {table.name: arrow_schema(table.fields) for table in STORED_TABLES}
-ATTEMPTS, SAMPLES, PREDICTIONS = SCHEMAS["attempts"], SCHEMAS["samples"], SCHEMAS["predictions"]
 _FIELDS = [field for table in STORED_TABLES for field in table.fields]
 JSON_COLUMNS = frozenset(field.name for field in _FIELDS if field.dtype is Dtype.JSON)
 REQUIRED_COLUMNS = frozenset(field.name for field in _FIELDS if field.required)

@@ -1,4 +1,7 @@
-"""How a place elsewhere is told from a folder of this host: by a scheme. Apart, so that to tell loads nothing."""
+"""Distinguish addresses such as s3://bucket/folder from folders, also as types of the command line.
+
+A separate module, because the command line imports it before it needs pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,18 @@ import click
 
 from orchestrator.common.errors import ConfigError
 
-RunLocation: TypeAlias = Path | str  # of a run: a folder, or the address of one elsewhere
+RunLocation: TypeAlias = Path | str  # a folder, or an address
 
 
-def require_name(folder: Any, what: str) -> Any:
-    """Raises ConfigError where it is empty."""
+def require_name(folder: Any, option: str) -> Any:
+    """Return the folder. Raise ConfigError if its name is empty.
+
+    A shell turns a variable that is not set into an empty text, which Path would take for the
+    current folder.
+    """
     if not str(folder).strip():
         raise ConfigError(
-            f"{what} {str(folder)!r}: names no folder", "Is a variable of the shell not set?"
+            f"{option} {str(folder)!r}: names no folder", "Is a variable of the shell not set?"
         )
     return folder
 
@@ -27,25 +34,27 @@ def is_address(text: object) -> bool:
 
 
 def split_cell(text: str) -> tuple[str, str]:
-    """`ADDRESS:CELL`, the cell empty where none is named."""
+    """Split ADDRESS:CELL. The cell is empty if the text has none."""
     address, _, cell = text.rpartition(":")
-    return (text, "") if "/" in cell or "?" in address else (address, cell)
+    # The last colon may be that of the scheme, or of HOST:PORT in a query.
+    if "/" in cell or "?" in address:
+        return text, ""
+    return address, cell
 
 
 class FolderType(click.Path):
-    """A folder that is named: an empty text, as a shell makes of a variable that is not set, would be the one that one is in."""
+    """A folder whose name is not empty."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return super().convert(
-            require_name(value, "--out" if isinstance(param, click.Option) else "RUN"), param, ctx
-        )
+        option = "--out" if isinstance(param, click.Option) else "RUN"
+        return super().convert(require_name(value, option), param, ctx)
 
 
 class RunLocationType(FolderType):
-    """A folder, as a path, or an address, as it was typed."""
+    """A folder, converted to a path, or an address as it was typed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return value if is_address(value) else super().convert(value, param, ctx)

@@ -1,6 +1,7 @@
-"""A folder elsewhere, by its address: what pyarrow's file systems reach (s3, gs, abfss, hdfs, file) and what fsspec does.
+"""List, read and write the files of a remote folder through pyarrow's file systems or fsspec.
 
-Amazon's servers are asked unless AWS_ENDPOINT_URL, or `?endpoint_override=HOST:PORT&scheme=http`, names others.
+pyarrow reaches s3, gs, abfss, hdfs and file; fsspec the rest. S3 means Amazon's servers unless
+AWS_ENDPOINT_URL, or `?endpoint_override=HOST:PORT&scheme=http`, names another one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,35 +24,39 @@ import pyarrow.fs as pafs
 
 from orchestrator.common.errors import ConfigError, RunUnreachable
 
-_WHOLE_WHEN_CLOSED = (
-    "s3",
-    "gcs",
-    "abfs",
-)  # an object is there with its last byte; elsewhere it is written aside and renamed
+# These show an object once its last byte is written. Others need a rename to be atomic.
+_ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
 _PIECE_BYTES = 1024**2
-_NETWORK = "Check the network and the address; AWS_ENDPOINT_URL names a server that is not Amazon's. Then run again"
+# Parts of messages of pyarrow and the AWS SDK, and what to do about each.
 _REMEDIES = {
     "NO_SUCH_BUCKET|no such bucket": "Create the bucket, or name another with --out",
     "ACCESS_DENIED|ACCESS_KEY|SIGNATURE|TOKEN|redential|Permission|HTTP status 403": (
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to what may read and write there"
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to credentials that may "
+        "read and write there"
     ),
-    "NETWORK_CONNECTION|resolve|onnect|timed out": _NETWORK,
+    "NETWORK_CONNECTION|resolve|onnect|timed out": (
+        "Check the network and the address; AWS_ENDPOINT_URL names a server that is not Amazon's. "
+        "Then run again"
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file there. at: when it was written, by the clock there; None where that is not told."""
+    """A file in a remote folder."""
 
     size: int
-    at: datetime | None
+    modified: datetime | None  # by the server's clock, if it gives a time
 
 
 class RemoteFolder:
-    """Files by their names within it. Whatever it is asked may raise OSError: `reaching` makes one line of that."""
+    """A remote folder. Files are named by their paths within it.
+
+    Each method may raise OSError; `reaching` turns it into RunUnreachable.
+    """
 
     def __init__(self, address: str) -> None:
-        """Raises ConfigError for an address that names no place, RunUnreachable where what it names does not answer."""
+        """Raise ConfigError for an address that is wrong, RunUnreachable if it does not answer."""
         parts = urlsplit(address)
         if parts.username or parts.password:
             raise ConfigError(
@@ -69,62 +74,62 @@ class RemoteFolder:
 
     @property
     def path(self) -> Path:
-        """A relative one, of its own among all places."""
-        where = f"{self._query} {_endpoint()}".strip() if self._scheme == "s3" else self._query
-        server = (
-            f"{self._scheme}-{re.sub(r'[^A-Za-z0-9.]+', '-', where).strip('-')}"
-            if where
-            else self._scheme
-        )
-        return Path(
-            server, *(part for part in self._base.split("/") if part not in ("", ".", ".."))
-        )
+        """A relative path that no other remote folder has."""
+        server = self._query
+        if self._scheme == "s3":
+            server = f"{server} {_endpoint()}".strip()
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self._scheme} {server}").strip("-")
+        parts = [part for part in self._base.split("/") if part not in ("", ".", "..")]
+        return Path(name, *parts)
 
     def entries(self, folder: str, recursive: bool = False) -> dict[str, Entry]:
-        """By name, the files of a folder within it; none where there is no such folder."""
-        chosen = pafs.FileSelector(self._named(folder), allow_not_found=True, recursive=recursive)
-        found = [
-            info for info in self._files.get_file_info(chosen) if info.type == pafs.FileType.File
-        ]
-        return {info.path[len(self._base) + 1 :]: Entry(info.size, info.mtime) for info in found}
+        """Return the files of a folder by name. A folder that is missing has none."""
+        selector = pafs.FileSelector(self._full(folder), allow_not_found=True, recursive=recursive)
+        found = {}
+        for info in self._files.get_file_info(selector):
+            if info.type == pafs.FileType.File:
+                found[info.path[len(self._base) + 1 :]] = Entry(info.size, info.mtime)
+        return found
 
     def read(self, name: str) -> bytes | None:
-        """A small file; None where there is none."""
+        """Return the content of a small file, None if it is missing."""
         try:
-            with self._files.open_input_stream(self._named(name)) as stream:
+            with self._files.open_input_stream(self._full(name)) as stream:
                 content: bytes = stream.read()
                 return content
         except FileNotFoundError:
             return None
 
     def fetch(self, name: str, target: Path) -> None:
-        """Raises FileNotFoundError for what is not there any more."""
-        with self._files.open_input_stream(self._named(name)) as stream, target.open("wb") as file:
+        """Download a file. Raise FileNotFoundError if it is missing."""
+        with self._files.open_input_stream(self._full(name)) as stream, target.open("wb") as file:
             shutil.copyfileobj(stream, file, _PIECE_BYTES)
 
     def put(self, name: str, source: Path | bytes) -> None:
-        """Whole, or as it was before. Raises FileNotFoundError where the source is gone."""
-        target = self._named(name)
-        if self._files.type_name in _WHOLE_WHEN_CLOSED:
+        """Upload a file, which is complete or as it was before.
+
+        Raise FileNotFoundError if the source is missing.
+        """
+        target = self._full(name)
+        if self._files.type_name in _ATOMIC_FILE_SYSTEMS:
             self._write(target, source)
             return
         folder, _, last = target.rpartition("/")
-        aside = f"{folder}/.{last}.{secrets.token_hex(4)}"
+        partial = f"{folder}/.{last}.{secrets.token_hex(4)}"
         self._files.create_dir(folder)
-        self._write(aside, source)
-        self._files.move(aside, target)
+        self._write(partial, source)
+        self._files.move(partial, target)
 
     def remove(self, name: str) -> None:
-        """There or not."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
-            self._files.delete_file(self._named(name))
+            self._files.delete_file(self._full(name))
 
     def require_writable(self) -> None:
-        """Write, read and remove a small file. Raise RunUnreachable if that fails."""
+        """Write and remove a small file. Raise RunUnreachable if that fails."""
         name = f".write-test-{secrets.token_hex(4)}"
         with reaching(self):
             self.put(name, b"")
-            self.entries("")
             self.remove(name)
 
     def _write(self, path: str, source: Path | bytes) -> None:
@@ -135,75 +140,63 @@ class RemoteFolder:
         with source.open("rb") as file, self._files.open_output_stream(path) as stream:
             shutil.copyfileobj(file, stream, _PIECE_BYTES)
 
-    def _named(self, name: str) -> str:
+    def _full(self, name: str) -> str:
         return f"{self._base}/{name}"
 
 
 @contextmanager
-def reaching(place: RemoteFolder | str) -> Iterator[None]:
-    """Turns what keeps us from a place into one line with its remedy."""
+def reaching(remote: RemoteFolder | str) -> Iterator[None]:
+    """Raise RunUnreachable, with what to do about it, for errors of the network or the server."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:
+        # These are of this host's disk, to which files are downloaded.
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise  # of a disk of ours
+            raise
         reason = " ".join(str(error).split())
-        remedy = next(
-            (remedy for words, remedy in _REMEDIES.items() if re.search(words, reason)), ""
-        )
-        raise RunUnreachable(f"{place}: cannot be reached: {_shortened(reason)}", remedy) from error
+        remedies = [text for words, text in _REMEDIES.items() if re.search(words, reason)]
+        raise RunUnreachable(
+            f"{remote}: cannot be reached: {_shorten(reason)}", remedies[0] if remedies else ""
+        ) from error
 
 
-def _shortened(reason: str) -> str:
-    """What a server or the network said, without what of ours was told it."""
+def _shorten(reason: str) -> str:
+    """Return the server's or the network's own words in a message of the AWS SDK."""
     found = re.search(
         r"AWS Error (\w+) during \w+ operation: (.*?)(?: \(Request ID.*|; Details.*)?$", reason
     )
-    return (
-        f"{found[1].lower().replace('_', ' ')}: {found[2]}".removesuffix(
-            "No response body."
-        ).rstrip(": ")
-        if found
-        else reason
-    )
+    if not found:
+        return reason
+    name = found[1].lower().replace("_", " ")
+    return f"{name}: {found[2]}".removesuffix("No response body.").rstrip(": ")
 
 
 def _file_system(address: str, parts: SplitResult) -> tuple[Any, str]:
     if parts.scheme == "s3":
-        return _s3(parts), parts.netloc + parts.path
+        return _s3_file_system(parts), parts.netloc + parts.path
     try:
         files, path = pafs.FileSystem.from_uri(address)
         return files, path
     except pa.ArrowInvalid:
-        return _by_fsspec(address)
+        return _fsspec_file_system(address)
 
 
-def _s3(parts: SplitResult) -> Any:
-    """An object at once where it is small, for which there are three requests by default; and by the thread that asks for it."""
+def _s3_file_system(parts: SplitResult) -> Any:
     if not parts.netloc:
         raise ConfigError(f"{parts.geturl()}: names no bucket", "Write s3://bucket/folder")
     options: dict[str, Any] = dict(parse_qsl(parts.query))
-    options |= {
-        name: text.lower() == "true"
-        for name, text in options.items()
-        if text.lower() in ("true", "false")
-    }
-    if (endpoint := _endpoint()) and "endpoint_override" not in options:
+    for name, text in options.items():
+        if text.lower() in ("true", "false"):
+            options[name] = text.lower() == "true"
+    endpoint = _endpoint()
+    if endpoint and "endpoint_override" not in options:
         server = urlsplit(endpoint if "//" in endpoint else f"https://{endpoint}")
         options |= {"endpoint_override": server.netloc, "scheme": server.scheme}
-    region = (
-        options.get("region")
-        or os.environ.get("AWS_REGION")
-        or os.environ.get("AWS_DEFAULT_REGION")
-    )
-    if region is None:
-        region = (
-            "us-east-1" if "endpoint_override" in options else pafs.resolve_s3_region(parts.netloc)
-        )
+    options["region"] = _region(parts.netloc, options)
     try:
-        return pafs.S3FileSystem(
-            allow_delayed_open=True, background_writes=False, **{**options, "region": region}
-        )
+        # A small object takes one request with delayed opening, three without. The thread that
+        # writes an object also uploads it, so that its low priority counts.
+        return pafs.S3FileSystem(allow_delayed_open=True, background_writes=False, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{parts.geturl()}: {error}",
@@ -211,20 +204,33 @@ def _s3(parts: SplitResult) -> Any:
         ) from error
 
 
+def _region(bucket: str, options: dict[str, Any]) -> str:
+    for region in (
+        options.get("region"),
+        os.environ.get("AWS_REGION"),
+        os.environ.get("AWS_DEFAULT_REGION"),
+    ):
+        if region:
+            return str(region)
+    if "endpoint_override" in options:
+        return "us-east-1"  # servers of the S3 protocol ignore it, but the SDK needs one
+    return str(pafs.resolve_s3_region(bucket))  # asks Amazon
+
+
 def _endpoint() -> str:
-    names: Mapping[str, str] = os.environ
-    return names.get("AWS_ENDPOINT_URL_S3") or names.get("AWS_ENDPOINT_URL") or ""
+    """Return the S3 server that the environment names, or an empty string."""
+    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 
-def _by_fsspec(address: str) -> tuple[Any, str]:
+def _fsspec_file_system(address: str) -> tuple[Any, str]:
     import fsspec
 
     try:
         files, path = fsspec.core.url_to_fs(address)
     except (ValueError, ImportError) as error:
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{address}: {said}",
+            f"{address}: {reason}",
             "Name a folder, s3://bucket/folder, or what fsspec has a package for",
         ) from error
     return pafs.PyFileSystem(pafs.FSSpecHandler(files)), path

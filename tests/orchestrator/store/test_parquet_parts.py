@@ -116,7 +116,7 @@ def test_a_part_of_another_program_is_named(
         run.read(table)
     assert said in str(caught.value)
     assert (
-        "to measure its cells anew" in str(caught.value)
+        "to measure its cells again" in str(caught.value)
         if table == "attempts"
         else "with --retry ok" in str(caught.value)
     )
@@ -142,12 +142,12 @@ def test_a_copy_beside_a_part_is_named(
     ):
         with pytest.raises(
             RunError,
-            match=r"has not the name of a part\. Move it away: a copy of one would count twice",
+            match=r"is not the name of a part\. Move it away: a copy of a part would count twice",
         ):
             read()
     with (
         open_for_writing(run) as writer,
-        pytest.raises(RunError, match="has not the name of a part"),
+        pytest.raises(RunError, match="is not the name of a part"),
     ):
         writer.require_readable_parts()
 
@@ -224,7 +224,7 @@ def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(
     (samples,) = (run.folder / "samples").glob("*.parquet")
     samples.write_bytes(samples.read_bytes()[:-100])
     with pytest.raises(
-        RunError, match=rf"move it away with .*/attempts/{samples.name} to measure its cell anew"
+        RunError, match=rf"move it away with .*/attempts/{samples.name} to measure its cell again"
     ):
         run.read("samples")
 

@@ -311,7 +311,7 @@ def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(
             ):
                 with pytest.raises(
                     RunUnwritable,
-                    match=r"was taken away meanwhile, and another driver is at work.*--out",
+                    match=r"was removed, and another driver writes to a new folder.*--out",
                 ):
                     write()
             now.append(make_outcome(), None)
@@ -342,7 +342,7 @@ def test_manifests(run: Run) -> None:
     [
         ("ad", "cell", "run: has no cell 'ad'. Allowed: 3f2a, 3fb1, 91c0"),
         ("91c1", "measured cell", "run: has no measured cell '91c1'. Did you mean '91c0'?"),
-        ("3f", "measured cell", "run: '3f' begins 2 measured cells. Say which: 3f2a, 3fb1"),
+        ("3f", "measured cell", "run: '3f' begins 2 measured cells. Write more of one: 3f2a, 3fb1"),
     ],
 )
 def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said: str) -> None:

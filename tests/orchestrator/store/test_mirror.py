@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,9 +24,9 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import run_writer
+from orchestrator.store import mirror_writer, run_writer
 from orchestrator.store.open import open_run
-from orchestrator.store.remote import mirror, owner
+from orchestrator.store.remote import owner
 from orchestrator.store.remote.address import split_cell
 from orchestrator.store.remote.folder import RemoteFolder, reaching
 from orchestrator.store.remote.owner import OWNER_FILE
@@ -220,7 +221,7 @@ def test_what_fails_at_times_is_there_at_the_end(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RemoteFolder, "put", at_times(RemoteFolder.put, random.Random(1)))
-    monkeypatch.setattr(mirror, "RETRY_S", 0.01)
+    monkeypatch.setattr(mirror_writer, "RETRY_S", 0.01)
     lengths = [8 * count for count in range(1, 13)]
     assert go(tmp_path, *lengths)[1] == lengths
     on_host("second")
@@ -240,7 +241,7 @@ def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., N
 def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)  # of what is not there nothing is merged
     bucket.fails = lambda method, key: method == "PUT" and "/samples/" in key
     with pytest.raises(
@@ -326,7 +327,7 @@ def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of fsspec have errors of their own: the rows stay here, that is said, and the next run carries them."""
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     put = RemoteFolder.put
 
     def refuse(self: RemoteFolder, name: str, source: Path | bytes) -> None:
@@ -363,7 +364,7 @@ def test_what_two_hosts_measured_counts_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """One was cut off from the bucket with rows that another then measured: those there count, its own are set aside."""
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     go(tmp_path, 16)
     bucket.fails = lambda method, key: method == "PUT" and OWNER_FILE not in key
     with pytest.raises(RunUnwritable):
@@ -413,7 +414,7 @@ def test_what_two_hosts_merged_counts_once(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One merges what the bucket has, and is cut off before that is there; the other merges the same."""
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     go(tmp_path, 16, 32)
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
     bucket.fails = lambda method, key: method == "PUT" and "/merged-" in key
@@ -433,7 +434,7 @@ def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off, one host has samples of an attempt at which another then failed, without samples or files."""
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     bucket.fails = lambda method, key: (
         method == "PUT" and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
     )
@@ -452,7 +453,7 @@ def test_what_was_measured_and_has_no_row_there_keeps_its_number(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Cut off between what an attempt measured and its row: the next host's attempt is another, with no sample of it."""
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     bucket.fails = lambda method, key: method == "PUT" and "/attempts/" in key
     with pytest.raises(RunUnwritable):
         go(tmp_path, 16)
@@ -473,19 +474,24 @@ def test_what_was_measured_and_has_no_row_there_keeps_its_number(
     assert set(run.read("samples")["attempt"]) == {1}
 
 
-def test_a_load_is_through_before_it_is_given_up(
+def test_a_failed_upload_waits_for_those_under_way(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What fails does not leave the slower ones of its stage on their way: another host may be at work when they arrive."""
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.1)
+    """Otherwise a file could arrive after another driver has taken over."""
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     arriving: list[str] = []
+    has_begun = threading.Event()
 
     def fails(method: str, key: str) -> bool:
         if method == "PUT" and "/samples/" in key:
             arriving.append(key)
+            has_begun.set()
             time.sleep(1.5)
             arriving.remove(key)
-        return method == "PUT" and "/artifacts/" in key
+        if method == "PUT" and "/artifacts/" in key:
+            has_begun.wait(30)
+            return True
+        return False
 
     bucket.fails = fails
     with pytest.raises(RunUnwritable):
@@ -497,8 +503,8 @@ def test_a_load_is_through_before_it_is_given_up(
 def test_a_file_that_cannot_be_uploaded_blocks_no_other(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(mirror, "RETRY_S", 0.01)
+    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(mirror_writer, "RETRY_S", 0.01)
     first = request_of(tmp_path).expansion.cells[0].id
     bucket.fails = lambda method, key: method == "PUT" and f"/{first}/1/" in key
     with pytest.raises(RunUnwritable):
