@@ -67,7 +67,7 @@ def test_every_command_in_a_page_parses(page: str) -> None:
 
 def test_every_help_text_has_an_example_that_parses() -> None:
     for name, command in main.commands.items():
-        example = re.search(r"Example: sweep (.+)", command.help or "")
+        example = re.search(r"Example: sweep (.+)", command.help or "", re.DOTALL)
         assert example, name
         words = example[1].split(" > ")[0].split()
         with click.Context(main) as context:

@@ -116,7 +116,7 @@ def test_memory_is_inferred_across_kinds_only_if_each_cell_names_its_kind(
     fingerprints = {"cuda": [{"gpu": "A100"}, {"gpu": "H100"}]}
     state = preparation(request, host(H100), host(A100), fingerprints=fingerprints)
     if text == ON_GPU:
-        with pytest.raises(PlatformError, match="--infer-oom.*A100, H100"):
+        with pytest.raises(PlatformError, match=r"--infer-oom.*A100, H100"):
             check_inference_across_kinds(request, state, print)
     else:
         assert check_inference_across_kinds(request, state, print) == state

@@ -55,9 +55,9 @@ def test_handlers_can_be_installed_again_when_something_replaced_them() -> None:
 def test_an_interrupt_from_elsewhere_and_an_error_are_raised() -> None:
     before = signal.getsignal(signal.SIGTERM)
     for error in (KeyboardInterrupt, ValueError):
-        with pytest.raises(error), Interruption(None) as interruption:
-            with interruption.stops_here():
-                raise error
+        interruption = Interruption(None)
+        with pytest.raises(error), interruption, interruption.stops_here():
+            raise error
         assert interruption.reason is None
         assert signal.getsignal(signal.SIGTERM) == before
 
