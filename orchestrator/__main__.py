@@ -1,7 +1,9 @@
-"""`sweep`; and `python -m orchestrator`, where the script is not on the PATH."""
+"""Entry point of `sweep`, and of `python -m orchestrator` if the script is not on the PATH."""
 
 from __future__ import annotations
 
+import locale
+import os
 import sys
 
 from orchestrator.cli.bytecode_cache import keep_bytecode
@@ -10,11 +12,25 @@ from orchestrator.common.errors import EXIT_INTERRUPTED
 
 def main() -> None:
     try:
+        _require_utf8()
         keep_bytecode()
         from orchestrator.cli.main import main as sweep
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sweep(prog_name="sweep")
+
+
+def _require_utf8() -> None:
+    """Start this process again in Python's UTF-8 mode if the locale has another encoding.
+
+    Some schedulers run jobs with LC_ALL=C. Python then cannot write the name of a folder such as
+    "größe" to a file, and libraries such as pyarrow cannot open it.
+    """
+    encoding = locale.getpreferredencoding(False).lower().replace("-", "")
+    if encoding == "utf8" or sys.flags.utf8_mode or os.environ.get("PYTHONUTF8") == "1":
+        return
+    os.environ["PYTHONUTF8"] = "1"  # also for the processes that this one starts
+    os.execv(sys.executable, sys.orig_argv)
 
 
 if __name__ == "__main__":

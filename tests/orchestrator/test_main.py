@@ -1,0 +1,37 @@
+"""The command line as its own process, in an environment that some schedulers make."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+CONFIG = """
+name: c
+grids: [{task: train_step, fixed: {device: cpu, size: tiny, context_length: 16, batch_size: 1}}]
+"""
+
+
+@pytest.mark.process
+def test_the_locale_does_not_decide_which_paths_can_be_used(tmp_path: Path) -> None:
+    folder = tmp_path / "größe"
+    folder.mkdir()
+    config, run = folder / "été.yaml", folder / "results"
+    config.write_text(CONFIG)
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    environment = {**os.environ, **locale, "PYTHONPATH": str(ROOT)}
+    for words in (
+        ["plan", config],
+        ["run", config, "--out", run, "--scheduler", "serial"],
+        ["status", run],
+        ["report", run],
+        ["compare", run, run],
+    ):
+        command = [sys.executable, "-m", "orchestrator", *map(str, words)]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+        assert (done.returncode, done.stderr) == (0, b""), (words, done.stderr.decode())
