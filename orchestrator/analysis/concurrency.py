@@ -46,4 +46,5 @@ def _mean_concurrency(begin_s: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
     spent = np.interp(edges, edges[order], np.concatenate([[0.0], integral]))
     by_others = spent[len(begin_s) :] - spent[: len(begin_s)] - wall_s
     mean = np.divide(by_others, wall_s, out=np.zeros_like(wall_s), where=wall_s > 0)
-    return mean.clip(min=0)
+    concurrent: np.ndarray = np.maximum(mean, 0)
+    return concurrent
