@@ -37,7 +37,6 @@ class _Stored(BaseModel):
 
 class _Choice(_Stored):
     infer_oom: bool = False
-    verify: int = 0
     repeat: int = 1
     retry: list[_Text] = []
     only: list[_Text] = []

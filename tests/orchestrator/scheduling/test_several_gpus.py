@@ -16,7 +16,7 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.supervisor import Slot
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.planning.attempt_queue import AttemptQueue
+from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.duration_estimate import (
     DurationConditions,
     DurationEstimator,
@@ -26,6 +26,7 @@ from orchestrator.planning.duration_estimate import (
 from orchestrator.planning.history import CellHistory
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
+from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.planning.request import SweepRequest
 from orchestrator.scheduling import serial
 from orchestrator.scheduling.ray_scheduler import RayScheduler
@@ -123,10 +124,10 @@ def test_time_and_gpu_hours_are_of_all_of_them() -> None:
 def queue_of(
     tmp_path: Path, *cells: Cell, places: int = 4, kinds: Mapping[str, int] | None = None
 ) -> AttemptQueue:
-    queue = AttemptQueue(
-        Run(tmp_path), cells, make_plan(cells, {}, RunOptions(), 3), Settings(), None
-    )
-    queue.arrange({"cuda": places}, "NVIDIA H200", kinds or {})
+    plan = make_plan(cells, {}, RunOptions(), 3)
+    queue = AttemptQueue(plan, AttemptFactory(Run(tmp_path), Settings(), plan), None)
+    host = HostInfo(gpus=(GpuInfo("NVIDIA H200", 1),))
+    queue.begin(Preparation(hosts=(host,), slots=Slots({"cuda": places}, kinds or {})))
     return queue
 
 

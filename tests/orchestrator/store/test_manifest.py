@@ -93,7 +93,6 @@ READ = {  # of what is read of it, by the names that lead there
     ("invocations", 0, "asks_for"): ("choice",),
     ("invocations", 0, "asks_for", "choice"): (
         "infer_oom",
-        "verify",
         "repeat",
         "retry",
         "only",

@@ -234,7 +234,7 @@ def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -
         pq.write_table(
             pa.table({**ROW, "status": ["marvellous"]}), run.folder / "attempts" / "c-1.parquet"
         )
-    with pytest.raises(RunError, match=r"'marvellous' is no status.*Move away"):
+    with pytest.raises(RunError, match=r"unknown status 'marvellous'\. Move the part away"):
         read_histories(run)
 
 
