@@ -67,19 +67,6 @@ def attention_matmul_flops(batch_size: int, heads: int, length: int, d_head: int
     return 4 * batch_size * heads * length**2 * d_head
 
 
-def projection_flops(batch_size: int, length: int, width: int) -> int:
-    """Return the forward FLOPs of the four linear maps around attention, width to width."""
-    return 4 * 2 * batch_size * length * width**2
-
-
-def square_traffic_bytes(batch_size: int, heads: int, length: int, element_bytes: int) -> int:
-    """Return the least memory traffic of written-out attention in a forward pass.
-
-    Scores and weights are each written and read once.
-    """
-    return 4 * batch_size * heads * length**2 * element_bytes
-
-
 def softmax_flops(batch_size: int, heads: int, length: int) -> int:
     """Return the forward FLOPs of a written-out softmax: five operations per element of the square."""
     return 5 * batch_size * heads * length**2

@@ -116,10 +116,10 @@ def _run_fork_server(descriptor: int, device: str) -> None:
 
 
 def _run_template(descriptor: int, device: str, compiled: bool) -> None:
-    from tasks.process.fork_server import Preparation, run_template
+    from tasks.process.fork_server import ForkPreparation, run_template
 
     listener = socket.socket(fileno=descriptor)
-    run_template(listener, device, Preparation(compiled), partial(measure, start_method="fork"))
+    run_template(listener, device, ForkPreparation(compiled), partial(measure, start_method="fork"))
 
 
 def measure(attempt_file: str, journal_file: str | None, start_method: StartMethod) -> NoReturn:

@@ -26,7 +26,7 @@ from orchestrator.execution.fork_server import (
     fork_key,
 )
 from orchestrator.execution.measuring_process import SUBREAPER, start_process
-from tasks.process.fork_server import Preparation
+from tasks.process.fork_server import ForkPreparation
 from tasks.process.subreaper import ORPHANS_S
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, LOG_FILE, PREPARATION_S, Attempt
 
@@ -133,7 +133,7 @@ class ChildStarter:
             self._output = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
             self.server = connect_fork_server(device, own, self._output.fileno())
             self._key = key
-        self.server.prepare(Preparation(attempt.cell.params.compiled))
+        self.server.prepare(ForkPreparation(attempt.cell.params.compiled))
 
     def start(self, attempt: Attempt, own: Mapping[str, str], lifeline: int) -> Child:
         """Start the child of an attempt. Raises ForkServerLost.

@@ -21,8 +21,8 @@ from tasks.process.fork_server import (
     ENVIRONMENT,
     MESSAGE_BYTES,
     READ_LATE,
+    ForkPreparation,
     ForkRequest,
-    Preparation,
 )
 from tasks.spec.attempt import ATTEMPT_FILE, JOURNAL_FILE, PREPARATION_S, Attempt
 
@@ -57,7 +57,7 @@ class ForkServer:
         self.pid = pid
         self.broken = ""
         self._channel, self._lifeline, self._process = channel, lifeline, process
-        self._prepared: set[Preparation] = set()
+        self._prepared: set[ForkPreparation] = set()
 
     @property
     def is_alive(self) -> bool:
@@ -75,7 +75,7 @@ class ForkServer:
         """True if a server that worked has disappeared. A broken one would break again."""
         return not self.broken and not self.is_alive
 
-    def prepare(self, preparation: Preparation) -> None:
+    def prepare(self, preparation: ForkPreparation) -> None:
         """Make the server import what such cells need, once."""
         if self.broken or preparation in self._prepared:
             return

@@ -114,11 +114,6 @@ def peak_tflops(device: str | None, precision: str | None) -> float | None:
     return _figure(device, _PEAK_ENTRY.get(str(precision), str(precision)))
 
 
-def bandwidth_gb_s(device: str | None) -> float | None:
-    """Return the bandwidth of the GPU's memory in 10⁹ bytes/s, or None if no source is known."""
-    return _figure(device, "bandwidth")
-
-
 def _figure(device: str | None, name: str) -> float | None:
     for peak in _data()["peak"]:
         if peak["device"] == device and name in peak:

@@ -50,7 +50,7 @@ _WRITTEN_BYTES = 1024**2  # about what a small cell writes
 
 
 @dataclass(frozen=True)
-class Preparation:
+class ForkPreparation:
     """Import all that a fork server needs. compiled: also the compiler."""
 
     compiled: bool
@@ -80,7 +80,7 @@ Measure = Callable[[str, str], None]  # takes the file of an attempt and that of
 
 
 def run_template(
-    listener: socket.socket, device: str, preparation: Preparation, measure: Measure
+    listener: socket.socket, device: str, preparation: ForkPreparation, measure: Measure
 ) -> None:
     """Import everything, then fork a fork server for each connection, until killed."""
     import_everything(preparation.compiled)
@@ -121,7 +121,7 @@ def _become_fork_server(serve: Callable[[], None], log: int, lifeline: int) -> N
 
 
 def run_fork_server(
-    channel: socket.socket, device: str, measure: Measure, proven: Collection[Preparation] = ()
+    channel: socket.socket, device: str, measure: Measure, proven: Collection[ForkPreparation] = ()
 ) -> None:
     """Answer one message after another until the other end is closed.
 
@@ -138,11 +138,14 @@ def run_fork_server(
             _fork(channel, ForkRequest(**body), measure, descriptors)
             kill_orphans(own)
         else:
-            _prepare(channel, device, Preparation(**body), proven)
+            _prepare(channel, device, ForkPreparation(**body), proven)
 
 
 def _prepare(
-    channel: socket.socket, device: str, preparation: Preparation, proven: Collection[Preparation]
+    channel: socket.socket,
+    device: str,
+    preparation: ForkPreparation,
+    proven: Collection[ForkPreparation],
 ) -> None:
     import_everything(preparation.compiled)
     reason = None if preparation in proven else _probe(device)

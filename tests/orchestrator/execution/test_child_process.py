@@ -258,9 +258,9 @@ def test_a_parent_that_is_being_prepared_does_not_outlive_its_supervisor(
     attempt = make_attempt()
     attempt.path.mkdir(parents=True)
     code = (
-        "import os, threading; from orchestrator.execution.fork_server import start_fork_server; from tasks.process.fork_server import Preparation;"
+        "import os, threading; from orchestrator.execution.fork_server import start_fork_server; from tasks.process.fork_server import ForkPreparation;"
         "parent = start_fork_server('cpu', dict(os.environ), 2);"
-        "threading.Thread(target=parent.prepare, args=(Preparation(compiled=True),)).start()"
+        "threading.Thread(target=parent.prepare, args=(ForkPreparation(compiled=True),)).start()"
     )
     supervisor = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, **child_environment(attempt)}
