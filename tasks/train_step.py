@@ -15,8 +15,8 @@ from model.accounting import (
     parameter_count,
     softmax_flops,
 )
-from tasks.process.source_digest import source_digest
 from tasks.spec.registry import Task
+from tasks.spec.source_digest import source_digest
 from tasks.training.parameters import PHASES, TrainStepParams
 
 if TYPE_CHECKING:

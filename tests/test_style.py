@@ -24,7 +24,6 @@ KNOWN = {
     "orchestrator/report",
     "orchestrator/report/tables",
     "orchestrator/store",
-    "orchestrator/store/remote",
     "orchestrator/sweep",
     "tasks",
     "tasks/harness",

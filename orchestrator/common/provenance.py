@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from tasks.process.source_digest import digest_of, python_files
+from tasks.spec.source_digest import digest_of, python_files
 
 PACKAGES = ("model", "tasks", "orchestrator")
 SOURCE_ROOT = Path(__file__).resolve().parents[2]  # the folder that contains PACKAGES

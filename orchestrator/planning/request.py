@@ -28,13 +28,13 @@ from orchestrator.planning.invocation import (
 from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.manifest import build_manifest, require_sweep
 from orchestrator.store.open import open_run
-from orchestrator.store.remote.address import RunLocation
+from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
-from tasks.process.source_digest import source_digest
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.parameters import default_values
 from tasks.spec.registry import all_tasks
+from tasks.spec.source_digest import source_digest
 
 
 @dataclass(frozen=True)

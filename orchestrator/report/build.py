@@ -17,13 +17,13 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, files_of, without_tags
-from orchestrator.report.formats.markdown import RenderedTable, answers_to_markdown, lay_out
-from orchestrator.report.formats.provenance import provenance
-from orchestrator.report.key_findings import KeyFinding, answers, first_sentences
+from orchestrator.report.formats.markdown import answers_to_markdown, lay_out
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import TABLES
-from orchestrator.report.tables.table import Table
+from orchestrator.report.tables.table import RenderedTable, Table
+from orchestrator.report.text.key_findings import KeyFinding, answers, first_sentences
+from orchestrator.report.text.provenance import provenance
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
 

@@ -25,7 +25,7 @@ from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
-from orchestrator.store.remote.folder import Entry, RemoteFolder, reaching
+from orchestrator.store.remote_folder import Entry, RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.store.tables import tables
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE

@@ -17,8 +17,8 @@ from orchestrator.common.errors import RunLocked, RunUnreachable, RunUnwritable,
 from orchestrator.store.layout import CELLS_FILE
 from orchestrator.store.manifest import MANIFEST_FILE, Manifest
 from orchestrator.store.mirror import Mirror, RemoteRun, warn
-from orchestrator.store.remote.folder import reaching
-from orchestrator.store.remote.owner import owned
+from orchestrator.store.owner import owned
+from orchestrator.store.remote_folder import reaching
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
 from tasks.spec.outcome import Outcome
 from tasks.spec.tables import Sample

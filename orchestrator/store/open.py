@@ -12,8 +12,8 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.store.mirror import RemoteRun
 from orchestrator.store.mirror_writer import open_remote_for_writing
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote.address import RunLocation, is_address
-from orchestrator.store.remote.folder import RemoteFolder
+from orchestrator.store.remote_address import RunLocation, is_address
+from orchestrator.store.remote_folder import RemoteFolder
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing

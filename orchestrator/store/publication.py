@@ -11,7 +11,7 @@ from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.common.hashing import file_digest
 from orchestrator.store.layout import PUBLICATION_FILE
 from orchestrator.store.manifest import Manifest
-from orchestrator.store.remote.address import RunLocation, is_address
+from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.tables import SCHEMA_VERSION

@@ -13,7 +13,7 @@ from orchestrator.common.errors import (
     EXIT_FAILURES,
     ConfigError,
 )
-from orchestrator.store.remote.address import RunLocation, is_address, require_name, split_cell
+from orchestrator.store.remote_address import RunLocation, is_address, require_name, split_cell
 
 if TYPE_CHECKING:
     pass
@@ -43,7 +43,7 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
     Example: sweep compare results/demo results/other
     """
     from orchestrator.analysis.comparison import compare as held_against
-    from orchestrator.report.comparison_text import describe_comparison
+    from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.open import open_run
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)

@@ -11,7 +11,7 @@ import click
 from orchestrator.common.errors import (
     EXIT_FAILURES,
 )
-from orchestrator.store.remote.address import RunLocation, RunLocationType
+from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass
@@ -26,7 +26,7 @@ def doctor(out: RunLocation) -> None:
 
     Example: sweep doctor
     """
-    from orchestrator.doctor import examine
+    from orchestrator.sweep.doctor import examine
 
     bad = False
     for finding in examine(out):

@@ -14,7 +14,7 @@ from orchestrator.cli.commands.option_types import Percentage, WordChoice
 from orchestrator.common.errors import (
     ConfigError,
 )
-from orchestrator.store.remote.address import RunLocationType
+from orchestrator.store.remote_address import RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.planning.options import ExecutionOptions, RunOptions

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli.commands.option_types import Megabytes, ReferenceDevice, RenamedOption
-from orchestrator.store.remote.address import FolderType, RunLocation, RunLocationType
+from orchestrator.store.remote_address import FolderType, RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass

@@ -11,13 +11,12 @@ import click
 
 from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption
 from orchestrator.common.errors import ConfigError
-from orchestrator.store.remote.address import RunLocation, RunLocationType
+from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
     from orchestrator.report.build import RenderedReport
-    from orchestrator.report.formats.markdown import RenderedTable
-    from orchestrator.report.tables.table import Table
+    from orchestrator.report.tables.table import RenderedTable, Table
     from orchestrator.store.run import Run
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.store.remote.address import RunLocation, RunLocationType
+from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     pass

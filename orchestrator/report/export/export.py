@@ -35,7 +35,7 @@ from orchestrator.report.references.tables import reference_tables
 from orchestrator.store.layout import CONFIG_FILE, PUBLICATION_FILE
 from orchestrator.store.open import runs_by_name
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote.address import RunLocation
+from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter

@@ -8,7 +8,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import MOST_ROWS, RenderedTable, to_markdown, written_out
+from orchestrator.report.formats.markdown import MOST_ROWS, to_markdown, written_out
+from orchestrator.report.tables.table import RenderedTable
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
 # A control character that no text contains. It separates the texts of a row while they are escaped

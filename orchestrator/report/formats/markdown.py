@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, suggestion
-from orchestrator.report.formats.provenance import provenance
-from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import TABLES
-from orchestrator.report.tables.table import NOTES, Table
+from orchestrator.report.tables.table import NOTES, RenderedTable, Table
+from orchestrator.report.text.key_findings import KeyFinding
+from orchestrator.report.text.provenance import provenance
 
 MOST_ROWS = 40  # rows of a table on the terminal, unless the user named the table
 # The title of the column that lists which values of a row have the mark.
@@ -28,17 +28,6 @@ _ALL_MARKS = "".join(_MARKS)
 _WITH_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d+)?")
 _PLUS_MINUS = " ± "  # between a mean and its standard deviation, in values and in titles
 _MEAN_SD = re.compile(rf"([\d.]+){_PLUS_MINUS}([\d.]+|{NOTHING})([{_ALL_MARKS}]?)")
-
-
-@dataclass(frozen=True)
-class RenderedTable:
-    """A table as texts. Rows refer to `notes` by number, starting at 1."""
-
-    table: Table
-    header: list[str]
-    rows: list[list[str]]
-    provenance: str
-    notes: tuple[str, ...] = ()
 
 
 def lay_out(

@@ -16,14 +16,13 @@ from markupsafe import Markup, escape
 
 from orchestrator.analysis.results import Results
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.markdown import RenderedTable
-from orchestrator.report.formats.provenance import provenance
-from orchestrator.report.key_findings import KeyFinding
 from orchestrator.report.page.cell_details import Details
 from orchestrator.report.page.packing import packed
 from orchestrator.report.tables.formatters import end_location, failure_reason, gib, step_ms, text
 from orchestrator.report.tables.layouts import CellRows
-from orchestrator.report.tables.table import Table
+from orchestrator.report.tables.table import RenderedTable, Table
+from orchestrator.report.text.key_findings import KeyFinding
+from orchestrator.report.text.provenance import provenance
 
 # Rows of a table that are in the HTML; "Show more rows" inserts the others. A report of ten
 # thousand cells therefore opens as

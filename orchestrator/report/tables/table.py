@@ -52,3 +52,14 @@ def _without_empty_columns(header: Header, rows: Rows) -> tuple[Header, Rows]:
     if len(visible) == len(header):
         return header, rows
     return [header[index] for index in visible], [[row[index] for index in visible] for row in rows]
+
+
+@dataclass(frozen=True)
+class RenderedTable:
+    """A table as texts. Rows refer to `notes` by number, starting at 1."""
+
+    table: Table
+    header: list[str]
+    rows: list[list[str]]
+    provenance: str
+    notes: tuple[str, ...] = ()

@@ -28,7 +28,7 @@ from orchestrator.analysis.comparison import (
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError
-from orchestrator.report.comparison_text import describe_comparison
+from orchestrator.report.text.comparison_text import describe_comparison
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.order_statistics import median_rank

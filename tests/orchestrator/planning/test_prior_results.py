@@ -15,9 +15,9 @@ from orchestrator.planning.options import RunOptions
 from orchestrator.planning.prior_results import PriorResult
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
-from tasks.process.source_digest import source_digest
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
+from tasks.spec.source_digest import source_digest
 from tasks.spec.status import Status
 from tests.support.fake_sweep import CONFIG, FakeScheduler, go, outcome_of, request_for
 

@@ -23,10 +23,10 @@ from orchestrator.hardware.gpu_catalog import known_gpus, peak_tflops, smallest_
 from orchestrator.report.charts.registry import PLOTS
 from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import lay_out, to_markdown
-from orchestrator.report.formats.provenance import provenance
-from orchestrator.report.key_findings import answers
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.text.key_findings import answers
+from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings

@@ -24,12 +24,11 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
-from orchestrator.store import mirror_writer, run_writer
+from orchestrator.store import mirror_writer, owner, run_writer
 from orchestrator.store.open import open_run
-from orchestrator.store.remote import owner
-from orchestrator.store.remote.address import split_cell
-from orchestrator.store.remote.folder import RemoteFolder, reaching
-from orchestrator.store.remote.owner import OWNER_FILE
+from orchestrator.store.owner import OWNER_FILE
+from orchestrator.store.remote_address import split_cell
+from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.sweep.result import SweepResult
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE, Attempt
 from tasks.spec.outcome import Outcome

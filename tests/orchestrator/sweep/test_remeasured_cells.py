@@ -13,7 +13,7 @@ from orchestrator.analysis.results import load_results
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
 from orchestrator.planning.request import SweepRequest
-from orchestrator.report.formats.provenance import provenance
+from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_runs
 from orchestrator.store.run import Run
 from orchestrator.sweep.result import SweepResult

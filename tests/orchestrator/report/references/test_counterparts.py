@@ -7,12 +7,13 @@ from typing import get_args
 import pytest
 
 from orchestrator.analysis.results import Results, load_results
-from orchestrator.report.formats.markdown import RenderedTable, lay_out
+from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.references.answers import _TENSORS, ANSWERS
 from orchestrator.report.references.devices import ALL
 from orchestrator.report.references.records import ReferenceNumber, published
 from orchestrator.report.references.schema import Metric, writeups
 from orchestrator.report.references.tables import NAME, reference_table
+from orchestrator.report.tables.table import RenderedTable
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings

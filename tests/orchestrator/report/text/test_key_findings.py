@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from orchestrator.analysis.results import Results
-from orchestrator.report.key_findings import answers, first_sentences
+from orchestrator.report.text.key_findings import answers, first_sentences
 
 BASE: dict[str, Any] = {
     "task": "train_step", "status": "ok", "size": "small", "context_length": 128, "precision": "fp32", "compile": "eager",

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import doctor
 from orchestrator.common.errors import PlatformError
-from orchestrator.doctor import _host, _profiler
 from orchestrator.execution.host_probe import dispatch_rates, profiler_failure
+from orchestrator.sweep import doctor
+from orchestrator.sweep.doctor import _host, _profiler
 
 
 def test_a_host_that_has_its_cores_to_itself_is_good() -> None:

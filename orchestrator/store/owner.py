@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 
 from orchestrator.common.errors import RunLocked, SweepError
-from orchestrator.store.remote.folder import RemoteFolder, reaching
+from orchestrator.store.remote_folder import RemoteFolder, reaching
 
 OWNER_FILE = "owner.json"
 

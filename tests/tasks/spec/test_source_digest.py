@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.process.source_digest import source_digest
+from tasks.spec.source_digest import source_digest
 
 
 def test_the_source_of_a_model_is_told_by_what_it_says(tmp_path: Path) -> None:

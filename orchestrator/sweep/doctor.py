@@ -16,8 +16,8 @@ from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
 from orchestrator.hardware.host import HostInfo
 from orchestrator.scheduling.ray_scheduler import RayScheduler
-from orchestrator.store.remote.address import RunLocation, is_address
-from orchestrator.store.remote.folder import RemoteFolder
+from orchestrator.store.remote_address import RunLocation, is_address
+from orchestrator.store.remote_folder import RemoteFolder
 
 _GIB = 1024**3
 _TESTED_TORCH = ("2.11", "2.12", "2.13")

@@ -1,0 +1,1 @@
+"""Sentences of a report, worded from the data."""

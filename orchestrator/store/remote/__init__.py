@@ -1,1 +1,0 @@
-"""Results in a bucket: list, fetch, put, and a local working copy."""
