@@ -27,7 +27,7 @@ from orchestrator.planning.invocation import (
 )
 from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.store.manifest import build_manifest, require_sweep
-from orchestrator.store.open import open_run
+from orchestrator.store.mirror import open_run
 from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt, Settings

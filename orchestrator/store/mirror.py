@@ -19,12 +19,13 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from orchestrator.common.errors import RunUnreachable, RunUnwritable, SweepError
+from orchestrator.common.errors import RunError, RunUnreachable, RunUnwritable, SweepError
 from orchestrator.common.files import Content, replace_file, writing
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
+from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.remote_folder import Entry, RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.store.tables import tables
@@ -63,6 +64,20 @@ class RemoteRun(Run):
             raise RunUnwritable(
                 f"the report is in {report}, but was not uploaded: {error.message}", error.remedy
             ) from error
+
+
+def open_run(location: RunLocation) -> Run:
+    """Return the run of a folder or address, downloaded if it is remote.
+
+    Raise RunError for a file, ConfigError for an address that is wrong, RunUnreachable.
+    """
+    if is_address(location):
+        remote = RemoteRun(RemoteFolder(str(location)))
+        remote.mirror.refresh()
+        return remote
+    if Path(location).is_file():
+        raise RunError(f"{location}: is a file", "Name a folder")
+    return Run(Path(location))
 
 
 class Mirror:

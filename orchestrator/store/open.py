@@ -9,31 +9,16 @@ from pathlib import Path
 
 from orchestrator.common.errors import RunError
 from orchestrator.common.hashing import text_digest
-from orchestrator.store.mirror import RemoteRun
+from orchestrator.store.mirror import RemoteRun, open_run
 from orchestrator.store.mirror_writer import open_remote_for_writing
 from orchestrator.store.publication import Publication, is_publication
-from orchestrator.store.remote_address import RunLocation, is_address
-from orchestrator.store.remote_folder import RemoteFolder
+from orchestrator.store.remote_address import RunLocation
 from orchestrator.store.run import Run
 from orchestrator.store.run_collection import RunCollection
 from orchestrator.store.run_writer import RunWriter, open_folder_for_writing
 
 # A character may take 4 bytes, and most file systems allow 255 bytes in a name.
 _LONGEST_NAME = 60
-
-
-def open_run(location: RunLocation) -> Run:
-    """Return the run of a folder or address, downloaded if it is remote.
-
-    Raise RunError for a file, ConfigError for an address that is wrong, RunUnreachable.
-    """
-    if is_address(location):
-        remote = RemoteRun(RemoteFolder(str(location)))
-        remote.mirror.refresh()
-        return remote
-    if Path(location).is_file():
-        raise RunError(f"{location}: is a file", "Name a folder")
-    return Run(Path(location))
 
 
 def open_runs(locations: Sequence[RunLocation]) -> Run:

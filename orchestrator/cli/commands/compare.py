@@ -44,7 +44,7 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
     """
     from orchestrator.analysis.comparison import compare as held_against
     from orchestrator.report.text.comparison_text import describe_comparison
-    from orchestrator.store.open import open_run
+    from orchestrator.store.mirror import open_run
 
     (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
     if bool(one) != bool(other):

@@ -25,7 +25,7 @@ from orchestrator.common.errors import RunError, RunLocked, RunUnwritable
 from orchestrator.execution.child_environment import write_rerun_script
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store import mirror_writer, owner, run_writer
-from orchestrator.store.open import open_run
+from orchestrator.store.mirror import open_run
 from orchestrator.store.owner import OWNER_FILE
 from orchestrator.store.remote_address import split_cell
 from orchestrator.store.remote_folder import RemoteFolder, reaching
