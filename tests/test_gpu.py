@@ -487,7 +487,9 @@ def test_a_cold_cache_costs_time_outside_of_what_is_timed(make_attempt: MakeAtte
         "device": "cuda",
         "attention": "flash",
         "precision": "bf16_pure",
-        "context_length": 4096,
+        # The kernel must take longer than the CPU takes to launch it. Over 4,096 tokens it takes
+        # 0.12 ms, and on one H100 host the launches took 0.24 to 0.30 ms.
+        "context_length": 16_384,
         "measured_steps": 20,
     }
     times = {}
@@ -544,6 +546,10 @@ KERNEL_CELLS = [
 def kernels_of(make_attempt: MakeAttempt, **params: object) -> Outcome:
     settings = {"instruments": ("timing", "kernels"), "timeout_s": 250.0}
     usual = {"batch_size": 4, "vocab_size": 10_000, "warmup_steps": 5, "measured_steps": 10}
+    # On an H200 this training step reserved 98.5 GiB in tf32; an H100 has 79.
+    total_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+    if (params["size"], params["context_length"]) == ("xl", 1024) and total_gib < 105:
+        pytest.skip(f"needs a GPU with 105 GiB of memory; this one has {total_gib:.0f}")
     outcome = execute(make_attempt(settings=settings, device="cuda", **usual, **params))
     assert outcome.status is Status.OK, outcome.evidence
     return outcome
