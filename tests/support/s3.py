@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_DELETE(self) -> None:
         self._handle(self._delete)
 
-    def log_message(self, format: str, *args: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - of the base class
         """Nothing."""
 
     def _handle(self, act: Callable[[bytes], None]) -> None:
