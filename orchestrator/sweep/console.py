@@ -1,7 +1,7 @@
-"""What a sweep prints: a live display on a terminal, plain lines elsewhere.
+"""The output of a sweep: a live display on a terminal, plain lines in a pipe or a file.
 
-If nobody reads the output any longer, as after `| head` or when a `tee` was killed, the sweep
-continues without it: its rows are what it is for.
+If the reader of the output ends, as in `| head`, the sweep continues without output, because its
+purpose is the rows that it stores.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import click
@@ -23,7 +22,6 @@ from rich.text import Text
 
 from orchestrator.common.text import end_location, failure_reason, format_seconds
 from orchestrator.execution.events import AttemptStarted
-from orchestrator.planning.attempt_queue import AttemptQueue
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -31,6 +29,7 @@ from tasks.spec.status import Status
 _STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
 
 Label = Callable[[Cell], str]  # a short name of a cell
+RemainingTime = Callable[[], float | None]  # seconds until the last attempt ends, if known
 
 
 class Display(Protocol):
@@ -50,14 +49,14 @@ class Display(Protocol):
 
 
 class Console(Protocol):
-    """Where a sweep prints messages and its progress."""
+    """Prints the messages and the progress of a sweep."""
 
     def notify(self, message: str) -> None:
         """Print one line."""
         ...
 
-    def open_display(self, queue: AttemptQueue) -> Display:
-        """Return a display of the queue's attempts."""
+    def open_display(self, total: int, remaining_s: RemainingTime) -> Display:
+        """Return a display of this number of attempts."""
         ...
 
 
@@ -72,21 +71,11 @@ class SweepConsole:
         """Print one line."""
         say(message)
 
-    def open_display(self, queue: AttemptQueue) -> Display:
-        """Return a live display on a terminal, and one that prints lines elsewhere."""
+    def open_display(self, total: int, remaining_s: RemainingTime) -> Display:
+        """Return a live display on a terminal, otherwise one that prints lines."""
         if self._console.is_terminal:
-            return LiveDisplay(queue, self._label, self._console)
-        return PlainDisplay(queue.total, self._label, self._console)
-
-
-@contextmanager
-def displayed(console: Console, queue: AttemptQueue) -> Iterator[Display]:
-    """Show the progress of a queue while the body runs."""
-    display = console.open_display(queue)
-    try:
-        yield display
-    finally:
-        display.close()
+            return LiveDisplay(total, remaining_s, self._label, self._console)
+        return PlainDisplay(total, self._label, self._console)
 
 
 class PlainDisplay:
@@ -100,7 +89,7 @@ class PlainDisplay:
 
     def started(self, started: AttemptStarted) -> None:
         """Print which cell starts."""
-        self._print(f"start   {self._label(started.attempt.cell)}{_location(started)}")
+        self._print(f"start   {_running_line(started, self._label)}")
 
     def finished(self, outcome: Outcome) -> None:
         """Print how a cell ended, and how many have."""
@@ -117,8 +106,15 @@ class PlainDisplay:
 class LiveDisplay:
     """Prints a line when a cell ends, and below these lines which cells run and what is left."""
 
-    def __init__(self, queue: AttemptQueue, label: Label, console: rich.console.Console) -> None:
-        self._queue = queue
+    def __init__(
+        self,
+        total: int,
+        remaining_s: RemainingTime,
+        label: Label,
+        console: rich.console.Console,
+    ) -> None:
+        self._total = total
+        self._remaining_s = remaining_s
         self._label = label
         self._console = console
         self._started_s = time.monotonic()
@@ -144,10 +140,10 @@ class LiveDisplay:
         self._live.stop()
 
     def _render(self) -> Text:
-        # The display has a thread of its own: what changes is copied first.
+        # A thread of the display calls this, so that what changes is copied first.
         counts, running = dict(self._counts), list(self._running.values())
-        finished, total = sum(counts.values()), self._queue.total
-        now, remaining_s = time.monotonic(), self._queue.remaining_s()
+        finished, total = sum(counts.values()), self._total
+        now, remaining_s = time.monotonic(), self._remaining_s()
         parts = [f"{finished}/{total} done", *(f"{status} {n}" for status, n in counts.items())]
         parts += [f"left {total - finished - len(running)}"]
         parts += [f"after {format_seconds(now - self._started_s)}"]
@@ -155,13 +151,13 @@ class LiveDisplay:
             parts[-1] += f", about {format_seconds(remaining_s)} to go"
         lines = ["  ".join(parts)]
         for started in running:
-            name = f"{self._label(started.attempt.cell)}{_location(started)}"
-            lines.append(f"  {format_seconds(now - started.at_s)} {name}")
+            elapsed = format_seconds(now - started.at_s)
+            lines.append(f"  {elapsed} {_running_line(started, self._label)}")
         return Text("\n".join(lines))
 
 
 def say(line: str) -> None:
-    """Print a line, unless nobody reads the output any longer."""
+    """Print a line, unless the reader of the output has ended."""
     try:
         click.echo(line)
     except BrokenPipeError:
@@ -169,7 +165,8 @@ def say(line: str) -> None:
 
 
 def drop_output(stream: Any) -> None:
-    """Send what is still printed to a stream nowhere."""
+    """Redirect what is still printed to a stream to /dev/null."""
+    # Python flushes the stream when it exits, which would fail with a traceback otherwise.
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
@@ -182,7 +179,7 @@ def _continue_unread() -> None:
     drop_output(sys.stdout)
     try:
         click.echo(
-            "sweep: nobody reads the output any longer; the sweep continues without it,"
+            "sweep: the output is closed; the sweep continues without it,"
             " and `sweep status` shows its progress",
             err=True,
         )
@@ -190,13 +187,15 @@ def _continue_unread() -> None:
         drop_output(sys.stderr)
 
 
-def _location(started: AttemptStarted) -> str:
-    return f"  on GPU {started.gpu} of {started.host}" if started.gpu else ""
+def _running_line(started: AttemptStarted, label: Label) -> str:
+    line = label(started.attempt.cell)
+    return f"{line}  on GPU {started.gpu} of {started.host}" if started.gpu else line
 
 
 def _result_line(outcome: Outcome, label: Label) -> str:
     """Return the status, label, step time, duration and reason of a failure in one line."""
     line = f"{outcome.status:<8} {label(outcome.attempt.cell)}"
+    # Steps without a synchronisation between them are what training takes.
     steps_ms = _step_durations_ms(outcome, "pipelined") or _step_durations_ms(outcome, "synced")
     if steps_ms:
         line += f"  step {statistics.median(steps_ms):.2f} ms"

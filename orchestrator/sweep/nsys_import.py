@@ -1,4 +1,4 @@
-"""Brings in what another program traced: an export of Nsight Systems becomes an attempt of a run, with its kernels."""
+"""Import a trace of Nsight Systems into a run, as an attempt with its kernels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ TASK = "nsys"
 
 
 def import_nsys(file: Path, run: Run) -> str:
-    """Adds the file to the run as a cell, whose id comes back. Raises RunError or PlatformError.
+    """Add a trace to the run as a cell and return its id. Raise RunError or PlatformError.
 
-    The same file again is a further attempt at the same cell; another of that name is another cell.
+    A file that is imported again becomes another attempt at its cell. The cell includes the digest
+    of the file, so that another file of the same name becomes another cell.
     """
-    started_at, began = time.time(), time.monotonic()
+    started_at, started_s = time.time(), time.monotonic()
     timeline = read_report(file)
     works = attribute(timeline)
     cell = Cell(TASK, 1, ImportedParams(file=file.name, content=file_digest(file)[:12]))
@@ -43,7 +44,7 @@ def import_nsys(file: Path, run: Run) -> str:
             facts={},
             samples=tuple(to_samples(works, None, on_device=True)),
             started_at=started_at,
-            wall_s=time.monotonic() - began,
+            wall_s=time.monotonic() - started_s,
             kernels=tuple(to_rows(works, None)),
         )
         writer.append(outcome, None)

@@ -6,6 +6,8 @@ interruption (why the sweep stopped).
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from orchestrator.common.errors import NoGpuLeft, NoNodeLeft
 from orchestrator.planning.attempt_queue import AttemptFactory, AttemptQueue
 from orchestrator.planning.fingerprints import known_fingerprints
@@ -16,7 +18,7 @@ from orchestrator.planning.request import SweepRequest
 from orchestrator.planning.resumption import describe_resumption, mark_finished, resume
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.store.open import open_for_writing
-from orchestrator.sweep.console import Console, displayed
+from orchestrator.sweep.console import Console
 from orchestrator.sweep.interruption import Interruption, deadline_after
 from orchestrator.sweep.outcome_log import OutcomeLog, store_cells
 from orchestrator.sweep.preparation import predict_cells, prepare
@@ -83,7 +85,7 @@ def measure(
     scheduler: Scheduler, queue: AttemptQueue, log: OutcomeLog, console: Console
 ) -> NoGpuLeft | NoNodeLeft | None:
     """Run the queue until it is empty. Return the error that left no GPU or node, if one did."""
-    with displayed(console, queue) as display:
+    with closing(console.open_display(queue.total, queue.remaining_s)) as display:
         try:
             for outcome in scheduler.run(queue, display.started):
                 log.store(outcome)

@@ -10,10 +10,10 @@ from typing import Any
 from orchestrator.config.selection import parse_selection
 from orchestrator.execution.events import AttemptStarted
 from orchestrator.hardware.host import HostInfo
-from orchestrator.planning.attempt_queue import AttemptQueue
 from orchestrator.planning.options import ExecutionOptions, RunOptions
 from orchestrator.planning.request import SweepRequest, resolve
 from orchestrator.scheduling.scheduler import Scheduler
+from orchestrator.sweep.console import RemainingTime
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
@@ -85,7 +85,7 @@ class SilentConsole:
     def notify(self, message: str) -> None:
         self.messages.append(message)
 
-    def open_display(self, queue: AttemptQueue) -> SilentDisplay:
+    def open_display(self, total: int, remaining_s: RemainingTime) -> SilentDisplay:
         return SilentDisplay()
 
 

@@ -254,7 +254,8 @@ def test_the_display_shows_it(tmp_path: Path) -> None:
     from rich.console import Console
 
     simulation = Simulation(tmp_path, [cell(size="xl", context_length=1024)], 1)
-    display = LiveDisplay(simulation.queue, Cell.describe, Console(quiet=True))
+    queue = simulation.queue
+    display = LiveDisplay(queue.total, queue.remaining_s, Cell.describe, Console(quiet=True))
     try:
         assert "left 1  after 0 s, about 40 s to go" in str(display._render())
     finally:

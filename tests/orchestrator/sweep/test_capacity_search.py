@@ -26,7 +26,8 @@ from orchestrator.planning.options import ExecutionOptions
 from orchestrator.planning.request import SweepRequest, resolve_again
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.sweep import capacity_search as limits
-from orchestrator.sweep.capacity_search import Bounds, Found, Search, find_limits
+from orchestrator.sweep.capacity_limits import Bounds, Found, Search
+from orchestrator.sweep.capacity_search import find_limits
 from orchestrator.sweep.pipeline import run_sweep
 from orchestrator.sweep.result import SweepResult
 from orchestrator.sweep.runtime import Runtime
@@ -320,6 +321,15 @@ def test_a_time_limit_leaves_the_rest_for_later(
     assert " ".join(text_of(request, found)[0]).endswith("not done: run it again")
 
 
+def test_a_cell_that_a_check_excludes_ends_the_search(
+    predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predicted(tiny=(700, 1000))
+    monkeypatch.setattr(limits, "run_sweep", lambda *_: SweepResult())
+    found = find_limits(request_where("size=tiny"), CONTEXT, CARD, runtime_with(tiny=640))
+    assert found.groups[0].failure == "640 was not measured"
+
+
 def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_where: Any) -> None:
     """Other lengths are tried than those of the config: what `sweep status` counts are still the config's."""
     predicted(tiny=(700, 1000))
@@ -351,7 +361,7 @@ def test_errors_have_a_remedy(
     with pytest.raises(ConfigError, match="less than the granularity, 128"):
         find_limits(request_where(), replace(CONTEXT, up_to=100), CARD, None)
     on_cpu = write_config(CONFIG.replace("device: cuda", "device: cpu"), "cpu.yaml")
-    with pytest.raises(ConfigError, match="on the CPU nothing says when memory ends"):
+    with pytest.raises(ConfigError, match="the CPU has no memory limit"):
         find_limits(
             request_for(on_cpu, [], ["task=train_step"]),
             CONTEXT,

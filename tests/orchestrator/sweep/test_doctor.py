@@ -21,9 +21,9 @@ def test_a_host_that_has_its_cores_to_itself_is_good() -> None:
 def test_a_host_whose_cores_are_at_work_for_others_is_told_with_what_that_costs() -> None:
     finding = _host([400.0, 400.0, 200.0, 400.0, 200.0] * 40)
     assert finding.good is None
-    assert finding.said == (
-        "CPU speed is unsteady: in 40% of 3 s it launched work at 50% of its full pace (200 of 400 small operations a ms), "
-        "as when its cores are shared"
+    assert finding.message == (
+        "CPU speed is unsteady: in 40% of 3 s it launched work at 50% of its full pace "
+        "(200 of 400 small operations a ms), as when its cores are shared"
     )
     assert (
         finding.remedy

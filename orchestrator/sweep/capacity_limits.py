@@ -1,0 +1,141 @@
+"""What a search for the largest context or batch finds: the bounds, the searches, their limits.
+
+Apart from `capacity_search`, so that the command line prints limits without importing a sweep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.hardware.gpu_catalog import GpuModel
+from orchestrator.planning.memory_prediction import verdict_of
+from orchestrator.planning.options import PENDING
+from orchestrator.sweep.result import SweepResult
+from tasks.prediction.records import AS_EAGER, Prediction
+from tasks.spec.cell import Cell
+from tasks.spec.registry import make_cell
+from tasks.spec.status import Status
+
+DECIDED = frozenset({Status.OK, Status.OOM})
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The values to try: multiples of `granularity` along `axis`, at most `up_to`."""
+
+    axis: str
+    granularity: int
+    up_to: int
+
+
+class Search:
+    """A search for the largest multiple that fits: hints first, growing steps, then bisection.
+
+    fits: the largest value known to fit, or 0. fails: the smallest value known not to fit.
+    """
+
+    def __init__(self, bounds: Bounds, hints: Iterable[int] = ()) -> None:
+        self._step = self._granularity = bounds.granularity
+        self._most = bounds.up_to // bounds.granularity * bounds.granularity
+        self._hints = tuple(hints)
+        self.fits = 0
+        self.fails: int | None = None
+
+    @property
+    def next(self) -> int | None:
+        """The value to try, or None if the largest one is known."""
+        end = self._most + self._granularity if self.fails is None else self.fails
+        if end - self.fits <= self._granularity:
+            return None
+        for hint in self._hints:
+            if self.fits < hint < end:
+                return hint
+        if self.fails is None:
+            return min(self.fits + self._step, self._most)
+        return self.fits + max(1, (end - self.fits) // self._granularity // 2) * self._granularity
+
+    def learn(self, value: int, fits: bool) -> None:
+        """Record whether a value fits."""
+        if fits:
+            self.fits = max(self.fits, value)
+            self._step *= 2
+        else:
+            self.fails = min(value, self.fails or value)
+
+
+@dataclass
+class Limit:
+    """The limit of all cells that differ along one axis alone.
+
+    values: the other axes of the task.
+    surely: search for the largest value that is predicted to fit with a margin.
+    perhaps: search for the largest one that may fit, or None if predictions cannot tell.
+    unpredicted: why the prediction stopped early. failure: why the measuring did.
+    """
+
+    task: str
+    values: Mapping[str, Any]
+    bounds: Bounds
+    surely: Search
+    perhaps: Search | None
+    predictions: dict[int, Prediction] = field(default_factory=dict)
+    unpredicted: str = ""
+    measured: Search | None = None
+    failure: str = ""
+
+    def at(self, value: int) -> Cell:
+        """Return the cell with this value of the axis."""
+        return make_cell(self.task, {**self.values, self.bounds.axis: value})
+
+    @property
+    def next_to_predict(self) -> int | None:
+        """The value to predict next, or None if prediction finds nothing more."""
+        if self.unpredicted:
+            return None
+        value = self.surely.next
+        return self.perhaps.next if value is None and self.perhaps is not None else value
+
+    @property
+    def next_to_measure(self) -> int | None:
+        """The value to measure next, or None if nothing is left to measure."""
+        return self.measured.next if self.measured is not None and not self.failure else None
+
+    def learn_prediction(self, value: int, prediction: Prediction, gpu: GpuModel | None) -> None:
+        """Record the prediction for a value on this GPU."""
+        self.predictions[value] = prediction
+        verdict = verdict_of(self.at(value), prediction, gpu)
+        if verdict is None:
+            self.unpredicted = f"{value} cannot be predicted: {prediction.reason}"
+            return
+        if prediction.how == AS_EAGER:
+            # Compiled code may need less memory than the eager code that is predicted.
+            self.perhaps = None
+        self.surely.learn(value, verdict == "fits")
+        if self.perhaps is not None:
+            self.perhaps.learn(value, verdict != "oom")
+
+    def begin_measuring(self) -> None:
+        """Start a search by measurement, which tries the predicted limits first."""
+        fails = (self.perhaps or self.surely).fails
+        hints = [value for value in (self.surely.fits, fails) if value]
+        self.measured = Search(self.bounds, hints)
+
+    def learn_status(self, value: int, status: str) -> None:
+        """Record how the cell with this value ended. Only OK and OOM decide whether it fits."""
+        if status in DECIDED and self.measured is not None:
+            self.measured.learn(value, status == Status.OK)
+        elif status == PENDING:  # a check has excluded it, or --skip-predicted-oom
+            self.failure = f"{value} was not measured"
+        else:
+            self.failure = f"{value} ended as {status}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The limits on a GPU, and the result of the last round of measuring, if there was one."""
+
+    groups: Sequence[Limit]
+    gpu: GpuModel | None
+    result: SweepResult | None = None
