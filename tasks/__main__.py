@@ -24,6 +24,7 @@ from tasks.process.journal import FinalStatus, Journal
 from tasks.process.lifeline import die_with_parent
 from tasks.process.phase_file import Progress
 from tasks.spec.attempt import PHASE_FILE, PREPARATION_S, Attempt, StartMethod
+from tasks.spec.registry import all_tasks, read_attempt
 from tasks.spec.status import Status
 from tasks.spec.tables import Sample
 
@@ -127,7 +128,7 @@ def measure(attempt_file: str, journal_file: str | None, start_method: StartMeth
 
     start_method: how this process began; it is recorded as a fact.
     """
-    attempt = Attempt.from_json(Path(attempt_file).read_text())
+    attempt = read_attempt(Path(attempt_file).read_text())
     prefer_for_oom_kill()
     with Path(journal_file or "/dev/stdout").open("a", encoding="utf-8") as stream:
         _measure(attempt, stream, start_method, by_hand=journal_file is None)
@@ -172,7 +173,6 @@ def _run_stages(
     from tasks.harness.workload import StaticResult
     from tasks.instruments import stages_of
     from tasks.process.environment import fingerprint, read_environment
-    from tasks.spec.registry import all_tasks
 
     task, params = all_tasks()[attempt.cell.task], attempt.cell.params
     environment = read_environment()

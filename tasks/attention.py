@@ -15,9 +15,9 @@ from tasks.spec.parameters import (
     MEASURED_STEPS,
     AttentionAxisParams,
     PositiveInt,
-    batch_size_axis,
-    context_length_axis,
     pass_axis,
+    timing_axis,
+    work_axis,
 )
 from tasks.spec.registry import Task
 
@@ -44,15 +44,13 @@ _AT_LEAST_FLUSHED_BYTES = 64 * 1024**2
 class AttentionParams(AttentionAxisParams):
     """Parameters of attention alone."""
 
-    d_head: PositiveInt = axis(
+    d_head: PositiveInt = work_axis(
         64,
         "width of query, key and value; the course calls it d_model in this experiment",
-        unit="elements",
-        affects=WORK,
-        memory_order=(),
+        "elements",
     )
-    context_length: PositiveInt = context_length_axis(1024)
-    batch_size: PositiveInt = batch_size_axis(8)
+    context_length: PositiveInt = work_axis(1024, "length of each sequence", "tokens")
+    batch_size: PositiveInt = work_axis(8, "sequences in a step", "sequences")
     causal: bool = axis(
         False, "true: a token attends only to itself and earlier tokens", affects=WORK
     )
@@ -66,9 +64,7 @@ class AttentionParams(AttentionAxisParams):
         "true: empty the GPU's L2 cache before each phase; that is not timed",
         affects=WORK & ~Affects.GRAPH,
     )
-    measured_steps: PositiveInt | None = axis(
-        100, MEASURED_STEPS, unit="steps", affects=Affects.NONE, part_of="timing"
-    )
+    measured_steps: PositiveInt | None = timing_axis(100, MEASURED_STEPS, "steps")
 
     @model_validator(mode="after")
     def _cold_where_there_is_a_cache(self) -> Self:

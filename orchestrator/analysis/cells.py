@@ -30,7 +30,7 @@ from orchestrator.common.files import trim_memory
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 from tasks.spec.fields import Format
-from tasks.spec.metrics import METRICS, CellColumn, Metric, metric_named
+from tasks.spec.metrics import METRICS, Metric, metric_named
 
 # What the time in each stage of an attempt counts as. All other stages belong to instruments.
 _STAGE_GROUPS = {
@@ -143,8 +143,7 @@ def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
         try:
             metric_named("finding", str(name))
         except KeyError:
-            column = CellColumn(str(name), "")
-            metrics.append(Metric(str(name), "finding", "", "", columns=(column,)))
+            metrics.append(Metric("finding", str(name), "", ""))
     return metrics
 
 

@@ -22,7 +22,6 @@ _PANDAS_NAMES: Mapping[Aggregate, str] = {
     Aggregate.FIRST: "first",
     Aggregate.MAX: "max",
     Aggregate.SUM: "sum",
-    Aggregate.MEDIAN: "median",
     Aggregate.SIZE: "size",
 }
 _STATISTICS: Mapping[Aggregate, tuple[str, ...]] = {

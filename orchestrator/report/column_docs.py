@@ -17,7 +17,7 @@ from orchestrator.analysis.derived_fields import DERIVED_FIELDS
 from orchestrator.report.column_guide import guide
 from tasks.spec.facts import EVIDENCE, FACTS
 from tasks.spec.fields import Fact, Field, name_pattern
-from tasks.spec.metrics import METRICS, PREDICTED_METRICS, CellColumn, Metric
+from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric
 from tasks.spec.registry import all_axes
 from tasks.spec.tables import ATTEMPT, STORED_TABLES, StoredTable
 
@@ -62,7 +62,7 @@ def cell_columns() -> tuple[ColumnDoc, ...]:
     found += [ColumnDoc(one.name, one.unit, one.doc) for one in (*RUN_FIELDS, *DERIVED_FIELDS)]
     found += [_of_fact(fact) for fact in (*FACTS, *EVIDENCE) if fact.in_cells]
     for metric in (*METRICS, *PREDICTED_METRICS):
-        found += [_of_cell_column(column, metric) for column in metric.columns]
+        found += [ColumnDoc(one.name, one.unit or "", one.doc) for one in metric.columns]
     by_name: dict[str, ColumnDoc] = {}
     for one in found:
         by_name.setdefault(one.name, one)
@@ -96,11 +96,6 @@ def _of_field(field: Field) -> ColumnDoc:
 
 def _of_fact(fact: Fact) -> ColumnDoc:
     return ColumnDoc(fact.name, fact.unit, fact.doc)
-
-
-def _of_cell_column(column: CellColumn, metric: Metric) -> ColumnDoc:
-    unit = metric.unit if column.unit is None else column.unit
-    return ColumnDoc(column.name, unit, column.doc)
 
 
 # ---------------------------------------------------------------------- docs/columns.md

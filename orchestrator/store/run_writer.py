@@ -35,6 +35,7 @@ from orchestrator.store.run import Run
 from orchestrator.store.tables import MEASURED_TABLES, SCHEMA_VERSION, SCHEMAS
 from tasks.spec.attempt import ATTEMPT_FILE, Attempt
 from tasks.spec.outcome import Outcome
+from tasks.spec.registry import read_attempt
 from tasks.spec.tables import Sample
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class RunWriter(Run):
             if (cell, number) in known or not file.exists():
                 continue
             with suppress(ValueError, KeyError, TypeError):  # torn, or its task was removed
-                attempt = Attempt.from_json(file.read_text())
+                attempt = read_attempt(file.read_text())
                 # Another id means that the task has changed, so that the numbers belong to
                 # another cell. The folder is set again, because the run may have been moved.
                 if attempt.cell.id == cell:

@@ -29,8 +29,8 @@ from tasks.harness.gc_pause import uncollected
 from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Watcher
 from tasks.spec.order_statistics import half_width
-from tasks.spec.parameters import TimedParams
-from tasks.spec.stopping import StepDurations, StopRule
+from tasks.spec.parameters import StopRule, TimedParams
+from tasks.spec.stopping import StepDurations
 from tasks.spec.tables import Sample
 
 _STEP = "step"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tasks.spec.cell import Cell
-from tasks.spec.registry import make_cell
 
 ATTEMPT_FILE = "attempt.json"
 JOURNAL_FILE = "journal.jsonl"
@@ -81,10 +80,3 @@ class Attempt:
             "replaces": self.replaces,
         }
         return json.dumps(body, indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> Attempt:
-        body = json.loads(text)
-        cell, replaces = make_cell(body["task"], body["params"]), body.get("replaces", 0)
-        settings = Settings.from_json(body["settings"])
-        return cls(cell, body["number"], body["folder"], settings, replaces)

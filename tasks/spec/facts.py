@@ -10,14 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from tasks.spec.fields import Dtype, Fact, Format
+from tasks.spec.fields import Dtype, Fact
 
 _text = partial(Fact, dtype=Dtype.TEXT)
-_int = partial(Fact, dtype=Dtype.INT64, format=Format.COUNT)
-_float = partial(Fact, dtype=Dtype.FLOAT, format=Format.NUMBER)
+_int = partial(Fact, dtype=Dtype.INT64)
+_float = partial(Fact, dtype=Dtype.FLOAT)
 _bool = partial(Fact, dtype=Dtype.BOOL)
 _json = partial(Fact, dtype=Dtype.JSON)
-_bytes = partial(Fact, dtype=Dtype.INT64, unit="bytes", format=Format.GIB)
+_bytes = partial(Fact, dtype=Dtype.INT64, unit="bytes")
 
 _CELL_FACTS = (
     # Where and by which program.

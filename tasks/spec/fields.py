@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
 from functools import cache
 from string import Formatter
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 
 class Dtype(StrEnum):
@@ -30,7 +30,7 @@ class Dtype(StrEnum):
 
 
 class Format(StrEnum):
-    """How a value is shown in tables, charts and `sweep show`."""
+    """Notation of a value in tables, charts and `sweep show`."""
 
     TEXT = "text"
     NUMBER = "number"  # a few significant digits
@@ -42,14 +42,24 @@ class Format(StrEnum):
     MIB = "MiB"  # of bytes
 
 
+# Formats of values whose declaration names none; values with other units are shown as numbers.
+UNIT_FORMATS: Mapping[str, Format] = {
+    "ms": Format.MS,
+    "s": Format.SECONDS,
+    "bytes": Format.GIB,
+    "ratio": Format.PERCENT,
+    "tensors": Format.COUNT,
+    "events": Format.COUNT,
+}
+
+
 class Aggregate(StrEnum):
-    """How several samples of a cell become one value of a column."""
+    """Rule by which several samples of a cell become one value of a column."""
 
     FIRST = "first"
     MAX = "max"
     SUM = "sum"
     SIZE = "size"  # the number of samples
-    MEDIAN = "median"
     SUMMARY = "summary"  # one column per statistic: n, mean, sd, min, median, ci_low, …
     INTERVAL = "interval"  # median, ci_low, ci_high and coverage
     DIFFERENCE = "difference"  # the value of mode `after` less that of mode `before`
@@ -87,7 +97,6 @@ class Fact:
     doc: str
     unit: str = ""
     in_cells: bool = False
-    format: Format = Format.TEXT
 
 
 def column(
@@ -118,30 +127,27 @@ def fields_of(row: type) -> tuple[Field, ...]:
     return tuple(_declared(row, one.name, hints[one.name]) for one in fields(row))
 
 
-def _declared(row: type, name: str, hint: Any) -> Field:
+def _declared(row: type, name: str, hint: object) -> Field:
     if get_origin(hint) is not Annotated:
         raise TypeError(f"{row.__name__}.{name} declares no column: annotate it with column(...)")
     kind, *extras = get_args(hint)
     declared = next(extra for extra in extras if isinstance(extra, Field))
     if declared.dtype is None:
-        scalars = [one for one in get_args(kind) or (kind,) if one is not type(None)]
-        declared = replace(declared, dtype=_DTYPES[scalars[0]])
+        # The first type of `int | None` decides.
+        scalar = (*get_args(kind), kind)[0]
+        declared = replace(declared, dtype=_DTYPES[scalar])
     return replace(declared, name=name)
 
 
-# What the placeholders of a column's name stand for. `{phase}` names a phase of a step, `step` itself,
-# or `outside`; `{rank}` counts from 1.
+# Patterns of what the placeholders of a column's name stand for. `{phase}` names a phase of a step,
+# `step` itself, or `outside`; `{rank}` counts from 1.
 PLACEHOLDERS: Mapping[str, str] = {
     "phase": "[a-z]+",
     "statistic": "n|mean|sd|min|median|ci_low|ci_high|coverage",
-    "kind": "allocated|requested|reserved|rss",
-    "mode": "[a-z]+",
     "role": "[a-z_]+",
     "what": "saved|forward|backward",
-    "way": "wide|narrow|library",
     "rank": "[0-9]+",
     "when": "before|after",
-    "part": "[a-z0-9_]+",
     "words": "[^:]+",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -9,28 +10,28 @@ from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator
 
 from tasks.spec.axes import WORK, Affects, axes_of, axis
 from tasks.spec.order_statistics import FEWEST
-from tasks.spec.stopping import StopRule
 
 AttentionName = Literal[
-    "naive",
-    "torch_softmax",
-    "weights_only",
-    "recompute",
-    "math",
-    "efficient",
-    "flash",
-    "cudnn",
-    "flex",
-    "sdpa",
-]
+    "naive", "torch_softmax", "weights_only", "recompute",
+    "math", "efficient", "flash", "cudnn", "flex", "sdpa",
+]  # fmt: skip
 Precision = Literal["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
 Device = Literal["cuda", "cpu", "mps"]
-# In magnitude: columns of tables, and torch's sizes and seeds, are signed 64-bit integers.
+Timing = Literal["fixed", "adaptive"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
+CompileCache = Literal["shared", "cold"]
+# Absolute limit of integers: columns of tables, and torch's sizes and seeds, are signed 64-bit.
 LARGEST_INT = 2**63 - 1
 # Torch's allocator needs one of its smallest blocks on a GPU, 2 MiB. A pebibyte is more than any host
 # has; from 2³³ GiB on the limit in bytes does not fit into 63 bits.
 FEWEST_GIB, MOST_GIB = 2 / 1024, 1e6
 PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+# The modes in which torch records CUDA graphs; replaying one is a single launch.
+CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
+# Compiled cells are predicted as eager ones.
+NOT_MEMORY = Affects.ALL & ~Affects.MEMORY
+MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; null if adaptive"
 
 
 class Axes(BaseModel):
@@ -62,13 +63,9 @@ class Params(Axes):
 
     device: Device = axis("cuda", "device that the cell is measured on: cuda, cpu or mps")
     gpu_kind: Annotated[str, Field(min_length=1)] | None = axis(
-        None,
-        "kind of GPU that the cell is measured on, such as H100, if there are several; null: any",
-        affects=Affects.ALL & ~Affects.MEMORY,
+        None, "kind of GPU, such as H100, if there are several; null: any", affects=NOT_MEMORY
     )
-    seed: Annotated[int, Field(ge=0)] = axis(
-        0, "seed of the weights and of the inputs", affects=Affects.NONE
-    )
+    seed: NonNegativeInt = axis(0, "seed of the weights and of the inputs", affects=Affects.NONE)
     memory_limit_gib: Annotated[float, Field(ge=FEWEST_GIB, le=MOST_GIB)] | None = axis(
         None,
         "cap of the process's allocator, so that a large GPU stands in for a smaller one; on the "
@@ -77,13 +74,10 @@ class Params(Axes):
         affects=Affects.NONE,
     )
 
+    # A grid over kinds of GPU then gives one cell on the CPU.
     @model_validator(mode="before")
     @classmethod
     def _drop_gpu_kind(cls, values: Any) -> Any:
-        """Drop the kind of GPU on other devices: a grid of kinds then gives one cell on the CPU.
-
-        A value that is not text remains and is refused later.
-        """
         return _without_unless_on_gpu(values, "gpu_kind", str)
 
     @property
@@ -124,25 +118,19 @@ class MultiGpuParams(Params):
     @model_validator(mode="before")
     @classmethod
     def _drop_gpus(cls, values: Any) -> Any:
-        """Drop the number of GPUs on other devices: a grid of it then gives one cell on the CPU.
-
-        A value that is not a number remains and is refused later.
-        """
         return _without_unless_on_gpu(values, "gpus", int)
 
 
 class ImportedParams(Params):
-    """Parameters of a cell that another program measured.
+    """Parameters of a cell that another program measured."""
 
-    The digest is part of the cell's identity, since nsys names its files report1, report2 and so on in
-    every folder.
-    """
-
+    # Nsys names its files report1, report2 and so on in every folder, so the name is not enough.
     file: str = axis(..., "name of the imported file")
     content: str = axis(..., "digest of the file: another content is another cell")
 
 
 def _without_unless_on_gpu(values: Any, name: str, kind: type) -> Any:
+    """Drop an axis of GPUs on other devices. A value of another type is refused later."""
     if not isinstance(values, dict) or values.get("device", "cuda") == "cuda":
         return values
     if not isinstance(values.get(name), kind):
@@ -150,10 +138,27 @@ def _without_unless_on_gpu(values: Any, name: str, kind: type) -> Any:
     return {other: value for other, value in values.items() if other != name}
 
 
-Timing = Literal["fixed", "adaptive"]
+@dataclass(frozen=True)
+class StopRule:
+    """Rule of adaptive timing for the end of measuring.
+
+    half_width: stop at this half-width of the median's 95 % interval, a fraction of the median.
+    most_steps, most_seconds: stop at this limit, or as soon as it is clear that the interval would
+        still be too wide there. The seconds are the sum of the steps.
+    """
+
+    half_width: float
+    most_steps: int
+    most_seconds: float
+
+
 _OF_FIXED = ("warmup_steps", "measured_steps")
 _OF_ADAPTIVE = {"half_width": 0.01, "most_steps": 100, "most_seconds": 5.0}
-MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; null if adaptive"
+
+
+def timing_axis(default: Any, doc: str, unit: str = "") -> Any:
+    """Declare an axis that is null with the other `timing`."""
+    return axis(default, doc, unit=unit, affects=Affects.NONE, part_of="timing")
 
 
 class TimedParams(Params):
@@ -166,46 +171,31 @@ class TimedParams(Params):
     )
     timing: Timing = axis(
         "fixed",
-        "fixed: a fixed number of steps; adaptive: as many steps as it takes until the median is "
-        "known well enough",
+        "fixed: a fixed number of steps; adaptive: steps until the median is known well enough",
         affects=Affects.NONE,
     )
-    warmup_steps: Annotated[int, Field(ge=0)] | None = axis(
-        5,
-        "steps before the measured ones; null with adaptive timing",
-        unit="steps",
-        affects=Affects.NONE,
-        part_of="timing",
+    warmup_steps: NonNegativeInt | None = timing_axis(
+        5, "steps before the measured ones; null with adaptive timing", "steps"
     )
-    measured_steps: PositiveInt | None = axis(
-        10, MEASURED_STEPS, unit="steps", affects=Affects.NONE, part_of="timing"
-    )
-    half_width: Annotated[float, Field(gt=0, lt=1)] | None = axis(
+    measured_steps: PositiveInt | None = timing_axis(10, MEASURED_STEPS, "steps")
+    half_width: Annotated[float, Field(gt=0, lt=1)] | None = timing_axis(
         None,
         "adaptive timing: stop at this half-width of the median's 95 % interval, a fraction of "
         "the median",
-        affects=Affects.NONE,
-        part_of="timing",
     )
-    most_steps: Annotated[int, Field(ge=FEWEST)] | None = axis(
-        None,
-        "adaptive timing: largest number of steps",
-        unit="steps",
-        affects=Affects.NONE,
-        part_of="timing",
+    most_steps: Annotated[int, Field(ge=FEWEST)] | None = timing_axis(
+        None, "adaptive timing: largest number of steps", "steps"
     )
-    most_seconds: Annotated[float, Field(gt=0)] | None = axis(
+    most_seconds: Annotated[float, Field(gt=0)] | None = timing_axis(
         None,
-        "adaptive timing: stop when the steps have taken this long together and there are six, or "
-        "when the interval would remain too wide",
-        unit="s",
-        affects=Affects.NONE,
-        part_of="timing",
+        "adaptive timing: stop when six or more steps have taken this long together, or when the "
+        "interval would remain too wide",
+        "s",
     )
 
     @property
     def stop_rule(self) -> StopRule | None:
-        """When adaptive timing stops; None if the number of steps is fixed."""
+        """The rule of adaptive timing; None if the number of steps is fixed."""
         if self.half_width is None or self.most_steps is None or self.most_seconds is None:
             return None
         return StopRule(self.half_width, self.most_steps, self.most_seconds)
@@ -233,20 +223,13 @@ class TimedParams(Params):
     @model_validator(mode="after")
     def _require_counts(self) -> Self:
         if self.timing == "fixed" and None in (self.warmup_steps, self.measured_steps):
-            raise ValueError(
-                "without warmup_steps and measured_steps there is timing: adaptive only"
-            )
+            raise ValueError("timing: fixed needs warmup_steps and measured_steps")
         return self
 
 
 # The axes that are null with the other `timing`.
 TIMING_AXES = tuple(name for name, declared in axes_of(TimedParams).items() if declared.part_of)
 
-
-CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
-# The modes in which torch records CUDA graphs; replaying one is a single launch.
-CUDA_GRAPH_MODES = ("reduce-overhead", "max-autotune")
-CompileCache = Literal["shared", "cold"]
 _OF_COMPILED = {"compile_mode": get_args(CompileMode), "compile_cache": get_args(CompileCache)}
 
 
@@ -257,17 +240,16 @@ class CompiledParams(TimedParams):
         "eager",
         "eager; blocks: one block by torch.compile, whose code serves all blocks; model: the whole "
         "model",
-        affects=Affects.ALL & ~Affects.MEMORY,
+        affects=NOT_MEMORY,
     )
     compile_mode: CompileMode = axis(
         "default",
         "mode of torch.compile: default, reduce-overhead or max-autotune",
-        affects=Affects.ALL & ~Affects.MEMORY,
+        affects=NOT_MEMORY,
     )
     compile_cache: CompileCache = axis(
         "shared",
-        "shared by the cells of the run; cold: the cell compiles into an empty folder, as if for "
-        "the first time",
+        "shared by the cells of the run; cold: the cell compiles into an empty folder",
         affects=Affects.SPEED,
     )
 
@@ -280,11 +262,11 @@ class CompiledParams(TimedParams):
     def _drop_mode_of_eager(cls, values: Any) -> Any:
         """Drop the compiler's axes from eager cells: a grid of modes then gives one eager cell.
 
-        A word that is no mode remains and is refused later. Eager flex attention is compiled, always
-        in torch's default mode, but with a cache that can be chosen.
+        A word that is no mode remains and is refused later.
         """
         if not isinstance(values, dict) or values.get("compile", "eager") != "eager":
             return values
+        # Eager flex attention is compiled, in torch's default mode, but its cache can be chosen.
         chosen = ("compile_cache",) if values.get("attention") == "flex" else ()
         own = {}
         for name, value in values.items():
@@ -308,27 +290,13 @@ class AttentionAxisParams(CompiledParams):
         return super().compiled or self.attention == "flex"
 
 
-def context_length_axis(default: int) -> Any:
-    return axis(
-        default,
-        "length of each sequence",
-        unit="tokens",
-        affects=WORK,
-        memory_order=(),
-    )
-
-
-def batch_size_axis(default: int) -> Any:
-    return axis(
-        default,
-        "sequences in a step",
-        unit="sequences",
-        affects=WORK,
-        memory_order=(),
-    )
+def work_axis(default: Any, doc: str, unit: str = "") -> Any:
+    """Declare an axis that changes how much is computed, and never less memory with more of it."""
+    return axis(default, doc, unit=unit, affects=WORK, memory_order=())
 
 
 def pass_axis(default: str, words: tuple[str, ...]) -> Any:
+    """Declare the axis `pass` of a task that supports these words, in the order of their memory."""
     return axis(
         default,
         f"what a step computes: {', '.join(words)}; forward is inference without gradients",
@@ -346,6 +314,11 @@ def default_values(params: type[Params]) -> dict[str, Any]:
     return defaults
 
 
+def axis_names(params: type[Params]) -> list[str]:
+    """Return the names of a task's axes as a config writes them."""
+    return list(default_values(params))
+
+
 def check_value(params: type[Params], name: str, value: Any) -> None:
     """Raise pydantic.ValidationError if an axis cannot have this value, whatever the others are."""
     _single_axis(params, name).model_validate({name: value})
@@ -359,8 +332,3 @@ def _single_axis(params: type[Params], axis_name: str) -> type[Axes]:
         if axis_name == (field.alias or name):
             fields[name] = (field.annotation, field)
     return create_model(f"{params.__name__}.{axis_name}", __base__=Axes, **fields)
-
-
-def axis_names(params: type[Params]) -> list[str]:
-    """Return the names of a task's axes as a config writes them."""
-    return [field.alias or name for name, field in params.model_fields.items()]

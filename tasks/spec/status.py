@@ -1,4 +1,4 @@
-"""How an attempt ended."""
+"""The final status of an attempt."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """Final status of an attempt. A cell without an attempt is pending and has no row."""
+    """Final status of an attempt, explained in tables.py.
+
+    A cell without an attempt is pending and has no row.
+    """
 
     OK = "ok"
-    OOM = "oom"  # out of the device's memory, or over the cap on it
-    OOM_INFERRED = "oom_inferred"  # not measured: a cell that needs no more memory ran out of it
-    HOST_OOM = "host_oom"  # out of the host's memory
+    OOM = "oom"
+    OOM_INFERRED = "oom_inferred"
+    HOST_OOM = "host_oom"
     TIMEOUT = "timeout"
-    CRASHED = "crashed"  # ended by a signal, or without a final line in its journal
-    FAILED = "failed"  # an exception
-    SKIPPED = "skipped"  # cannot be measured on this hardware; the evidence has the reason
-    LOST = "lost"  # its node or its supervisor disappeared
+    CRASHED = "crashed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    LOST = "lost"
 
     @property
     def is_retried(self) -> bool:

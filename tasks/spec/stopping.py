@@ -14,6 +14,7 @@ from statistics import median
 from typing import Literal
 
 from tasks.spec.order_statistics import FEWEST, half_width
+from tasks.spec.parameters import StopRule
 
 StoppedBy = Literal["half-width", "out of reach", "steps", "seconds"]
 
@@ -28,20 +29,6 @@ _MAD_TO_SD = 1.4826  # standard deviation over median absolute deviation, of nor
 # Half-width of a 95 % interval of the median over the samples' standard deviation, times √n: the
 # standard error of a median of normal samples is √(π/2) times that of the mean.
 _MEDIAN_TO_HALF_WIDTH = 1.96 * math.sqrt(math.pi / 2)
-
-
-@dataclass(frozen=True)
-class StopRule:
-    """When to stop measuring.
-
-    half_width: stop at this half-width of the median's 95 % interval, a fraction of the median.
-    most_steps, most_seconds: stop at this limit, or as soon as it is clear that the interval would
-        still be too wide there. The seconds are the sum of the steps.
-    """
-
-    half_width: float
-    most_steps: int
-    most_seconds: float
 
 
 @dataclass

@@ -143,12 +143,19 @@ MOMENTS: Mapping[str, str] = {
     "peak": "the peak of the recorded steady step",
     "out of memory": "the moment at which memory ran out and ended the attempt",
 }
+SAMPLE_PHASES: Mapping[str, str] = {
+    **PHASES,
+    "step": "the whole step; with `cold_l2`, and in kernel_time, the sum of its phases",
+    "outside": "kernels: outside of all phases",
+}
 PREDICTION_MODES: Mapping[str, str] = {
     "built": MODES["built"],
     "first": MODES["first"],
     "steady": "a later step, like all after it",
     "": "the verdict",
 }
+_REPLACES = "attempt up to which successes are replaced if this one succeeds (`--retry`); 0: none"
+_KERNEL_CLASS = "kind of work; `run.kernels` applies the current rules to the stored names"
 
 
 @dataclass(frozen=True)
@@ -156,38 +163,17 @@ class AttemptRow:
     """An attempt at a cell, also one that failed: how it ended, and where and with what it ran."""
 
     task: Annotated[str, column("name of the task", required=True)]
-    task_version: Annotated[
-        int,
-        column(
-            "version of the task: raised when a cell would be measured differently", Dtype.INT32
-        ),
-    ]
+    task_version: Annotated[int, column("version of the task", Dtype.INT32)]
     params: Annotated[str, column("the cell's parameters (see Parameters)", Dtype.JSON, "", True)]
     status: Annotated[str, column("how it ended", required=True, values=STATUSES)]
-    stage: Annotated[
-        str, column("stage in which it ended; empty if it succeeded or unknown", values=STAGES)
-    ]
-    phase: Annotated[
-        str,
-        column("phase in which it ended; empty if it succeeded or outside of steps", values=PHASES),
-    ]
-    evidence: Annotated[
-        str, column("what is known about an end other than `ok`", Dtype.JSON, "", True)
-    ]
-    facts: Annotated[
-        str, column("where and with what it was measured, as read back", Dtype.JSON, "", True)
-    ]
+    stage: Annotated[str, column("stage in which it failed; empty if unknown", values=STAGES)]
+    phase: Annotated[str, column("phase in which it failed; empty outside of steps", values=PHASES)]
+    evidence: Annotated[str, column("what is known about a failure", Dtype.JSON, "", True)]
+    facts: Annotated[str, column("where and with what it ran, read back", Dtype.JSON, "", True)]
     started_at: Annotated[float, column("when it began", Dtype.TIMESTAMP, "UTC")]
     wall_s: Annotated[float, column("duration, with everything around its steps", unit="s")]
-    timeout_s: Annotated[float, column("how long it was allowed to take", unit="s")]
-    replaces: Annotated[
-        int,
-        column(
-            "number of the attempt up to which successes are replaced if this one succeeds "
-            "(`--retry`); 0: none",
-            Dtype.INT32,
-        ),
-    ]
+    timeout_s: Annotated[float, column("limit on its duration", unit="s")]
+    replaces: Annotated[int, column(_REPLACES, Dtype.INT32)]
     commit: Annotated[str, column("git commit of this program; `+` if files were changed")]
 
 
@@ -198,25 +184,12 @@ class Sample:
     instrument: Annotated[str, column("what measured it", values=INSTRUMENTS)]
     metric: Annotated[str, column("name of the number")]
     unit: Annotated[str, column("unit of the value; empty for a flag or a fraction of time")]
-    value: Annotated[
-        float | None, column("the number; null if it was not available", unit="`unit`")
-    ]
+    value: Annotated[float | None, column("the number; null if not available", unit="`unit`")]
     mode: Annotated[str, column("which steps, or which moment", values=MODES)] = ""
-    phase: Annotated[
-        str,
-        column(
-            "phase of the step; empty outside of phases",
-            values={
-                **PHASES,
-                "step": "the whole step; with `cold_l2`, and in kernel_time, the sum of its phases",
-                "outside": "kernels: outside of all phases",
-            },
-        ),
-    ] = ""
-    step: Annotated[
-        int | None,
-        column("number of the step within its mode, from 0; null if it has none", Dtype.INT32),
-    ] = None
+    phase: Annotated[str, column("phase; empty outside of phases", values=SAMPLE_PHASES)] = ""
+    step: Annotated[int | None, column("number of the step in its mode, from 0", Dtype.INT32)] = (
+        None
+    )
     note: Annotated[str, column("why `value` is null, or a label; usually empty")] = ""
 
 
@@ -227,26 +200,13 @@ class KernelRow:
     On the CPU an operator, with its own time only.
     """
 
-    phase: Annotated[
-        str, column("phase in which it was launched; empty outside of phases", values=PHASES)
-    ]
-    module: Annotated[
-        str, column("module of the model that it works for; empty if unknown", values=MODULES)
-    ]
-    kernel_class: Annotated[
-        str,
-        column(
-            "kind of work, from its name; `run.kernels` applies the current rules to stored names",
-            values=KERNEL_CLASSES,
-        ),
-    ]
+    phase: Annotated[str, column("phase of its launch; empty outside of phases", values=PHASES)]
+    module: Annotated[str, column("module that it works for; empty if unknown", values=MODULES)]
+    kernel_class: Annotated[str, column(_KERNEL_CLASS, values=KERNEL_CLASSES)]
     attributed_by: Annotated[str, column("evidence for the module", values=KERNEL_EVIDENCE)]
     operator: Annotated[str, column("torch operator that launched it; empty if unknown")]
     name: Annotated[str, column("kernel; on the CPU the operator, or `outside operators`")]
-    steps: Annotated[
-        int | None,
-        column("number of profiled steps; null if the trace does not show it", Dtype.INT32),
-    ]
+    steps: Annotated[int | None, column("number of profiled steps, if known", Dtype.INT32)]
     count: Annotated[int, column("number of launches in those steps")]
     total_ns: Annotated[int, column("total time of all launches", unit="ns")]
     mean_ns: Annotated[float, column("mean time of a launch", unit="ns")]
@@ -267,20 +227,10 @@ class AllocationRow:
     moment: Annotated[str, column("moment at which they are alive", values=MOMENTS)]
     phase: Annotated[str, column("phase of that moment", values=PHASES)]
     role: Annotated[str, column("what the memory is used for", values=ROLES)]
-    part: Annotated[
-        str, column("module of the model, named like `module` of `kernels`; may be empty")
-    ]
+    part: Annotated[str, column("module of the model, as in `kernels`; may be empty")]
     attributed_by: Annotated[str, column("evidence for the role", values=ROLE_EVIDENCE)]
-    allocated_in: Annotated[
-        str,
-        column("phase of the recorded step that made them; empty if older or outside of phases"),
-    ]
-    call_chain: Annotated[
-        str,
-        column(
-            "`file:line function` and its callers, joined by ` < `; empty if no Python code ran"
-        ),
-    ]
+    allocated_in: Annotated[str, column("phase that made them; empty if older or outside")]
+    call_chain: Annotated[str, column("`file:line function`, then its callers after ` < `")]
     size_bytes: Annotated[int, column("requested size of each", unit="bytes")]
     count: Annotated[int, column("number of allocations; 0 for `slack`")]
     total_bytes: Annotated[int, column("total size", unit="bytes")]
@@ -291,9 +241,7 @@ class LiveRow:
     """Bytes of one role that are alive at one moment of the recorded step."""
 
     event: Annotated[int, column("number of the allocator's event after which this holds")]
-    at_ms: Annotated[
-        float, column("time since the first event of the step, by the CPU's clock", unit="ms")
-    ]
+    at_ms: Annotated[float, column("time since the step's first event, on the CPU", unit="ms")]
     phase: Annotated[str, column("phase of that moment; empty between phases", values=PHASES)]
     role: Annotated[str, column("role as in `allocations`, without `slack`")]
     live_bytes: Annotated[int, column("requested bytes that are alive", unit="bytes")]
@@ -307,31 +255,14 @@ class PredictionRow:
     phase: Annotated[str, column("phase of the step; empty outside of phases", values=PHASES)]
     metric: Annotated[str, column("name of the number")]
     unit: Annotated[str, column("unit of the value")]
-    step: Annotated[
-        int | None, column("rank of a `saved_operation_bytes`, from 1; otherwise null", Dtype.INT32)
-    ]
-    value: Annotated[
-        float | None,
-        column("predicted number; null for a verdict or without a prediction", unit="`unit`"),
-    ]
+    step: Annotated[int | None, column("rank of a `saved_operation_bytes`, from 1", Dtype.INT32)]
+    value: Annotated[float | None, column("the number; null for a verdict", unit="`unit`")]
     note: Annotated[str, column("how it was predicted, a role, the verdict, or why it is null")]
 
 
 CELL = Field("cell", Dtype.TEXT, "id of the cell: a digest of its task and parameters", "", True)
-ATTEMPT = Field(
-    "attempt",
-    Dtype.INT32,
-    "number of the attempt, from 1; with `cell` the key of `attempts`",
-    "",
-    True,
-)
+ATTEMPT = Field("attempt", Dtype.INT32, "number of the attempt at the cell, from 1", "", True)
 PREDICTED_AT = Field("predicted_at", Dtype.TIMESTAMP, "when it was predicted", "UTC", True)
-ATTEMPT_KEY = (CELL, ATTEMPT)
-PREDICTION_KEY = (CELL, PREDICTED_AT)
-
-# Stored columns of samples. They are in another order than the fields of Sample, and the order of
-# stored columns never changes.
-_SAMPLE_ORDER = ("instrument", "mode", "phase", "metric", "unit", "step", "value", "note")
 
 
 @dataclass(frozen=True)
@@ -343,50 +274,53 @@ class StoredTable:
     fields: tuple[Field, ...]
 
 
-def _sample_fields() -> tuple[Field, ...]:
-    by_name = {field.name: field for field in fields_of(Sample)}
-    return tuple(by_name[name] for name in _SAMPLE_ORDER)
+def _of_attempts(name: str, doc: str, row: type, order: tuple[str, ...] = ()) -> StoredTable:
+    """Declare a table whose key is the attempt. order: of its columns, if not that of the row."""
+    fields = {field.name: field for field in fields_of(row)}
+    return StoredTable(name, doc, (CELL, ATTEMPT, *(fields[one] for one in order or fields)))
 
 
 STORED_TABLES: tuple[StoredTable, ...] = (
-    StoredTable(
+    _of_attempts(
         "attempts",
         "One row per attempt at a cell, also of failed ones: how it ended, and what is known "
         "about where and why.",
-        (*ATTEMPT_KEY, *fields_of(AttemptRow)),
+        AttemptRow,
     ),
-    StoredTable(
+    _of_attempts(
         "samples",
         "One row per measured number, of every attempt, also of one that failed later. The time of "
         "a cell is `duration` of `timing` with the phase `step`, in mode `pipelined` or, without "
         "that, `synced`.",
-        (*ATTEMPT_KEY, *_sample_fields()),
+        Sample,
+        # The order of stored columns never changes, and the fields of Sample are in another one.
+        ("instrument", "mode", "phase", "metric", "unit", "step", "value", "note"),
     ),
-    StoredTable(
+    _of_attempts(
         "kernels",
         "One row per kernel name, phase and module, over `steps` profiled steps: the time per step "
         "is `total_ns / steps`. On the CPU an operator's own time, without the operators within "
         "it. For cells with the instrument `kernels` or `nsys`.",
-        (*ATTEMPT_KEY, *fields_of(KernelRow)),
+        KernelRow,
     ),
-    StoredTable(
+    _of_attempts(
         "allocations",
         "One row for all allocations on the GPU that are alive at one moment and agree in role, "
         "part, size and place in the code. `total_bytes` adds up to the allocated memory. For "
         "cells with the instrument `memory_snapshot`.",
-        (*ATTEMPT_KEY, *fields_of(AllocationRow)),
+        AllocationRow,
     ),
-    StoredTable(
+    _of_attempts(
         "live",
         "Bytes of each role that are alive at about 250 moments of the recorded step. At each "
         "moment the roles add up; between two moments the highest one is stored. For cells with "
         "the instrument `memory_snapshot`.",
-        (*ATTEMPT_KEY, *fields_of(LiveRow)),
+        LiveRow,
     ),
     StoredTable(
         "predictions",
         "One row per predicted number of a cell's memory, before anything was measured; it belongs "
         "to no attempt. If a cell was predicted several times, the latest `predicted_at` counts.",
-        (*PREDICTION_KEY, *fields_of(PredictionRow)),
+        (CELL, PREDICTED_AT, *fields_of(PredictionRow)),
     ),
 )

@@ -11,9 +11,8 @@ from tasks.spec.axes import WORK, Affects, axis
 from tasks.spec.parameters import (
     AttentionAxisParams,
     PositiveInt,
-    batch_size_axis,
-    context_length_axis,
     pass_axis,
+    work_axis,
 )
 
 Compile = Literal["eager", "blocks", "model"]
@@ -50,21 +49,15 @@ class TrainStepParams(AttentionAxisParams):
     d_ff: PositiveInt | None = axis(
         None, "inner width of the feed-forward module", unit="elements", affects=WORK
     )
-    num_layers: PositiveInt | None = axis(None, "number of blocks", affects=WORK, memory_order=())
+    num_layers: PositiveInt | None = work_axis(None, "number of blocks")
     num_heads: PositiveInt | None = axis(None, "attention heads in each block", affects=WORK)
     model: str | None = axis(
         None, "your own model: package.module:Factory, from token ids to logits"
     )
     model_args: dict[str, Any] = axis({}, "keyword arguments of the factory", affects=WORK)
-    context_length: PositiveInt = context_length_axis(512)
-    batch_size: PositiveInt = batch_size_axis(4)
-    vocab_size: PositiveInt = axis(
-        VOCAB_SIZE,
-        "size of the vocabulary",
-        unit="tokens",
-        affects=WORK,
-        memory_order=(),
-    )
+    context_length: PositiveInt = work_axis(512, "length of each sequence", "tokens")
+    batch_size: PositiveInt = work_axis(4, "sequences in a step", "sequences")
+    vocab_size: PositiveInt = work_axis(VOCAB_SIZE, "size of the vocabulary", "tokens")
     compile: Compile = "eager"
     pass_: Pass = pass_axis("train_step", get_args(Pass))
     optimizer: Literal["course", "foreach", "fused"] = axis(

@@ -23,7 +23,7 @@ def samples(*rows: tuple[str, str, float | None, int, str]) -> pd.DataFrame:
 
 
 def columns_of(rows: pd.DataFrame, *declared: CellColumn) -> dict[str, object]:
-    metric = Metric("size", "test", "bytes", "a size", columns=declared)
+    metric = Metric("test", "size", "bytes", "a size", columns=declared)
     found = metric_columns(rows, [metric])
     return found.loc[CELL].to_dict() if len(found) else {}
 

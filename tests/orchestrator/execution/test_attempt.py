@@ -32,7 +32,7 @@ MakeAttempt = Callable[..., Attempt]
 CGROUPS = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
 EXECUTE = (
     "import sys; from pathlib import Path; from orchestrator.execution.attempt import execute;"
-    "from tasks.spec.attempt import Attempt; execute(Attempt.from_json(Path(sys.argv[1]).read_text()))"
+    "from tasks.spec.registry import read_attempt; execute(read_attempt(Path(sys.argv[1]).read_text()))"
 )
 
 
@@ -230,10 +230,10 @@ import json, sys
 from pathlib import Path
 (Path(sys.argv[1]) / "cgroup.procs").write_text("0")
 from orchestrator.execution.attempt import execute
-from tasks.spec.attempt import Attempt
+from tasks.spec.registry import read_attempt
 ballast = bytearray(b"x") * 400_000_000
 for file in sys.argv[2:]:
-    outcome = execute(Attempt.from_json(Path(file).read_text()))
+    outcome = execute(read_attempt(Path(file).read_text()))
     print(json.dumps({"status": outcome.status, "stage": outcome.stage, "phase": outcome.phase, **outcome.evidence}))
 """
 

@@ -24,6 +24,7 @@ from orchestrator.execution.events import AttemptStarted, Event
 from orchestrator.scheduling import ray_scheduler as schedulers
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
+from tasks.spec.registry import read_attempt
 from tasks.spec.status import Status
 
 MakeAttempt = Callable[..., Attempt]
@@ -92,7 +93,7 @@ def test_what_is_left_on_another_host_comes_to_the_driver(
     assert (attempt.path / LOG_FILE).read_text() == f"{LOG_FILE} of {attempt.cell.id}"
     assert (attempt.path / "deep" / "trace.json").exists()
     assert (
-        Attempt.from_json((attempt.path / ATTEMPT_FILE).read_text()).folder == attempt.folder
+        read_attempt((attempt.path / ATTEMPT_FILE).read_text()).folder == attempt.folder
     )  # it says where it is now
     assert not (attempt.path / "cache").exists()
     assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]

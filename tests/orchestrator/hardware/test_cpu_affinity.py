@@ -17,6 +17,7 @@ from orchestrator.hardware.cpu_affinity import cores_for, divide_cores, parse_co
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from tasks.spec.attempt import Attempt
+from tasks.spec.registry import read_attempt
 
 
 def span(low: int, high: int) -> frozenset[int]:
@@ -103,7 +104,7 @@ def test_a_pinned_cell_computes_and_compiles_on_as_many_threads(
     assert [attempt.settings.cores for attempt, _ in done] == [None, (4, 5, 6)]
     assert done[0][1] == {"OMP_NUM_THREADS": "16"}
     assert done[1][1] == {"OMP_NUM_THREADS": "3", "TORCHINDUCTOR_COMPILE_THREADS": "3"}
-    assert Attempt.from_json(done[1][0].to_json()) == done[1][0]
+    assert read_attempt(done[1][0].to_json()) == done[1][0]
 
 
 def driver(**answers: Any) -> dict[str, Callable[..., Any]]:

@@ -26,7 +26,7 @@ from tasks.process.environment import fingerprint, probe
 from tasks.process.journal import FinalStatus, Journal, read_journal
 from tasks.process.phase_file import Progress, read_phase
 from tasks.spec.attempt import Attempt, Settings
-from tasks.spec.registry import all_tasks, make_cell
+from tasks.spec.registry import all_tasks, make_cell, read_attempt
 from tasks.spec.status import Status
 from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
@@ -268,7 +268,7 @@ def test_attempts_travel_as_json() -> None:
         "/somewhere",
         Settings(env={"A": "b"}, import_paths=("/x",), instruments=("timing",)),
     )
-    assert Attempt.from_json(attempt.to_json()) == attempt
+    assert read_attempt(attempt.to_json()) == attempt
 
 
 def test_tasks_are_found_by_their_files() -> None:

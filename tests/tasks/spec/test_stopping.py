@@ -9,7 +9,8 @@ import pytest
 
 from tasks.spec import stopping
 from tasks.spec.order_statistics import half_width, median_rank
-from tasks.spec.stopping import StepDurations, StopRule, warm_up_steps
+from tasks.spec.parameters import StopRule
+from tasks.spec.stopping import StepDurations, warm_up_steps
 
 RULE = StopRule(half_width=0.01, most_steps=100, most_seconds=1e9)
 TRIALS = 600
