@@ -246,7 +246,7 @@ def test_defaults_said_or_not_are_the_same_cell() -> None:
         (["timing=adaptive", "most_steps=5"], "greater than or equal to 6"),
         (["timing=adaptive", "most_seconds=0"], "greater than 0"),
         (["timing=adaptive", "measured_steps=many"], "valid integer"),
-        (["timing=fixed", "measured_steps=null"], "timing: fixed needs warmup_steps and measured_steps"),
+        (["timing=fixed", "measured_steps=null"], "needs warmup_steps and measured_steps"),
     ],
 )
 def test_what_cannot_be_is_one_line(sets: list[str], said: str) -> None:
