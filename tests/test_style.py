@@ -29,7 +29,6 @@ KNOWN = {
     "tasks/harness",
     "tasks/instruments",
     "tasks/prediction",
-    "tasks/spec",
 }
 
 OPENERS = re.compile(r"(Of|What|Whether|That|Those|As|So|Where|How|Who|Why|By|In|From|The same)\b")

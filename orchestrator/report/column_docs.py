@@ -15,7 +15,7 @@ from functools import cache
 from orchestrator.analysis.cells import RUN_FIELDS
 from orchestrator.analysis.derived_fields import DERIVED_FIELDS
 from orchestrator.report.column_guide import guide
-from tasks.spec.facts import EVIDENCE, FACTS
+from tasks.spec.facts import EVIDENCE, FACT_COLUMNS, FACTS
 from tasks.spec.fields import Fact, Field, name_pattern
 from tasks.spec.metrics import METRICS, PREDICTED_METRICS, Metric
 from tasks.spec.registry import all_axes
@@ -60,7 +60,7 @@ def cell_columns() -> tuple[ColumnDoc, ...]:
     )
     found = [_of_field(stored[name]) for name in names]
     found += [ColumnDoc(one.name, one.unit, one.doc) for one in (*RUN_FIELDS, *DERIVED_FIELDS)]
-    found += [_of_fact(fact) for fact in (*FACTS, *EVIDENCE) if fact.in_cells]
+    found += [_of_fact(fact) for fact in FACT_COLUMNS]
     for metric in (*METRICS, *PREDICTED_METRICS):
         found += [ColumnDoc(one.name, one.unit or "", one.doc) for one in metric.columns]
     by_name: dict[str, ColumnDoc] = {}

@@ -1,1 +1,1 @@
-"""The contract between measuring and orchestrating: axes, cells, attempts, rows. Imports no torch."""
+"""Contract of measuring and orchestrating: axes, cells, attempts, rows. Imports no torch."""

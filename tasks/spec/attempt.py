@@ -1,4 +1,4 @@
-"""One attempt at a cell: the input of the measuring process, as JSON, and the names of its files."""
+"""An attempt at a cell: the input of the measuring process as JSON, and its files."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ LOG_FILE = "log.txt"
 RERUN_FILE = "rerun.sh"
 PHASE_FILE = "phase"
 BEFORE_ITS_TASK = ("", "start")  # stages before the process begins its task
-# Limit for these stages. A cell's own time limit starts after them, because importing torch on a busy
-# host may take minutes.
+# Limit for these stages. A cell's own time limit starts after them, because importing torch on a
+# busy host may take minutes.
 PREPARATION_S = 300.0
-
-
-# How the measuring process starts: forked by a process that has imported torch, or as a new process.
+# The measuring process is forked by a process that has imported torch, or is a new process.
 StartMethod = Literal["fork", "spawn"]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure. Not part of a cell's identity, which says what is measured.
+    """Settings of the measuring process. They are not part of a cell's identity.
 
     timeout_s: limit from the begin of the task. env: variables for the measuring process.
-    host_memory_gib: limit on the resident set. import_paths: added to `sys.path` for your own model.
+    host_memory_gib: limit on the resident set. import_paths: appended to `sys.path`.
     start_method: None: forked if possible. cores: the process is restricted to these; None: all.
     """
 

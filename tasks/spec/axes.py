@@ -1,8 +1,8 @@
 """Declaration of an axis: everything that the program knows about a parameter of a cell.
 
-A field of a task's parameters is an axis. `axis()` declares its default, its description, and what it
-affects. The order of values in tables, what a prediction or an estimate may ignore, and along which
-axes memory grows, follow from the declarations through the functions below.
+A field of a task's parameters is an axis. `axis()` declares its default, its description, and what
+it affects. The order of values in tables, what a prediction or an estimate may ignore, and along
+which axes memory grows, follow from the declarations through the functions below.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Affects(Flag):
-    """What a change of an axis may change."""
+    """Quantities that may change along an axis."""
 
     NONE = 0
     MEMORY = auto()  # memory of a cell that is not compiled, as it is predicted
@@ -36,23 +36,24 @@ WORK = Affects.ALL & ~Affects.SPEED
 
 @dataclass(frozen=True)
 class Axis:
-    """What is declared about an axis in addition to its type and its default.
+    """Properties of an axis in addition to its type and its default.
 
     unit: of a number, such as `tokens`.
-    affects: if in doubt, more: a wrong Affects.MEMORY costs time, a missing one a wrong prediction.
-    memory_order: None if memory may shrink along the axis. Otherwise a cell needs no less memory with
-        a later value: `()` for larger numbers, or the words in their order.
+    affects: what it may change.
+    memory_order: None if memory may shrink along the axis. Otherwise a cell needs at least as much
+        memory with a later value: `()` for larger numbers, or the words in their order.
     part_of: the axis whose value decides whether this one is null, such as `timing`.
     """
 
     doc: str
     unit: str = ""
+    # If in doubt, more: a wrong Affects.MEMORY costs time, a missing one gives a wrong prediction.
     affects: Affects = Affects.ALL
     memory_order: tuple[str, ...] | None = None
     part_of: str = ""
 
     def __call__(self, schema: dict[str, Any]) -> None:
-        """Add the unit to the axis's JSON Schema; pydantic calls this."""
+        """Add the unit to the axis's JSON Schema."""
         if self.unit:
             schema["x-unit"] = self.unit
 
@@ -60,13 +61,13 @@ class Axis:
 def axis(default: Any, doc: str, *, alias: str | None = None, **declared: Any) -> Any:
     """Declare an axis as the default of a parameter's field; `...` makes it required.
 
-    A later version may add axes, but the default must be what was measured before: ids of cells hash
-    only what differs from the defaults.
+    The default of a new axis must be what was measured before: cell ids hash only what differs from
+    the defaults, so that stored results then belong to the same cells.
 
     declared: further attributes of `Axis`.
     """
-    record = Axis(doc, **declared)
-    extra: Callable[[dict[str, Any]], None] = record
+    # Pydantic calls `json_schema_extra` to complete the schema; here it also carries the record.
+    extra: Callable[[dict[str, Any]], None] = Axis(doc, **declared)
     return Field(default, alias=alias, description=doc, json_schema_extra=extra)
 
 
@@ -95,22 +96,17 @@ def _declaration(params: type[BaseModel], attribute: str) -> Axis:
 def memory_orders(params: type[BaseModel]) -> Mapping[str, tuple[str, ...]]:
     """Return the axes along which a cell never needs less memory, with the order of their words.
 
-    Inferred out-of-memory rests on these: a cell that asks for no less than one that ran out of memory
-    runs out of memory, too.
+    Inferred out-of-memory rests on these: a cell that needs at least as much as one that ran out of
+    memory runs out of memory, too.
     """
-    found = {}
-    for name, declared in axes_of(params).items():
-        if declared.memory_order is not None:
-            found[name] = declared.memory_order
-    return found
+    axes = axes_of(params).items()
+    return {name: one.memory_order for name, one in axes if one.memory_order is not None}
 
 
 @cache
 def axes_without(params: type[BaseModel], effect: Affects) -> frozenset[str]:
     """Return the axes of a task that do not affect something."""
-    return frozenset(
-        name for name, declared in axes_of(params).items() if not declared.affects & effect
-    )
+    return frozenset(name for name, one in axes_of(params).items() if not one.affects & effect)
 
 
 def axes_with(params: type[BaseModel], effect: Affects) -> frozenset[str]:

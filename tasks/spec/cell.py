@@ -24,11 +24,9 @@ class Cell:
 
     @cached_property
     def id(self) -> str:
-        """A hash of task, version and non-default parameters.
-
-        Defaults are left out so that a new axis, whose default is what was measured before, does
-        not change the ids of stored results.
-        """
+        """Hash of task, version and non-default parameters."""
+        # Without defaults, so that a new axis, whose default is what was measured before, does not
+        # change the ids of stored results.
         identity = json.dumps([self.task, self.version, self.params.non_default()], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:ID_LENGTH]
 
@@ -46,14 +44,9 @@ class Cell:
 
 
 def escape_unprintable(text: str) -> str:
-    """Return the text with unprintable characters as Python escapes them.
-
-    A value may hold line breaks or control sequences of a terminal.
-    """
-    if text.isprintable():
-        return text
-    letters = [letter if letter.isprintable() else repr(letter)[1:-1] for letter in text]
-    return "".join(letters)
+    """Return the text with unprintable characters as Python escapes them."""
+    # A value may hold line breaks or control sequences of a terminal.
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:

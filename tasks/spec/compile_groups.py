@@ -1,10 +1,4 @@
-"""Groups cells that compile the same graphs: the first one fills the shared cache for the others.
-
-Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
-optimizer, vocabulary or number of layers, or with the pass `forward_backward` or `forward_grad`, found
-everything that `train_step` had compiled. `forward` did not. Inductor locks one graph at a time, so
-cells that compile different graphs do not wait for each other.
-"""
+"""Groups of cells that compile the same graphs: the first one fills the cache for the others."""
 
 from __future__ import annotations
 
@@ -15,6 +9,10 @@ from typing import Any
 from tasks.spec.axes import Affects, axes_without
 from tasks.spec.cell import Cell
 
+# Seen with torch 2.13 on the CPU with compiled blocks: a cell with another seed, number of steps,
+# optimizer, vocabulary or number of layers, or with the pass `forward_backward` or `forward_grad`,
+# found everything that `train_step` had compiled. `forward` did not. Inductor locks one graph at a
+# time, so cells that compile different graphs do not wait for each other.
 _NAMES_OF_DIMENSIONS = frozenset({"size", "year", "d_model", "d_ff", "num_layers", "num_heads"})
 # Not part of a block's graph: all blocks share one, and embedding and head are outside.
 _AROUND_THE_BLOCKS = frozenset({"num_layers", "vocab_size"})

@@ -1,13 +1,12 @@
 """Every key of the JSON objects `facts` and `evidence` of an attempt.
 
-Facts say where and with what a cell was measured, as read back. Evidence says what is known about an
-attempt that did not end with `ok`. Those listed first are also columns of `cells`, in this order.
+Facts describe where and with what a cell was measured, as read back. Evidence is what is known
+about an attempt that did not end with `ok`. The first ones are also columns of `cells`, in this
+order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import partial
 
 from tasks.spec.fields import Dtype, Fact
@@ -19,12 +18,19 @@ _bool = partial(Fact, dtype=Dtype.BOOL)
 _json = partial(Fact, dtype=Dtype.JSON)
 _bytes = partial(Fact, dtype=Dtype.INT64, unit="bytes")
 
+_AUTOCAST_PARTS = {
+    "parameters": "parameters",
+    "fc1": "first linear layer's output",
+    "relu": "ReLU's output",
+    "norm": "norm's output",
+    "logits": "logits",
+    "loss": "loss",
+    "gradients": "gradients",
+}
 _CELL_FACTS = (
     # Where and by which program.
     _text("program_source", doc="digest of the measuring code; several commits may share it"),
-    _text(
-        "invocation", doc="command that measured it: `time` of its entry in run.json", unit="UTC"
-    ),
+    _text("invocation", doc="command that measured it: its `time` in run.json", unit="UTC"),
     _text("host", doc="name of the host"),
     _text("gpu", doc="name of the GPU, from its driver"),
     _text("gpu_uuid", doc="id of the GPU; a digest of it in published results"),
@@ -42,8 +48,7 @@ _CELL_FACTS = (
     _bool("matmul_allow_tf32", doc="torch's flag, read back"),
     # What torch.compile did.
     _text(
-        "compile_cache_seen",
-        doc="cold, warm or mixed: the compiler's cache had nothing, all or some",
+        "compile_cache_seen", doc="the compiler's cache had nothing, all or some: cold, warm, mixed"
     ),
     _int("compile_graphs", doc="graphs that torch.compile made"),
     _int("compile_graph_breaks", doc="number of graph breaks"),
@@ -57,28 +62,17 @@ _CELL_FACTS = (
     _text("attention_asked", doc="attention backend that was requested"),
     _text("attention_seen", doc="attention backend whose kernels ran"),
     _text("attention_kernels", doc="names of those kernels"),
-    # The dtypes of the task autocast_dtypes.
-    _text("dtype_parameters", doc="autocast_dtypes: dtype of the parameters"),
-    _text("dtype_fc1", doc="autocast_dtypes: dtype of the first linear layer's output"),
-    _text("dtype_relu", doc="autocast_dtypes: dtype of the ReLU's output"),
-    _text("dtype_norm", doc="autocast_dtypes: dtype of the norm's output"),
-    _text("dtype_logits", doc="autocast_dtypes: dtype of the logits"),
-    _text("dtype_loss", doc="autocast_dtypes: dtype of the loss"),
-    _text("dtype_gradients", doc="autocast_dtypes: dtype of the gradients"),
-    _int("softmax_flops", doc="softmax in a forward pass, all layers", unit="FLOP"),
-    _int(
-        "attention_matmul_flops",
-        doc="both products of attention in a forward pass, all layers",
-        unit="FLOP",
+    *(
+        _text(f"dtype_{part}", doc=f"autocast_dtypes: dtype of the {description}")
+        for part, description in _AUTOCAST_PARTS.items()
     ),
+    _int("softmax_flops", doc="softmax in a forward pass, all layers", unit="FLOP"),
+    _int("attention_matmul_flops", doc="products of attention, as `softmax_flops`", unit="FLOP"),
     # Adaptive timing.
     _int("timing_warmup_steps", doc="adaptive timing: synced steps that were warm-up"),
     _text("timing_stopped_by", doc="adaptive timing: half-width, out of reach, steps or seconds"),
     _text("timing_pipelined", doc="adaptive timing: pipelined steps `as synced`, or `measured`"),
-    _float(
-        "timing_half_width",
-        doc="adaptive timing: half-width of the interval reached, over the median",
-    ),
+    _float("timing_half_width", doc="adaptive timing: half-width reached, over the median"),
 )
 _OTHER_FACTS = (
     _text("start_method", doc="start of the process: `fork` from a fork server, or `spawn`"),
@@ -98,9 +92,7 @@ _OTHER_FACTS = (
     _text("compute_capability", doc="compute capability of the GPU"),
     _json("fingerprint", doc="fields that must be equal for cells of one run to be comparable"),
     _text("grad_mode", doc="`grad` or `no_grad`"),
-    _int(
-        "parameters_expected", doc="number of parameters that follows from the model's dimensions"
-    ),
+    _int("parameters_expected", doc="parameters that follow from the model's dimensions"),
     _text("model_source", doc="digest of the code of your own model"),
     _json("flops", doc="floating-point operations of each phase, by the closed form", unit="FLOP"),
     _text("compile_threads", doc="threads of torch's compiler"),
@@ -141,12 +133,8 @@ _OTHER_EVIDENCE = (
 )
 
 
-def _as_columns(facts: Iterable[Fact]) -> Iterator[Fact]:
-    for fact in facts:
-        yield replace(fact, in_cells=True)
-
-
-FACTS: tuple[Fact, ...] = (*_as_columns(_CELL_FACTS), *_OTHER_FACTS)
-EVIDENCE: tuple[Fact, ...] = (*_as_columns(_CELL_EVIDENCE), *_OTHER_EVIDENCE)
+FACTS: tuple[Fact, ...] = (*_CELL_FACTS, *_OTHER_FACTS)
+EVIDENCE: tuple[Fact, ...] = (*_CELL_EVIDENCE, *_OTHER_EVIDENCE)
+FACT_COLUMNS = (*_CELL_FACTS, *_CELL_EVIDENCE)
 CELL_FACTS: tuple[str, ...] = tuple(fact.name for fact in _CELL_FACTS)
 CELL_EVIDENCE: tuple[str, ...] = tuple(fact.name for fact in _CELL_EVIDENCE)

@@ -1,9 +1,9 @@
 """Declarations of recorded values: columns of stored tables, and facts of an attempt.
 
 Everything that a reader of results needs to know about a value is declared once, here or in
-`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`, formatters
-and docs/columns.md are generated from the declarations. This module imports no torch, pandas or
-pyarrow.
+`tables.py`, `metrics.py`, `facts.py` and `axes.py`. Arrow schemas, the columns of `cells`,
+formatters and docs/columns.md are generated from the declarations. This module imports no torch,
+pandas or pyarrow.
 """
 
 from __future__ import annotations
@@ -87,16 +87,12 @@ class Field:
 
 @dataclass(frozen=True)
 class Fact:
-    """A key of the JSON objects `facts` or `evidence` of an attempt.
-
-    in_cells: the fact is also a column of `cells`.
-    """
+    """A key of the JSON objects `facts` or `evidence` of an attempt."""
 
     name: str
     dtype: Dtype
     doc: str
     unit: str = ""
-    in_cells: bool = False
 
 
 def column(

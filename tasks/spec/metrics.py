@@ -1,8 +1,9 @@
 """Every metric of the table `samples` and of predictions, and the columns of `cells` made of it.
 
-A new number needs one declaration here, and a `Sample` with the same instrument, name and unit where it
-is measured; tests refuse samples without a declaration. `orchestrator/analysis` makes the columns, and
-docs/columns.md lists them. Metrics have one column of their own name unless `columns` differ.
+A new number needs one declaration here, and a `Sample` with the same instrument, name and unit
+where it is measured; tests refuse samples without a declaration. `orchestrator/analysis` makes the
+columns, and docs/columns.md lists them. A metric has one column of its name unless it declares
+others.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ _EACH = (*PHASES, STEP)
 class CellColumn:
     """A column of `cells`, or several, made of a metric's samples.
 
-    name: may hold `{phase}`, `{rank}` (the sample's `step`), `{role}` (its `note`), `{when}` (its `mode`) or
-        `{statistic}`; each value then has a column. `cells` has the column if a sample belongs to it.
+    name: may hold `{phase}`, `{rank}` (the sample's `step`), `{role}` (its `note`), `{when}` (its
+        `mode`) or `{statistic}`; each value that a sample has is a column.
     aggregate: how several samples of a cell become one value. None: a function of
         `orchestrator/analysis` makes the column, by a rule that cannot be declared.
     mode, phase: only samples with these; None: with any. Without `{phase}` in the name, samples of
         all phases are aggregated.
 
-    A metric fills in its own name, doc and unit where they are not given; the format follows from the unit.
+    A metric fills in its own name, doc and unit; the format follows from the unit.
     """
 
     name: str = ""
@@ -207,10 +208,9 @@ def _saved(name: str, doc: str, unit: str = "bytes") -> Metric:
     return _memory(name, unit, doc, (CellColumn(aggregate=Aggregate.MAX),), ("steady",))
 
 
-_PEAKS = {
-    kind: _peak(f"peak_{kind}_bytes", f"peak memory within the phase, {detail}")
-    for kind, detail in _KINDS.items()
-}
+_PEAKS: dict[str, Metric] = {}
+for _kind, _detail in _KINDS.items():
+    _PEAKS[_kind] = _peak(f"peak_{_kind}_bytes", f"peak memory within the phase, {_detail}")
 _SAVED = (
     _saved("saved_bytes", "saved by the forward pass for the backward pass"),
     _saved("saved_block_bytes", "of `saved_bytes`, saved by one block"),
@@ -254,8 +254,8 @@ _GPU_STATES = {
     "power_limit": ("W", "power that the GPU may draw"),
     "throttle_reasons": (
         "bit mask",
-        "why the clocks are not higher, a sum of NVML's bits: 1 idle, 2 set by an application, 4 power "
-        "limit, 8 hardware slowdown, 32 heat, 64 heat by hardware, 128 power supply",
+        "why the clocks are not higher, a sum of NVML's bits: 1 idle, 2 set by an application, 4 "
+        "power limit, 8 hardware slowdown, 32 heat, 64 heat by hardware, 128 power supply",
     ),
 }
 _GPU_COUNTERS = {
@@ -438,7 +438,7 @@ VERDICT = Metric(
     "prediction",
     "verdict",
     "",
-    "fits, borderline, perhaps, unlikely or oom: on the run's GPU or under the cell's cap; in `note`",
+    "fits, borderline, perhaps, unlikely or oom on the run's GPU or under the cell's cap: `note`",
     (CellColumn("predicted_verdict", aggregate=Aggregate.NOTE),),
 )
 _SQUARES = "in `attention`, number of such tensors in the formula"

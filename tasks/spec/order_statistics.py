@@ -1,9 +1,9 @@
 """Confidence intervals of a median from the order of the samples, without assuming a distribution.
 
-The number of samples below the median is Binomial(n, 1/2). Of n independent samples in ascending order
-x(1) … x(n), the interval [x(k), x(n+1-k)] therefore covers the median with a probability that depends
-on n and k only (H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, section 7.1). Adaptive
-timing and the report both use it.
+The number of samples below the median is Binomial(n, 1/2). For n independent samples in ascending
+order x(1) … x(n), the interval [x(k), x(n+1-k)] therefore covers the median with a probability that
+depends on n and k only (H. A. David and H. N. Nagaraja, Order Statistics, 3rd edition, section
+7.1).
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ def coverage(n: int, k: int) -> float:
 
 
 def _ways_below(n: int) -> Iterator[int]:
-    """Yield, for k = 1, 2, …, the number of outcomes with fewer than k of n samples below the median.
-
-    There are 2ⁿ outcomes in all. Integers avoid the overflow of binomial coefficients in floats.
-    """
+    """Yield, for k = 1, 2, …, in how many of 2ⁿ outcomes fewer than k samples are below it."""
+    # Integers, because binomial coefficients overflow floats.
     ways, term = 0, 1
     for k in count(1):
         ways += term

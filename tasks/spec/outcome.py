@@ -1,4 +1,4 @@
-"""The result of one attempt, as it is stored."""
+"""Result of one attempt, as it is stored."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ CompileMode = Literal["default", "reduce-overhead", "max-autotune"]
 CompileCache = Literal["shared", "cold"]
 # Absolute limit of integers: columns of tables, and torch's sizes and seeds, are signed 64-bit.
 LARGEST_INT = 2**63 - 1
-# Torch's allocator needs one of its smallest blocks on a GPU, 2 MiB. A pebibyte is more than any host
-# has; from 2³³ GiB on the limit in bytes does not fit into 63 bits.
+# Torch's allocator needs one of its smallest blocks on a GPU, 2 MiB. A pebibyte is more than any
+# host has; from 2³³ GiB on the limit in bytes does not fit into 63 bits.
 FEWEST_GIB, MOST_GIB = 2 / 1024, 1e6
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
@@ -37,8 +37,8 @@ MEASURED_STEPS = "measured steps: synced ones, and on a GPU as many pipelined; n
 class Axes(BaseModel):
     """Rules for the values of all axes.
 
-    Values are frozen and strict, unknown names are errors, numbers are finite, and integers fit into
-    a column of a table.
+    Values are frozen and strict, unknown names are errors, numbers are finite, and integers fit
+    into a column of a table.
     """
 
     model_config = ConfigDict(

@@ -1,4 +1,4 @@
-"""Finds tasks: every module directly in `tasks` that defines `TASK`. Adding a task is adding a file."""
+"""Registry of tasks: every module directly in `tasks` that defines `TASK` is one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HasFacts(Protocol):
 class Built(Protocol):
     """A cell that is ready to be measured: see `tasks/harness/workload.py` for its two kinds.
 
-    facts: what was read back after the build, such as dtypes, precision flags and the parameter count.
+    facts: what was read back after the build, such as dtypes and the parameter count.
     """
 
     @property
@@ -41,7 +41,7 @@ class Task:
 
     version: raise it when an unchanged cell would be measured differently. The version is part of a
         cell's id, so that older results then belong to other cells.
-    build: imports torch and prepares the cell. Raises `Skip` if it cannot be measured on this device.
+    build: imports torch and prepares the cell. Raises `Skip` if the device cannot measure it.
     work: the amount of computation in a cell, in any unit that is proportional to its duration.
     """
 
@@ -54,8 +54,9 @@ class Task:
 
 @cache
 def all_tasks() -> Mapping[str, Task]:
-    """Return all tasks by name. Must not import torch, because planning does not need it."""
-    # Imported by name: the contract in tasks/spec does not depend on the tasks that fulfil it.
+    """Return all tasks by name."""
+    # Imported by name: the contract in tasks/spec does not depend on the tasks that fulfil it. None
+    # of these modules may import torch, because planning does not need it.
     folder = importlib.import_module("tasks").__path__
     names = [module.name for module in pkgutil.iter_modules(folder) if not module.ispkg]
     modules = [importlib.import_module(f"tasks.{name}") for name in names if name != "__main__"]
@@ -65,7 +66,7 @@ def all_tasks() -> Mapping[str, Task]:
 
 @cache
 def all_axes() -> Mapping[str, Axis]:
-    """Return the axes of all tasks by name. Of an axis of several tasks the first declaration counts."""
+    """Return the axes of all tasks by name. The first declaration of a name counts."""
     found: dict[str, Axis] = {}
     for params in (*_all_params(), MultiGpuParams, ImportedParams):
         for name, declared in axes_of(params).items():

@@ -14,9 +14,8 @@ _INSTALLED = ("site-packages", "dist-packages")
 def source_digest(model: str, paths: Sequence[str]) -> str | None:
     """Return a digest of the top-level module or package of `package.module:Factory`.
 
-    The digest covers all its Python files; nothing is imported. None if it is not found or installed.
-
-    paths: where to look for it, as in sys.path.
+    The digest covers all its Python files, and nothing is imported. Return None if the package is
+    installed, or not found in `paths`, which is like sys.path.
     """
     spec = PathFinder.find_spec(model.partition(":")[0].partition(".")[0], list(paths))
     if spec is None:
@@ -32,12 +31,11 @@ def source_digest(model: str, paths: Sequence[str]) -> str | None:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files in a folder and below, sorted, without hidden files and folders.
-
-    Editors and notebooks write hidden copies (`.ipynb_checkpoints`), which would change the digest.
-    """
+    """Return the Python files in a folder and below, sorted, without hidden files and folders."""
     found = []
     for file in folder.rglob("*.py"):
+        # Editors and notebooks write hidden copies (`.ipynb_checkpoints`), which would change the
+        # digest.
         is_hidden = any(part.startswith(".") for part in file.relative_to(folder).parts)
         if file.is_file() and not is_hidden:
             found.append(file)

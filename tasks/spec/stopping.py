@@ -1,7 +1,7 @@
-"""Decides when enough steps were measured: `timing: adaptive`.
+"""Adaptive timing: decides when enough steps were measured.
 
-Warm-up ends when the steps are steady, and measuring ends when their median is known well enough. The
-decisions depend on durations only, so that tests can try them on any sequence.
+Warm-up ends when the steps are steady, and measuring ends when their median is known well enough.
+The decisions depend on durations only, so that tests can try them on any sequence.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from tasks.spec.parameters import StopRule
 
 StoppedBy = Literal["half-width", "out of reach", "steps", "seconds"]
 
-# Without these, six very short steps would end before the GPU's clocks have risen. The values are those
-# of triton.testing.do_bench: 25 ms of warm-up, then 100 ms.
+# Without these, six very short steps would end before the GPU's clocks have risen. The values are
+# those of triton.testing.do_bench: 25 ms of warm-up, then 100 ms.
 LEAST_WARM_UP_MS = 25.0
 LEAST_MEASURED_MS = 100.0
-# A step is not steady yet if it is slower by more than this share than the median of the later ones.
+# A step is not steady yet if it is slower than the median of the later ones by more than this
+# share.
 STEADY = 0.02
-_BETWEEN_LOOKS = 1.5  # growth of the number of steps between two looks at the interval
+# Growth of the number of steps between two looks at the interval. Looking after each step would
+# stop at the first step at which the interval happens to be narrow: for samples with 2 % scatter it
+# would then cover the median in 92 % of cases, and in 94 % with these looks
+# (tests/tasks/spec/test_stopping.py).
+_BETWEEN_LOOKS = 1.5
 _MAD_TO_SD = 1.4826  # standard deviation over median absolute deviation, of normal samples
 # Half-width of a 95 % interval of the median over the samples' standard deviation, times √n: the
 # standard error of a median of normal samples is √(π/2) times that of the mean.
@@ -35,10 +40,7 @@ _MEDIAN_TO_HALF_WIDTH = 1.96 * math.sqrt(math.pi / 2)
 class StepDurations:
     """Durations of the steps after the first one, in ms, and the decision to stop.
 
-    The interval is examined when there are 6, 9, 14, 21, 32, 48, 72, … steps, and at the end. Examining
-    it after each step would stop at the first step at which the interval happens to be narrow: for
-    samples with 2 % scatter it would then cover the median in 92 % of cases, and in 94 % with these
-    looks (see tests/tasks/spec/test_stopping.py).
+    The interval is examined when there are 6, 9, 14, 21, 32, 48, 72, … steps, and at the end.
     """
 
     rule: StopRule
@@ -66,10 +68,10 @@ class StepDurations:
             if steps_needed(self._so_far, self.rule.half_width) > self._affordable:
                 return "out of reach"
         limit = self._limit()
+        # At a limit no regular look may be due, but the interval may be narrow enough.
         return "half-width" if limit and self._is_narrow_at_the_end() else limit
 
     def _limit(self) -> StoppedBy | None:
-        """Return the limit that is reached, if any."""
         measured = len(self.durations) - _before_clocks_rise(self.durations)
         if measured >= self.rule.most_steps:
             return "steps"
@@ -77,7 +79,6 @@ class StepDurations:
         return "seconds" if is_too_long and measured >= FEWEST else None
 
     def _is_narrow_at_the_end(self) -> bool:
-        """Return True if the interval is narrow at a limit, where no regular look may be due."""
         steady = self._so_far
         enough = len(steady) >= FEWEST and sum(steady) >= LEAST_MEASURED_MS
         return enough and half_width(steady) <= self.rule.half_width
@@ -105,10 +106,10 @@ class StepDurations:
 def steps_needed(durations_ms: Sequence[float], share: float) -> float:
     """Return how many steps give a half-width of `share` of the median, with 95 % confidence.
 
-    Uses the standard error of a median of normal samples. Their scatter is estimated from the median
-    absolute deviation, which a single interrupted step does not change.
+    Uses the standard error of a median of normal samples.
     """
     middle = median(durations_ms)
+    # A single interrupted step does not change the median absolute deviation.
     scatter = _MAD_TO_SD * median(abs(duration - middle) for duration in durations_ms) / middle
     return (_MEDIAN_TO_HALF_WIDTH * scatter / share) ** 2
 

@@ -1,4 +1,4 @@
-"""Row types of the stored tables. The dataclass is the schema: each field declares its column."""
+"""Row types of the stored tables: each field of a dataclass declares its column."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PHASES: Mapping[str, str] = {
 STATUSES: Mapping[str, str] = {
     Status.OK: "measured",
     Status.OOM: "out of the device's memory, or over the cap on it",
-    Status.OOM_INFERRED: "not measured: a cell that needs no more memory ran out of it",
+    Status.OOM_INFERRED: "not measured: a cell that needs at most as much memory ran out of it",
     Status.HOST_OOM: "out of the host's memory, or over the limit on it",
     Status.TIMEOUT: "did not end in time",
     Status.CRASHED: "ended by a signal, or without a final line in its journal",
@@ -128,7 +128,7 @@ KERNEL_EVIDENCE: Mapping[str, str] = {
     "sequence": "the forward operator that the backward operator belongs to",
     "engine": "autograd itself, which sums the gradients of a tensor",
     "provenance": "the compiler's record of what went into the kernel",
-    "phase": "the optimizer phase, all of which is the optimizer's",
+    "phase": "the optimizer phase, which belongs to the optimizer only",
     "launch": "the launch only: it belongs to no module",
     "none": "nothing: the trace has no launch of it",
 }
