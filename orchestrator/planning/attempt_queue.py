@@ -6,8 +6,8 @@ With several slots, the longest cells run first, so that the others do not wait 
 starts last. With --infer-oom, the order of the grid stays in both cases: a small cell that runs out
 of memory saves the larger ones, and a large one saves none.
 
-Four collaborators have the state: AttemptFactory numbers attempts, CellOrder says which cell is
-next, OomInference knows what runs out of memory, and TimeLimit what would not end in time.
+Four collaborators hold the state: AttemptFactory (numbers of attempts), CellOrder (waiting cells),
+OomInference (cells that ran out of memory) and TimeLimit (attempts that were skipped).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from tasks.spec.compile_groups import shared_graph
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-# The order is renewed when 1 % of what waits has ended: after each cell with up to 100 waiting cells,
-# after each hundredth with 10,000, so that sorting takes no noticeable time.
+# The cells are sorted again when 1 % of the waiting ones have ended: after each cell with up to 100
+# waiting cells, after each hundredth with 10,000. More often, sorting would take a noticeable time.
 _SORT_SHARE = 0.01
 
 
@@ -95,20 +95,20 @@ class AttemptFactory:
         return Attempt(cell, number, folder, self.settings, self._replaced.get(cell.id, 0))
 
 
+@dataclass
 class TimeLimit:
-    """Counts the attempts that are skipped because they would not end in time.
+    """Counts the attempts that are skipped because they would not end before the deadline.
 
     deadline: on the monotonic clock; None: no limit.
     """
 
-    def __init__(self, deadline: float | None) -> None:
-        self._deadline = deadline
-        self.skipped = 0
-        self.shortest_skipped_s: float | None = None
+    deadline: float | None
+    skipped: int = 0
+    shortest_skipped_s: float | None = None
 
     def skips(self, duration_s: float) -> bool:
         """Return True, and count it, if an attempt of this duration would not end in time."""
-        if self._deadline is None or time.monotonic() + duration_s < self._deadline:
+        if self.deadline is None or time.monotonic() + duration_s < self.deadline:
             return False
         self.skipped += 1
         self.shortest_skipped_s = min(duration_s, self.shortest_skipped_s or math.inf)
@@ -119,12 +119,11 @@ class CellOrder:
     """The waiting cells, in the order in which they run. CUDA cells come first."""
 
     def __init__(self, cells: Iterable[Cell]) -> None:
+        self.waiting: list[QueuedCell] = []
         rounds: Counter[str] = Counter()
-        waiting = []
         for cell in sorted(cells, key=lambda cell: cell.params.device != "cuda"):
-            waiting.append(QueuedCell(cell, rounds[cell.id]))
+            self.waiting.append(QueuedCell(cell, rounds[cell.id]))
             rounds[cell.id] += 1
-        self.waiting = waiting
 
     def remove(self, ids: Collection[str]) -> None:
         """Remove cells that will not be measured."""
@@ -133,17 +132,16 @@ class CellOrder:
     def sort(self, estimator: DurationEstimator) -> None:
         """Put the longest first, but every cell once before any cell again.
 
-        Cells that take several GPUs come before the others, which fill the GPUs that are left free.
+        Cells on several GPUs come before the others, which fill the GPUs that are left free.
         """
-        seconds = {
-            cell: estimator.seconds(cell) for cell in {queued.cell for queued in self.waiting}
-        }
+        cells = {queued.cell for queued in self.waiting}
+        seconds = {cell: estimator.seconds(cell) for cell in cells}
 
         def precedence(queued: QueuedCell) -> tuple[bool, int, int, float]:
             params = queued.cell.params
             return params.device != "cuda", queued.round, -params.gpu_count, -seconds[queued.cell]
 
-        # One assignment, because the display counts the waiting cells in a thread of its own.
+        # One assignment, because the display counts the waiting cells in another thread.
         self.waiting = sorted(self.waiting, key=precedence)
 
     def take(self, running: Sequence[Cell], slots: Slots, estimator: DurationEstimator) -> Cell:
@@ -152,9 +150,10 @@ class CellOrder:
         A cell waits if its kind of GPU has no free slot, or if another cell is just compiling the
         same graph, which it will then find in the cache. If all must wait, the first one runs.
         """
+        # Cells on CUDA and on the CPU are not mixed: a CPU cell starts when no CUDA cell waits.
         device = self.waiting[0].cell.params.device
         compiling = {shared_graph(cell) for cell in running} - {None}
-        uncached = {graph for graph in compiling if not estimator.is_filled(graph)}
+        uncached = {graph for graph in compiling if not estimator.is_cached(graph)}
         free = _free_slots(running, slots)
         second_choice: int | None = None
         for index, queued in enumerate(self.waiting):
@@ -243,13 +242,11 @@ class AttemptQueue:
         return QueueState(remaining, limit.skipped, limit.shortest_skipped_s, self._inferred)
 
     def remaining_s(self) -> float | None:
-        """Return the time until all waiting and running cells have ended, or None if unknown.
-
-        A display calls this in a thread of its own, so each list is copied once.
-        """
+        """Return the time until all waiting and running cells have ended, or None if unknown."""
+        # Lists are copied first, because the display calls this in another thread.
         now, running = time.monotonic(), list(self._running.values())
         waiting = [queued.cell for queued in list(self._order.waiting)]
-        if not self._estimator.knows([*waiting, *(one.cell for one in running)]):
+        if not self._estimator.can_estimate([*waiting, *(one.cell for one in running)]):
             return None
         busy_s: list[float] = []  # of each slot that is taken, the time until it is free
         for one in running:
@@ -257,7 +254,10 @@ class AttemptQueue:
             busy_s += [max(0.0, left_s)] * _slot_count(one.cell)
         slots = max(len(busy_s), *self._slots.by_device.values(), 1)
         return makespan_s(
-            self._estimator.each(waiting), slots, busy_s, [_slot_count(cell) for cell in waiting]
+            self._estimator.seconds_in_order(waiting),
+            slots,
+            busy_s,
+            [_slot_count(cell) for cell in waiting],
         )
 
     def _new_estimator(self, gpu: str | None) -> DurationEstimator:
@@ -265,17 +265,13 @@ class AttemptQueue:
         return DurationEstimator(self._plan.cells, self._plan.histories, conditions)
 
     def _sort(self) -> None:
-        keeps_order = bool(self._plan.inferable) or not self._has_several_slots
-        if not keeps_order:
+        has_several_slots = max(self._slots.by_device.values(), default=1) > 1
+        if has_several_slots and not self._plan.inferable:
             self._order.sort(self._estimator)
         self._finished_since_sort = 0
 
-    @property
-    def _has_several_slots(self) -> bool:
-        return max(self._slots.by_device.values(), default=1) > 1
-
     def _infer(self, cell: Cell) -> bool:
-        """Return True, and note the outcome, if it follows that a cell runs out of memory."""
+        """Return True, and store the outcome, if it follows that a cell runs out of memory."""
         smaller = self._inference.find_smaller(cell) if cell.id in self._plan.inferable else None
         if smaller is None:
             return False
@@ -283,6 +279,7 @@ class AttemptQueue:
             "message": f"needs at least as much memory as {smaller.id}, which ran out of memory",
             "witness": smaller.id,
         }
+        # An inferred result never replaces a measured one.
         attempt = replace(self._factory.create(cell), replaces=0)
         outcome = Outcome(
             attempt, Status.OOM_INFERRED, "", "", evidence, {}, (), time.time(), wall_s=0.0
@@ -295,7 +292,7 @@ class AttemptQueue:
 
 
 def _free_slots(running: Iterable[Cell], slots: Slots) -> Mapping[str | None, int]:
-    """Return how many GPUs are free of each kind that cells name."""
+    """Return the number of free GPUs of each kind that cells name."""
     taken: Counter[str | None] = Counter()
     for cell in running:
         taken[cell.params.gpu_kind] += cell.params.gpu_count
@@ -303,5 +300,4 @@ def _free_slots(running: Iterable[Cell], slots: Slots) -> Mapping[str | None, in
 
 
 def _slot_count(cell: Cell) -> int:
-    """Return how many slots a cell takes."""
     return max(1, cell.params.gpu_count)

@@ -1,11 +1,11 @@
-"""How long cells take: from what they took, or else from what they compute and what a GPU can do.
+"""Estimate how long cells take: from the durations of finished cells, or else from their FLOPs.
 
-Nothing here is exact, and nothing measured rests on it: by it the longest cells begin first where several run at once, a
-time limit is kept, and people are told how long they will wait.
+No measured number depends on an estimate. It decides the order of cells on several GPUs, and which
+cells a time limit leaves out, and it is shown to the user.
 
-The figures of the guess were read off one H200 (torch 2.11): of 590 cells of configs/full, memory, compile, precision, attention
-and attention-long 88 % took between two thirds and one and a half times as long as guessed, and 97 % between half and twice. On
-another GPU they are scaled by its peak, and the first cells that end correct them.
+The constants of the guess were read off one H200 (torch 2.11). Of 590 cells of configs/full,
+memory, compile, precision, attention and attention-long, 88 % took between 2/3 and 1.5 times the
+guess, and 97 % between half and twice the guess. On another GPU the guess is scaled by its peak.
 """
 
 from __future__ import annotations
@@ -31,34 +31,39 @@ from tasks.spec.stopping import LEAST_MEASURED_MS
 if TYPE_CHECKING:
     from orchestrator.planning.history import CellHistory
 
-_Kind = tuple[
-    tuple[object, ...], bool
-]  # by what cells are alike, and whether their cache was filled
-MARGIN = 1.25  # cells of one kind differ in how well they use the device
+_Kind = tuple[tuple[object, ...], bool]  # values that decide the speed; compiled code is cached
 
-_START_S = 0.7  # beside its steps, forked; see README
-_START_OF_FRESH_S = 5.3
-_ENOUGH = 4.0  # times as much work, to tell what is fixed from what grows with it
-_STEPS_UNTIMED = 3  # of a cell that is not timed: until memory is steady
-_UNKNOWN_TFLOPS = {
-    "fp32": 19.5,
-    "narrow": 156.0,
-}  # of a GPU without a peak in gpus.toml: an A100's, fp32 and tf32
+_MARGIN = 1.25  # cells of one kind differ in how well they use the device
+# Ratio of the most to the least work from which the fixed part of a duration can be separated.
+_DISTINCT_WORK = 4.0
+
+# Seconds of a cell without its steps, on an H200: forked, and in a new process that imports torch.
+_FORKED_START_S = 0.7
+_SPAWNED_START_S = 5.3
+_UNTIMED_STEPS = 3  # without timing: until the memory is steady
 _CPU_TFLOPS = 0.05
-_LAUNCH_S = {"eager": 1.7e-3, "compiled": 0.3e-3}  # a layer and phase take no less, however small
+# An A100's, fp32 and tf32, for a GPU without a peak in gpus.toml.
+_UNKNOWN_TFLOPS = {"fp32": 19.5, "narrow": 156.0}
+# Launching the kernels of one phase of one layer takes this long, however small the layer is.
+_LAUNCH_S = {"eager": 1.7e-3, "compiled": 0.3e-3}
 _PHASES = {"forward_backward": 2, "train_step": 3}
-_WRITTEN_OUT = frozenset({"naive", "torch_softmax", "weights_only", "recompute", "math"})
+# These write the (sequence, sequence) scores to memory, whose bandwidth then limits them.
+_SCORES_IN_MEMORY = frozenset({"naive", "torch_softmax", "weights_only", "recompute", "math"})
 
-# Seconds to compile, and to load from the cache: xl whole took 157 cold, large 95 and 40, small 32 and 12; by block 10 and 3.5.
+# Seconds to compile (cold) and to load from the cache (warm). Compiled as a whole, xl took 157 s
+# cold; large 95 s cold and 40 s warm; small 32 s and 12 s. Compiled by block, 10 s and 3.5 s.
 _COMPILE_LAYER_S = {"cold": 3.1, "warm": 1.05}
 _COMPILE_BLOCK_S = {"cold": 10.0, "warm": 3.5}
 _COMPILE_ATTENTION_S = {"cold": 3.0, "warm": 1.5}
-_AUTOTUNING = 12  # times as long, in the mode max-autotune
+_AUTOTUNE_FACTOR = 12  # in the mode max-autotune, if nothing is cached
 
 
 @dataclass(frozen=True)
 class DurationConditions:
-    """What cells run on, and how. gpu: by its driver's name. timed: whether their steps are timed. forked: their processes."""
+    """Where and how cells run.
+
+    gpu: name as its driver reports it. timed: their steps are timed. forked: their processes are.
+    """
 
     gpu: str | None = None
     timed: bool = True
@@ -66,273 +71,270 @@ class DurationConditions:
 
     @classmethod
     def of(cls, settings: Settings, gpu: str | None) -> DurationConditions:
+        """Return the conditions of attempts with these settings."""
         return cls(gpu, "timing" in settings.instruments, settings.start_method != "spawn")
 
 
-_USUAL = DurationConditions()
-
-
 class DurationEstimator:
-    """How long a cell will take, from how long others took, and before that from its FLOPs.
+    """Estimates durations in seconds, and learns from each finished cell.
 
-    A cell that was measured before takes as long again. Another takes what is fixed, plus its work at the pace of cells of the
-    same kind (same task, device, precision, attention and compilation, from a cold cache or a warm one), by least squares, so
-    that the long ones count and the scatter of short ones does not. What is fixed is the shortest time seen, where the work
-    of those seen differs enough to tell it from their pace, and the guess elsewhere. With none alike finished it is the guess
-    from its FLOPs, times what others took over what was guessed of them. A display may ask in a thread of its own.
+    A measured cell takes as long again. A cell of a measured kind (same task, device, precision,
+    attention, compilation, and compile cache filled or not) takes a fixed time plus its work at the
+    pace of that kind. Any other cell takes the guess, times the median ratio of measured to guessed
+    durations.
     """
 
     def __init__(
         self,
         cells: Iterable[Cell],
-        history: Mapping[str, CellHistory],
-        conditions: DurationConditions = _USUAL,
+        histories: Mapping[str, CellHistory],
+        conditions: DurationConditions | None = None,
     ) -> None:
-        self._conditions = conditions
-        self._walls: dict[str, float] = {}
-        self._longest = 0.0
-        self._alike: dict[_Kind, list[tuple[float, float]]] = {}
-        self._rates: dict[
-            _Kind, tuple[float, float]
-        ] = {}  # what is fixed, and the pace, until more is learnt
-        self._over_guess: list[float] = []
-        self._correction: float | None = None  # until more is learnt
-        self._filled: set[str] = set()
+        self._conditions = conditions or DurationConditions()
+        self._walls_s: dict[str, float] = {}
+        self._longest_s = 0.0
+        self._measured: dict[_Kind, list[tuple[float, float]]] = {}  # work and duration
+        self._guess_ratios: list[float] = []
+        self._cached_graphs: set[str] = set()
+        # Computed when they are needed, until `learn` makes them obsolete.
+        self._rates: dict[_Kind, tuple[float, float]] = {}  # fixed time and pace
+        self._correction: float | None = None
         for cell in cells:
-            past = history.get(cell.id)
-            for status, wall in zip(past.statuses, past.walls_s, strict=True) if past else ():
-                self.learn(cell, status, wall)
+            if history := histories.get(cell.id):
+                for status, wall_s in zip(history.statuses, history.walls_s, strict=True):
+                    self.learn(cell, status, wall_s)
 
     @property
     def learned(self) -> int:
-        """Of how many cells it knows how long they took."""
-        return len(self._walls)
+        """The number of cells whose duration was measured."""
+        return len(self._walls_s)
 
     def learn(self, cell: Cell, status: Status, wall_s: float) -> None:
+        """Use the duration of a finished attempt for later estimates, if it succeeded."""
         if status is not Status.OK:
             return
+        kind = self._kind(cell)
         graph = shared_graph(cell)
-        is_warm = graph in self._filled
-        self._over_guess.append(wall_s / self._guess(cell, is_warm))
+        self._guess_ratios.append(wall_s / self._guess_s(cell, graph in self._cached_graphs))
         self._correction = None
-        self._alike.setdefault((_kind(cell), is_warm), []).append((self._work_s(cell), wall_s))
-        self._rates.pop((_kind(cell), is_warm), None)
-        self._walls[cell.id] = wall_s
-        self._longest = max(wall_s, self._longest)
+        self._measured.setdefault(kind, []).append((_work_s(cell, self._conditions), wall_s))
+        self._rates.pop(kind, None)
+        self._walls_s[cell.id] = wall_s
+        self._longest_s = max(wall_s, self._longest_s)
         if graph:
-            self._filled.add(graph)
+            self._cached_graphs.add(graph)
 
-    def knows(self, cells: Iterable[Cell]) -> bool:
-        """Whether there is more to go by than an assumption: what cells took, or a GPU whose peak is known."""
-        known = peak_tflops(self._conditions.gpu, "bf16") is not None
-        return bool(self._walls) or (known and all(cell.params.device == "cuda" for cell in cells))
+    def can_estimate(self, cells: Iterable[Cell]) -> bool:
+        """True if a cell was measured, or if all cells run on a GPU whose peak is known."""
+        if self._walls_s:
+            return True
+        has_peak = peak_tflops(self._conditions.gpu, "bf16") is not None
+        return has_peak and all(cell.params.device == "cuda" for cell in cells)
 
-    def is_filled(self, graph: str | None) -> bool:
-        """Whether a cell that compiles this has ended, so that the next one finds it in the cache."""
-        return graph in self._filled
+    def is_cached(self, graph: str | None) -> bool:
+        """True if a cell that compiles this graph has finished, so that others find it cached."""
+        return graph in self._cached_graphs
 
     def seconds(self, cell: Cell) -> float:
-        """The likely duration."""
-        return self._likely(cell, self.is_filled(shared_graph(cell)))
+        """Return the likely duration of a cell that starts now."""
+        return self._likely_s(cell, self._cached_graphs)
 
-    def each(self, cells: Iterable[Cell]) -> list[float]:
-        """Of several that begin in this order: what compiles the same as one before finds its cache filled."""
-        filled, found = set(self._filled), []
+    def seconds_in_order(self, cells: Iterable[Cell]) -> list[float]:
+        """Return the durations of cells that start in this order and fill the compile cache."""
+        cached = set(self._cached_graphs)
+        durations_s = []
         for cell in cells:
-            graph = shared_graph(cell)
-            found.append(self._likely(cell, graph in filled))
-            if graph:
-                filled.add(graph)
-        return found
+            durations_s.append(self._likely_s(cell, cached))
+            if graph := shared_graph(cell):
+                cached.add(graph)
+        return durations_s
 
     def upper_bound_s(self, cell: Cell) -> float | None:
-        """What it will hardly exceed. None before anything is finished: a guess alone holds nothing back.
+        """Return a duration that a cell will hardly exceed, or None if nothing was measured yet."""
+        if cell.id in self._walls_s or not self._walls_s:
+            return self._walls_s.get(cell.id)
+        likely_s = self.seconds(cell) * _MARGIN
+        if self._kind(cell) in self._measured:
+            return likely_s
+        # No cell of this kind has finished. Starting one cell too few is better than cutting one off.
+        return max(likely_s, self._longest_s)
 
-        One with none alike finished may take as long as the longest of all: better to start a cell too few than one that
-        is cut off.
-        """
-        if not self._walls or cell.id in self._walls:
-            return self._walls.get(cell.id)
-        likely = self.seconds(cell) * MARGIN
-        alike = (_kind(cell), self.is_filled(shared_graph(cell))) in self._alike
-        return likely if alike else max(likely, self._longest)
+    def _kind(self, cell: Cell) -> _Kind:
+        return _speed_values(cell), self.is_cached(shared_graph(cell))
 
-    def _likely(self, cell: Cell, is_warm: bool) -> float:
-        if cell.id in self._walls:
-            return self._walls[cell.id]
-        kind = (_kind(cell), is_warm)
-        if kind not in self._alike:
-            return self._guess(cell, is_warm) * self._corrected()
-        fixed, pace = self._rates.get(kind) or _fit(self._alike[kind], self._fixed_s(cell, is_warm))
-        self._rates[kind] = fixed, pace
-        return fixed + pace * self._work_s(cell)
+    def _likely_s(self, cell: Cell, cached_graphs: set[str]) -> float:
+        if cell.id in self._walls_s:
+            return self._walls_s[cell.id]
+        is_warm = shared_graph(cell) in cached_graphs
+        kind = _speed_values(cell), is_warm
+        if kind not in self._measured:
+            return self._guess_s(cell, is_warm) * self._median_ratio()
+        guessed_fixed_s = _fixed_s(cell, self._conditions.forked, is_warm)
+        fixed_s, pace = self._rates.get(kind) or _fit(self._measured[kind], guessed_fixed_s)
+        self._rates[kind] = fixed_s, pace
+        return fixed_s + pace * _work_s(cell, self._conditions)
 
-    def _guess(self, cell: Cell, is_warm: bool) -> float:
-        return self._fixed_s(cell, is_warm) + self._work_s(cell)
+    def _guess_s(self, cell: Cell, is_warm: bool) -> float:
+        fixed_s = _fixed_s(cell, self._conditions.forked, is_warm)
+        return fixed_s + _work_s(cell, self._conditions)
 
-    def _fixed_s(self, cell: Cell, is_warm: bool) -> float:
-        return (_START_S if self._conditions.forked else _START_OF_FRESH_S) + _compiling_s(
-            cell, is_warm
-        )
-
-    def _work_s(self, cell: Cell) -> float:
-        return _steps_s(cell, self._conditions)
-
-    def _corrected(self) -> float:
-        known = self._correction
-        if known is None:
-            known = self._correction = (
-                statistics.median(self._over_guess) if self._over_guess else 1.0
-            )
-        return known
+    def _median_ratio(self) -> float:
+        # Read once: the display estimates in its own thread, while `learn` may reset the attribute.
+        correction = self._correction
+        if correction is None:
+            correction = statistics.median(self._guess_ratios or [1.0])
+            self._correction = correction
+        return correction
 
 
-def _fit(alike: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[float, float]:
-    """What is fixed, and the pace, of pairs of work and time."""
-    works, shortest = [work for work, _ in alike], min(wall for _, wall in alike)
-    fixed = shortest if max(works) > _ENOUGH * min(works) else min(guessed_fixed_s, shortest / 2)
-    return fixed, sum((wall - fixed) * work for work, wall in alike) / sum(
-        work**2 for work in works
-    )
+def _fit(measured: Sequence[tuple[float, float]], guessed_fixed_s: float) -> tuple[float, float]:
+    """Return the fixed time, and the pace, of pairs of work and duration."""
+    works = [work for work, _ in measured]
+    shortest_s = min(wall_s for _, wall_s in measured)
+    fixed_s = shortest_s
+    # Repetitions of one amount of work do not show which part of their duration is fixed.
+    if max(works) <= _DISTINCT_WORK * min(works):
+        fixed_s = min(guessed_fixed_s, shortest_s / 2)
+    # Least squares give weight to long cells. The start of short cells varies by seconds: taken for
+    # the pace of a tiny cell, that would predict hours for a large one.
+    covariance = sum((wall_s - fixed_s) * work for work, wall_s in measured)
+    return fixed_s, covariance / sum(work**2 for work in works)
 
 
 @dataclass(frozen=True)
 class DurationEstimate:
-    """What a plan is expected to take. gpu_s: of all GPUs together. learned: from how many finished cells; 0 where by guess."""
+    """Expected duration of a plan.
+
+    gpu_s: sum over all GPUs. learned: number of finished cells that it is based on; 0 for a guess.
+    """
 
     wall_s: float
     gpu_s: float
     learned: int
 
     def __str__(self) -> str:
-        hours, cells = (
-            self.gpu_s / 3600,
-            f"{self.learned} finished cell{'s' if self.learned > 1 else ''}",
-        )
-        how = (
-            f"from what {cells} took"
-            if self.learned
-            else "from FLOPs; after the first cells, from what they took"
-        )
-        shown = (
-            f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}" if hours >= 0.005 else "less than 0.01"
-        )
-        return f"{shown} GPU-hours ({how})" if hours else f"({how})"
+        basis = "from FLOPs; after the first cells, from what they took"
+        if self.learned:
+            plural = "s" if self.learned > 1 else ""
+            basis = f"from what {self.learned} finished cell{plural} took"
+        hours = self.gpu_s / 3600
+        if not hours:
+            return f"({basis})"
+        shown = f"{hours:.1f}" if hours >= 1 else f"{hours:.2f}"
+        return f"{shown if hours >= 0.005 else 'less than 0.01'} GPU-hours ({basis})"
 
 
 def expect(
-    estimator: DurationEstimator, cells: Sequence[Cell], places: Mapping[str, int]
+    estimator: DurationEstimator, cells: Sequence[Cell], slots: Mapping[str, int]
 ) -> DurationEstimate | None:
-    """Of cells that begin in this order, longest first where there are several places. places: at once, by device.
+    """Return the expected duration of cells that start in this order, or None if it is unknown.
 
-    None where nothing is known yet, or nothing is to be done.
+    slots: number of cells at the same time, by device. With several, the longest cells start first.
     """
-    if not cells or not estimator.knows(cells):
+    if not cells or not estimator.can_estimate(cells):
         return None
     by_device: dict[str, list[tuple[int, float]]] = {}
-    for cell, seconds in zip(cells, estimator.each(cells), strict=True):
-        by_device.setdefault(cell.params.device, []).append(
-            (max(1, cell.params.gpu_count), seconds)
-        )
-    walls = []
-    for device, each in by_device.items():
-        at_once = places.get(device, 1)
-        turns = sorted(each, reverse=True) if at_once > 1 else each
-        walls.append(
-            makespan_s(
-                [seconds for _, seconds in turns], at_once, widths=[width for width, _ in turns]
-            )
-        )
-    gpu_s = sum(width * seconds for width, seconds in by_device.get("cuda", []))
-    return DurationEstimate(sum(walls), gpu_s, estimator.learned)
+    for cell, seconds in zip(cells, estimator.seconds_in_order(cells), strict=True):
+        width = max(1, cell.params.gpu_count)
+        by_device.setdefault(cell.params.device, []).append((width, seconds))
+    wall_s = 0.0
+    for device, queue in by_device.items():
+        count = slots.get(device, 1)
+        widths, durations = zip(*(sorted(queue, reverse=True) if count > 1 else queue), strict=True)
+        wall_s += makespan_s(durations, count, widths=widths)
+    gpu_s = sum(width * seconds for width, seconds in by_device.get("cuda", ()))
+    return DurationEstimate(wall_s, gpu_s, estimator.learned)
 
 
 def makespan_s(
-    durations: Iterable[float],
-    at_once: int,
-    under_way: Sequence[float] = (),
-    widths: Iterable[int] | None = None,
+    durations_s: Iterable[float],
+    slots: int,
+    busy_s: Sequence[float] = (),
+    widths: Sequence[int] = (),
 ) -> float:
-    """Until all have ended, each begun in its turn as soon as one of `at_once` places is free, or as many as it takes.
+    """Return the time until all jobs have ended that start in this order as slots become free.
 
-    under_way: of each place that is taken, what is still to come. widths: how many places each takes; one unless it is said.
+    busy_s: remaining time of each slot that is taken. widths: number of slots that each job needs;
+    one if not given.
     """
-    places = [*sorted(under_way, reverse=True)[:at_once], *[0.0] * (at_once - len(under_way))]
-    heapq.heapify(places)
-    for duration, width in zip(
-        durations, itertools.repeat(1) if widths is None else widths, strict=False
-    ):
-        taken = [heapq.heappop(places) for _ in range(min(width, at_once))]
-        for _ in taken:
-            heapq.heappush(places, taken[-1] + duration)
-    return max(places)
+    free_at_s = [*sorted(busy_s, reverse=True)[:slots], *[0.0] * (slots - len(busy_s))]
+    heapq.heapify(free_at_s)
+    for duration_s, width in zip(durations_s, widths or itertools.repeat(1), strict=False):
+        taken_s = [heapq.heappop(free_at_s) for _ in range(min(width, slots))]
+        # Slots are popped in the order in which they become free: the last one decides the start.
+        for _ in taken_s:
+            heapq.heappush(free_at_s, taken_s[-1] + duration_s)
+    return max(free_at_s)
 
 
 @cache
-def _kind(cell: Cell) -> tuple[object, ...]:
+def _speed_values(cell: Cell) -> tuple[object, ...]:
     values = cell.params.values()
     names = sorted(axes_with(type(cell.params), Affects.SPEED))
     return cell.task, *(values[name] for name in names)
 
 
 @cache
-def _steps_s(cell: Cell, conditions: DurationConditions) -> float:
-    """Of all steps, by the guess. Timed ones are waited for and, where the host runs ahead of the device, taken again without."""
+def _work_s(cell: Cell, conditions: DurationConditions) -> float:
+    """Return the guessed duration of all steps."""
     step_s = _step_s(cell, conditions.gpu)
+    if not conditions.timed:
+        return step_s * _UNTIMED_STEPS
+    # On a GPU the steps are timed twice: each one synchronized, and pipelined.
     modes = 1 if cell.params.device == "cpu" else 2
-    return step_s * (_timed_steps(cell, step_s, modes) if conditions.timed else _STEPS_UNTIMED)
-
-
-def _timed_steps(cell: Cell, step_s: float, modes: int) -> float:
     values = cell.params.values()
     measured = values.get("measured_steps", 1)
-    if measured is None:  # as many as it takes: of a steady cell no more than must be
-        return 2 + modes * max(FEWEST, LEAST_MEASURED_MS / 1e3 / step_s)
-    return float(values.get("warmup_steps", 0) + modes * measured)
+    if measured is None:  # adaptive: a steady cell stops as early as the rule allows
+        return step_s * (2 + modes * max(FEWEST, LEAST_MEASURED_MS / 1e3 / step_s))
+    return step_s * float(values.get("warmup_steps", 0) + modes * measured)
 
 
 def _step_s(cell: Cell, gpu: str | None) -> float:
-    """Of one step: its FLOPs at the share of the peak that such cells reach, and no less than launching it takes."""
+    """Return the duration of one step: its FLOPs at the usual share of the peak, or its launches."""
     values = cell.params.values()
-    dimensions = getattr(cell.params, "dimensions", None)
-    phases = _PHASES.get(values.get("pass", ""), 1)
-    launches = (
-        dimensions.num_layers * phases * _LAUNCH_S["compiled" if cell.params.compiled else "eager"]
-        if dimensions
-        else 0.0
-    )
+    launch_s = 0.0
+    if dimensions := getattr(cell.params, "dimensions", None):
+        phases = _PHASES.get(values.get("pass", ""), 1)
+        mode = "compiled" if cell.params.compiled else "eager"
+        launch_s = dimensions.num_layers * phases * _LAUNCH_S[mode]
     precision = str(values.get("precision", "fp32"))
-    rate = _peak_flops(cell.params.device, gpu, precision) * _efficiency(cell, precision)
-    return max(launches, float(all_tasks()[cell.task].work(cell.params)) / rate)
+    peak = (
+        peak_tflops(gpu, precision) or _UNKNOWN_TFLOPS["fp32" if precision == "fp32" else "narrow"]
+    )
+    if cell.params.device == "cpu":
+        peak = _CPU_TFLOPS
+    work = float(all_tasks()[cell.task].work(cell.params))
+    return max(launch_s, work / (peak * 1e12 * _peak_share(cell, precision)))
 
 
-def _peak_flops(device: str, gpu: str | None, precision: str) -> float:
-    if device == "cpu":
-        return _CPU_TFLOPS * 1e12
-    known = peak_tflops(gpu, precision)
-    return (known or _UNKNOWN_TFLOPS["fp32" if precision == "fp32" else "narrow"]) * 1e12
-
-
-def _efficiency(cell: Cell, precision: str) -> float:
-    """What share of the peak such a cell reaches, by its task's own measure of work."""
+def _peak_share(cell: Cell, precision: str) -> float:
+    """Return the share of the peak that a cell reaches, by its task's own measure of work."""
+    is_full, compiled = precision == "fp32", cell.params.compiled
     if cell.params.device == "cpu" or cell.task == "matmul":
         return 0.8
-    full = precision == "fp32"
-    if cell.task == "attention":  # bound by memory where the squares are written out
-        if cell.params.values().get("attention") not in _WRITTEN_OUT:
-            return 0.3 if full else 0.2
-        return (0.08 if full else 0.01) * (2.5 if cell.params.compiled else 1.0)
-    return 0.5 if full else 0.3 if cell.params.compiled else 0.1
+    if cell.task != "attention":
+        if is_full:
+            return 0.5
+        return 0.3 if compiled else 0.1
+    if cell.params.values().get("attention") not in _SCORES_IN_MEMORY:
+        return 0.3 if is_full else 0.2
+    # Limited by the memory bandwidth: the higher the peak, the smaller the share.
+    share = 0.08 if is_full else 0.01
+    return share * 2.5 if compiled else share
 
 
-def _compiling_s(cell: Cell, is_warm: bool) -> float:
+def _fixed_s(cell: Cell, is_forked: bool, is_warm: bool) -> float:
+    """Return the guessed duration of everything except the steps: start and compilation."""
+    start_s = _FORKED_START_S if is_forked else _SPAWNED_START_S
     if not cell.params.compiled:
-        return 0.0
-    values, cache_is = cell.params.values(), "warm" if is_warm else "cold"
-    tuned = _AUTOTUNING if values.get("compile_mode") == "max-autotune" and not is_warm else 1
+        return start_s
+    values, cache_state = cell.params.values(), "warm" if is_warm else "cold"
+    compile_s = _COMPILE_BLOCK_S[cache_state]
     dimensions = getattr(cell.params, "dimensions", None)
     if cell.task == "attention":
-        return tuned * _COMPILE_ATTENTION_S[cache_is]
-    if values.get("compile") == "model" and dimensions:
-        return tuned * int(dimensions.num_layers) * _COMPILE_LAYER_S[cache_is]
-    return tuned * _COMPILE_BLOCK_S[cache_is]
+        compile_s = _COMPILE_ATTENTION_S[cache_state]
+    elif values.get("compile") == "model" and dimensions:
+        compile_s = int(dimensions.num_layers) * _COMPILE_LAYER_S[cache_state]
+    if values.get("compile_mode") == "max-autotune" and not is_warm:
+        compile_s *= _AUTOTUNE_FACTOR
+    return start_s + compile_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ class CellHistory:
         """The latest success, else the latest status that says something about the cell."""
         if Status.OK in self.statuses:
             return Status.OK
+        # An attempt that was lost with its host says nothing about the cell.
         meaningful = [status for status in self.statuses if not status.is_environmental]
         return [PENDING, *self.statuses, *meaningful][-1]
 
@@ -64,11 +65,10 @@ def read_histories(run: Run) -> dict[str, CellHistory]:
 
 def histories_of(rows: Iterable[tuple[Any, ...]], run: Run) -> dict[str, CellHistory]:
     """Return the histories in these rows of attempts, which have HISTORY_COLUMNS."""
-    ordered = sorted(rows, key=lambda row: row[:2])
-    return {
-        cell: _history([row[1:] for row in attempts], run)
-        for cell, attempts in groupby(ordered, key=lambda row: row[0])
-    }
+    histories = {}
+    for cell, attempts in groupby(sorted(rows, key=lambda row: row[:2]), key=lambda row: row[0]):
+        histories[cell] = _history(attempts, run)
+    return histories
 
 
 def with_quality_flags(histories: Mapping[str, CellHistory], run: Run) -> dict[str, CellHistory]:
@@ -89,15 +89,19 @@ def cells_by_flag(cells: pd.DataFrame) -> dict[str, set[str]]:
     return {flag: flagged(cells, column) for flag, column in QUALITY_FLAGS.items()}
 
 
-def _history(attempts: Sequence[tuple[int, str, float, int | None]], run: Run) -> CellHistory:
-    numbers, statuses, walls_s, _ = zip(*attempts, strict=True)
-    successes = [(number, until) for number, status, _, until in attempts if status == Status.OK]
-    # A success of --fresh or --retry replaces the cell's successes up to the number that it names.
-    replaced_until = max((until for _, until in successes if until), default=0)
-    replaced = sum(number <= replaced_until for number, _ in successes)
-    return CellHistory(
-        tuple(_status(status, run) for status in statuses), walls_s, numbers[-1], replaced
-    )
+def _history(attempts: Iterable[tuple[Any, ...]], run: Run) -> CellHistory:
+    successes: list[int] = []
+    replaced_until = 0
+    statuses, walls_s, number = [], [], 0
+    for _, number, status, wall_s, replaces in attempts:
+        statuses.append(_status(status, run))
+        walls_s.append(wall_s)
+        if status == Status.OK:
+            successes.append(number)
+            # A success of --fresh or --retry replaces the successes up to the number that it names.
+            replaced_until = max(replaced_until, replaces or 0)
+    replaced = sum(success <= replaced_until for success in successes)
+    return CellHistory(tuple(statuses), tuple(walls_s), number, replaced)
 
 
 def _status(text: str, run: Run) -> Status:

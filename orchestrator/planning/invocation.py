@@ -1,7 +1,8 @@
 """The commands that have measured into a results folder: one entry of run.json for each.
 
-A command is identified by what it asks for, not by its words: `--time-limit 20m` instead of `9m`
-does not make it another one. An entry is marked as finished when nothing is left to do for it.
+A command is identified by the cells and options that it asks for, not by its words: `--time-limit
+20m` instead of `9m` does not make it another one. An entry is marked as finished when nothing is
+left to do for it.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.planning.options import RunOptions
 from orchestrator.store.layout import CONFIG_FILE, REDACTED
 from orchestrator.store.run import Run
@@ -27,14 +27,14 @@ _REPEATS_WORK = ("--retry", "--only")
 
 @dataclass(frozen=True)
 class Invocation:
-    """An entry of `invocations` in run.json. None: an older version did not record it.
+    """An entry of `invocations` in run.json; the fields are its keys. None: not recorded.
 
     asks_for: config name, selection and options; it identifies the command.
     asked: instruments and environment variables of the cells.
     sources: digest of each user-defined model.
     """
 
-    time: str | None
+    time: str | None = None
     command: tuple[str, ...] = ()
     asks_for: Mapping[str, Any] | None = None
     commit: str | None = None
@@ -45,30 +45,13 @@ class Invocation:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Invocation:
-        """Read an entry, without the keys that only another version knows."""
-        return cls(
-            time=stored.get("time"),
-            command=tuple(stored.get("command", ())),
-            asks_for=stored.get("asks_for"),
-            commit=stored.get("commit"),
-            program_source=stored.get(PROGRAM_SOURCE),
-            asked=stored.get("asked"),
-            sources=stored.get("sources"),
-            finished=stored.get(FINISHED),
-        )
+        """Read an entry, without the keys that only another version has."""
+        read = {one.name: stored[one.name] for one in fields(cls) if one.name in stored}
+        return cls(**{**read, "command": tuple(stored.get("command", ()))})
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as run.json stores it."""
-        return {
-            "time": self.time,
-            "command": list(self.command),
-            "asks_for": self.asks_for,
-            "commit": self.commit,
-            PROGRAM_SOURCE: self.program_source,
-            "asked": self.asked,
-            "sources": self.sources,
-            FINISHED: self.finished,
-        }
+        return {**vars(self), "command": list(self.command)}
 
     @property
     def is_unfinished(self) -> bool:
@@ -118,7 +101,7 @@ def last_sweep(run: Run) -> Invocation:
     """Return the last command of a run; a search for a limit only if there is no other."""
     invocations = read_invocations(run)
     sweeps = [one for one in invocations if one.command[:1] not in _SEARCHES]
-    return next(reversed(sweeps or invocations), Invocation(None))
+    return [Invocation(), *(sweeps or invocations)][-1]
 
 
 def last_command(run: Run) -> str:
@@ -132,10 +115,10 @@ def last_command(run: Run) -> str:
 def command_in_copy(run: Run, copy: Path) -> str:
     """Return the command line that continues in a copy of a published run, without a time limit."""
     config = run.read_manifest()["config_path"]
-    # The path of the config may be hidden in a publication, which has a copy of the config.
-    own_config = str(copy / CONFIG_FILE) if REDACTED in config else config
     arguments = _without_options(_last_arguments(run), ("--time-limit",))
-    arguments = [own_config if argument == config else argument for argument in arguments]
+    # The path of the config may be hidden in a publication, which has a copy of the config.
+    if REDACTED in config and config in arguments:
+        arguments[arguments.index(config)] = str(copy / CONFIG_FILE)
     return shlex.join(["sweep", *arguments, "--out", str(copy)])
 
 

@@ -1,6 +1,7 @@
-"""Predicts the memory of cells in processes of their own, each distinct need once, and remembers what came of it.
+"""Predict the memory of cells in child processes, and store the predictions in a cache.
 
-This process imports no torch: it hands requests to `python -m tasks.prediction`, as many at a time as there are cores.
+This process imports no torch: it sends requests to `python -m tasks.prediction`, one child for each
+CPU core. Cells that need the same memory share one request.
 """
 
 from __future__ import annotations
@@ -12,12 +13,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from queue import LifoQueue
-from typing import Any
+from typing import IO
 
 from orchestrator.common.hashing import text_digest
 from orchestrator.common.user_cache import cache_folder
@@ -37,9 +37,12 @@ from tasks.spec.cell import Cell
 from tasks.spec.tables import Sample
 
 _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
-_TIMEOUT_S = 120.0  # of one cell, which takes seconds: somebody's model may not come back
-_HEARD_BYTES = 4096  # of what a predictor said last
+# A prediction takes seconds, but a user's model may never return.
+_TIMEOUT_S = 120.0
+_LAST_OUTPUT_BYTES = 4096
 _GIB = 1024**3
+
+Predict = Callable[[Sequence[Cell]], dict[str, Prediction]]  # predictions by cell id
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class PredictedCell:
 
     @property
     def verdict(self) -> Verdict | None:
-        """Whether the cell fits; None if nothing can be predicted."""
+        """The verdict on the limit; None if nothing can be predicted."""
         return None if self.limit_bytes is None else self.prediction.verdicts.get(self.limit_bytes)
 
     @property
@@ -62,158 +65,147 @@ class PredictedCell:
 
     @property
     def oom_reason(self) -> str:
-        """Why the cell runs out of memory."""
+        """The reason why the cell runs out of memory."""
         return self.prediction.why_oom(self.limit_bytes)
 
 
 def predict_memory(
-    cells: Sequence[Cell], card: GpuModel | None, import_paths: tuple[str, ...]
+    cells: Sequence[Cell], gpu: GpuModel | None, import_paths: tuple[str, ...]
 ) -> dict[str, Prediction]:
-    """By cell id. Raises nothing: what could not be predicted says why."""
-    with predicting(card, import_paths) as predict:
+    """Return a prediction for each cell, by its id. One without a peak has the reason for it."""
+    with predicting(gpu, import_paths) as predict:
         return predict(cells)
 
 
 @contextmanager
-def predicting(
-    card: GpuModel | None, import_paths: tuple[str, ...]
-) -> Iterator[Callable[[Sequence[Cell]], dict[str, Prediction]]]:
-    """`predict_memory` to be called again and again, with processes that stay in between."""
-    with _children(_cores()) as idle:
-        yield lambda cells: _predict(cells, card, import_paths, idle)
+def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[Predict]:
+    """Yield `predict_memory` for repeated calls, with child processes that stay in between."""
+    # Last in, first out: a child that has imported torch is used before another one is started.
+    idle: LifoQueue[_Child] = LifoQueue()
+    with lifeline() as descriptor, ExitStack() as stack:
+        for _ in range(_core_count()):
+            idle.put(stack.enter_context(closing(_Child(descriptor))))
+        yield lambda cells: _predict(cells, gpu, import_paths, idle)
 
 
 def _predict(
     cells: Sequence[Cell],
-    card: GpuModel | None,
+    gpu: GpuModel | None,
     import_paths: tuple[str, ...],
     idle: LifoQueue[_Child],
 ) -> dict[str, Prediction]:
     requests = _requests(
-        [cell for cell in cells if not unsupported_reason(cell)], card, import_paths
+        [cell for cell in cells if not unsupported_reason(cell)], gpu, import_paths
     )
-    known = {
-        key: found
-        for key, request in requests.items()
-        if (found := _recall(key, request)) is not None
-    }
-    missing = {key: request for key, request in requests.items() if key not in known}
+    cached = {key: _read_cached(key, request) for key, request in requests.items()}
+    found = {key: prediction for key, prediction in cached.items() if prediction}
+    missing = {key: request for key, request in requests.items() if key not in found}
     for key, prediction in _ask_all(missing, idle):
-        known[key] = prediction
-        _remember(key, missing[key], prediction)
-    return {
-        cell.id: unknown(unsupported_reason(cell))
-        if unsupported_reason(cell)
-        else _for(cell, known[_key(cell, card)])
-        for cell in cells
-    }
+        found[key] = prediction
+        _write_cached(key, missing[key], prediction)
+    predictions = {}
+    for cell in cells:
+        reason = unsupported_reason(cell)
+        prediction = unknown(reason) if reason else found[_key(cell, gpu)]
+        is_eager = cell.params.values().get("compile", "eager") == "eager"
+        predictions[cell.id] = prediction if is_eager else prediction.as_eager()
+    return predictions
 
 
-def _for(cell: Cell, prediction: Prediction) -> Prediction:
-    return (
-        prediction
-        if cell.params.values().get("compile", "eager") == "eager"
-        else prediction.as_eager()
-    )
+def cap_bytes(cell: Cell, gpu: GpuModel | None) -> int | None:
+    """Return the memory that a cell's allocator may reserve: its own limit, or the GPU's memory."""
+    limit_gib = cell.params.memory_limit_gib
+    caps = [gpu.usable_bytes] if gpu else []
+    if limit_gib is not None:
+        caps.append(int(limit_gib * _GIB))
+    return min(caps, default=None)
 
 
-def cap_bytes(cell: Cell, card: GpuModel | None) -> int | None:
-    """What the allocator of a cell may reserve, as far as it is known: its own limit, and what the GPU has."""
-    limit = cell.params.memory_limit_gib
-    caps = [int(limit * _GIB)] if limit is not None else []
-    return min([*caps, *([card.usable_bytes] if card else [])], default=None)
-
-
-def verdict_of(cell: Cell, prediction: Prediction, card: GpuModel | None) -> Verdict | None:
-    cap = cap_bytes(cell, card)
-    return None if cap is None else prediction.verdicts.get(cap)
+def verdict_of(cell: Cell, prediction: Prediction, gpu: GpuModel | None) -> Verdict | None:
+    """Return the verdict on a cell on this GPU, or None if nothing can be predicted."""
+    return PredictedCell(cell, prediction, cap_bytes(cell, gpu)).verdict
 
 
 def _requests(
-    cells: Iterable[Cell], card: GpuModel | None, import_paths: tuple[str, ...]
+    cells: Iterable[Cell], gpu: GpuModel | None, import_paths: tuple[str, ...]
 ) -> dict[str, PredictionRequest]:
-    """One for all cells that need the same."""
+    """Return one request for all cells that need the same memory."""
     alike: dict[str, list[Cell]] = {}
     for cell in cells:
-        alike.setdefault(_key(cell, card), []).append(cell)
-    workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
-    return {
-        key: PredictionRequest(same[0], _caps(same, card), workspace_bytes, import_paths)
-        for key, same in alike.items()
-    }
+        alike.setdefault(_key(cell, gpu), []).append(cell)
+    requests = {}
+    for key, same in alike.items():
+        caps = {cap for cell in same if (cap := cap_bytes(cell, gpu)) is not None}
+        requests[key] = PredictionRequest(
+            same[0], tuple(sorted(caps)), _workspace_bytes(gpu), import_paths
+        )
+    return requests
 
 
-def _caps(cells: Iterable[Cell], card: GpuModel | None) -> tuple[int, ...]:
-    return tuple(sorted({cap for cell in cells if (cap := cap_bytes(cell, card)) is not None}))
+def _workspace_bytes(gpu: GpuModel | None) -> int:
+    return cublas_workspace_bytes(gpu.compute_capability if gpu else None)
 
 
-def _key(cell: Cell, card: GpuModel | None) -> str:
-    workspace_bytes = cublas_workspace_bytes(card.compute_capability if card else None)
-    identity = json.dumps(
-        [memory_identity(cell), workspace_bytes, VERSION, _torch_version()], sort_keys=True
-    )
-    return text_digest(identity)[:32]
-
-
-def _torch_version() -> str:
+def _key(cell: Cell, gpu: GpuModel | None) -> str:
+    # Another version of torch may allocate differently.
     try:
-        return version("torch")
+        torch_version = version("torch")
     except PackageNotFoundError:
-        return ""
+        torch_version = ""
+    identity = [memory_identity(cell), _workspace_bytes(gpu), VERSION, torch_version]
+    return text_digest(json.dumps(identity, sort_keys=True))[:32]
 
 
-def _cache_folder() -> Path:
-    return cache_folder("predictions")
-
-
-def _recall(key: str, request: PredictionRequest) -> Prediction | None:
-    """What was predicted before, if it says what is asked now: of another cap often enough by the peaks alone."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = Prediction.from_json((_cache_folder() / f"{key}.json").read_text())
-        plain = {
-            cap: verdict for cap in request.caps_bytes if (verdict := found.plain_verdict(cap))
-        }
-        found = replace(found, verdicts={**plain, **found.verdicts})
-        return found if set(request.caps_bytes) <= set(found.verdicts) else None
+def _read_cached(key: str, request: PredictionRequest) -> Prediction | None:
+    with suppress(OSError, ValueError, KeyError, TypeError):  # absent or damaged
+        found = Prediction.from_json((cache_folder("predictions") / f"{key}.json").read_text())
+        # For a limit that was not asked for before, the peaks are often enough.
+        verdicts = {cap: found.plain_verdict(cap) for cap in request.caps_bytes}
+        known = {cap: verdict for cap, verdict in verdicts.items() if verdict}
+        found = replace(found, verdicts={**known, **found.verdicts})
+        return found if found.verdicts.keys() >= set(request.caps_bytes) else None
     return None
 
 
-def _remember(key: str, request: PredictionRequest, prediction: Prediction) -> None:
-    """Not what failed, nor what is of somebody's own model: its code may be another tomorrow."""
+def _write_cached(key: str, request: PredictionRequest, prediction: Prediction) -> None:
+    # A failure may be temporary, and the code of a user's own model may change.
     if not prediction.how or request.cell.params.values().get("model") is not None:
         return
-    with suppress(OSError):  # a cache that cannot be written costs time, nothing else
-        _cache_folder().mkdir(parents=True, exist_ok=True)
-        aside = _cache_folder() / f".{key}.{os.getpid()}"
-        aside.write_text(prediction.to_json())
-        aside.rename(_cache_folder() / f"{key}.json")
+    with suppress(OSError):  # a cache that cannot be written only costs time
+        folder = cache_folder("predictions")
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = folder / f".{key}.{os.getpid()}"
+        partial.write_text(prediction.to_json())
+        partial.rename(folder / f"{key}.json")
 
 
 def _ask_all(
     requests: Mapping[str, PredictionRequest], idle: LifoQueue[_Child]
 ) -> Iterator[tuple[str, Prediction]]:
-    """The passes of one model and length are asked of one process, the whole step first: the others are parts of it."""
+    # One child predicts all passes of one model and length, beginning with train_step: the other
+    # passes are parts of it.
     groups: dict[str, list[tuple[str, PredictionRequest]]] = {}
-    for key, request in sorted(
-        requests.items(),
-        key=lambda item: str(item[1].cell.params.values().get("pass")),
-        reverse=True,
-    ):
-        groups.setdefault(_without_pass(request.cell), []).append((key, request))
+    for key, request in requests.items():
+        identity = memory_identity(request.cell)
+        identity.pop("pass", None)
+        groups.setdefault(json.dumps(identity), []).append((key, request))
+    for group in groups.values():
+        group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
     if not groups:
         return
-    threads = ThreadPoolExecutor(min(len(groups), _cores()))
+    threads = ThreadPoolExecutor(min(len(groups), _core_count()))
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
             yield from answers
     finally:
-        threads.shutdown(
-            wait=False, cancel_futures=True
-        )  # what is still asked ends with the children
+        # Threads that still wait for an answer end when their child is stopped.
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _core_count() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _ask_one(
@@ -226,44 +218,21 @@ def _ask_one(
         idle.put(child)
 
 
-def _without_pass(cell: Cell) -> str:
-    return json.dumps(
-        {name: value for name, value in memory_identity(cell).items() if name != "pass"}
-    )
-
-
-@contextmanager
-def _children(number: int) -> Iterator[LifoQueue[_Child]]:
-    idle: LifoQueue[_Child] = (
-        LifoQueue()
-    )  # the last that answered is asked first: the others need not start
-    with lifeline() as end:
-        children = [_Child(end) for _ in range(number)]
-        for child in children:
-            idle.put(child)
-        try:
-            yield idle
-        finally:
-            for child in children:
-                child.end()
-
-
 class _Child:
-    """A predicting process, started when it is first asked, and again after it died."""
+    """A predicting process. It starts with the first request, and again after it has died."""
 
     def __init__(self, lifeline: int) -> None:
         self._lifeline = lifeline
         self._process: subprocess.Popen[str] | None = None
-        self._said: Any = tempfile.TemporaryFile()  # noqa: SIM115  closed in `end`
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
 
     def ask(self, request: PredictionRequest) -> Prediction:
-        """Whatever goes wrong is the reason why there is no prediction."""
         try:
-            answer = self._answer(request)
-            if answer:
+            if answer := self._answer(request):
                 return Prediction.from_json(answer)
-            self._stop()  # else the next one asks what nobody knows to be dead yet
-            return unknown(f"the predictor died: {self._last_words()}")
+            # Otherwise the next request may go to this process: poll() reports a death late.
+            self._stop()
+            return unknown(f"the predictor died: {self._last_line()}")
         except (OSError, ValueError, KeyError, TypeError) as error:
             return unknown(f"the predictor failed: {error}")
 
@@ -280,37 +249,32 @@ class _Child:
         finally:
             timer.cancel()
 
-    def end(self) -> None:
+    def close(self) -> None:
         self._stop()
-        self._said.close()
+        self._stderr.close()
 
     def _stop(self) -> None:
         if self._process is not None:
             self._process.kill()
-            with suppress(
-                OSError, ValueError
-            ):  # it had not read all that it was asked, or is asked at this moment
+            # It may not have read its whole request, and a thread may be writing to it.
+            with suppress(OSError, ValueError):
                 self._process.communicate()
 
     def _start(self) -> subprocess.Popen[str]:
-        environment = {
-            **os.environ,
-            "PYTHONPATH": import_path(),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
+        # As many children as cores run at the same time, each with one thread and without a GPU.
+        own = {"PYTHONPATH": import_path(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         return subprocess.Popen(
             [*_COMMAND, str(self._lifeline)],
-            env=environment,
+            env={**os.environ, **own},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._said,
+            stderr=self._stderr,
             text=True,
             pass_fds=[self._lifeline],
             start_new_session=True,
         )
 
-    def _last_words(self) -> str:
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - _HEARD_BYTES))
-        lines: list[str] = self._said.read().decode(errors="replace").splitlines()
-        return lines[-1][:160] if lines else "without a word"
+    def _last_line(self) -> str:
+        self._stderr.seek(max(0, self._stderr.seek(0, os.SEEK_END) - _LAST_OUTPUT_BYTES))
+        lines = self._stderr.read().decode(errors="replace").splitlines()
+        return lines[-1][:160] if lines else "it printed nothing"

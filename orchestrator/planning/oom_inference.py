@@ -31,7 +31,7 @@ class OomInference:
         self._by_other_values.setdefault(others, []).append((rank, cell))
 
     def find_smaller(self, cell: Cell) -> Cell | None:
-        """Return a cell that ran out of memory and needs no more of it than this one, or None."""
+        """Return a cell that ran out of memory and needs at most as much as this one, or None."""
         others, rank = _split(cell)
         for smaller, known in self._by_other_values.get(others, ()):
             if all(theirs <= own for theirs, own in zip(smaller, rank, strict=True)):
@@ -41,10 +41,10 @@ class OomInference:
 
 def _split(cell: Cell) -> tuple[str, Rank]:
     """Return the values that must be equal in a comparison, and the rank along the growing axes."""
-    values, growing = cell.params.values(), memory_orders(type(cell.params))
-    ranked = {axis: order for axis, order in growing.items() if values[axis] is not None}
-    others = {name: value for name, value in values.items() if name not in ranked}
-    rank = tuple(
-        order.index(values[axis]) if order else values[axis] for axis, order in ranked.items()
-    )
-    return json.dumps([cell.task, cell.version, others], sort_keys=True), rank
+    others, rank = cell.params.values(), []
+    for axis, order in memory_orders(type(cell.params)).items():
+        # An axis without a value, such as the layers of a named size, cannot be compared.
+        if others[axis] is not None:
+            value = others.pop(axis)
+            rank.append(order.index(value) if order else value)
+    return json.dumps([cell.task, cell.version, others], sort_keys=True), tuple(rank)

@@ -59,9 +59,9 @@ class RunOptions:
         return self.fresh or bool(self.retry | self.only)
 
     def for_resumed(self, cell: Cell) -> RunOptions:
-        """Return what the command still asks of a cell that it has already measured again."""
+        """Return the options for a cell that the command has already measured again."""
         repeat = max(self.repeat, self.resumed[cell.id].repetitions)
-        return replace(self, fresh=False, retry=frozenset(), only=frozenset(), repeat=repeat)
+        return replace(self.without_repeated_work(), repeat=repeat)
 
     def without_repeated_work(self) -> RunOptions:
         """Return the options of a second run: only what is missing or failed."""
@@ -69,11 +69,8 @@ class RunOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as run.json stores them."""
-        values = {name: getattr(self, name) for name in _STORED}
-        return {
-            name: sorted(value) if isinstance(value, frozenset) else value
-            for name, value in values.items()
-        }
+        stored = {name: getattr(self, name) for name in _STORED}
+        return stored | {"retry": sorted(self.retry), "only": sorted(self.only)}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> RunOptions:
@@ -81,8 +78,9 @@ class RunOptions:
         read: dict[str, Any] = {name: stored[name] for name in _STORED if name in stored}
         for name in {"retry", "only"} & read.keys():
             read[name] = frozenset(read[name])
-        if "retry" in read:  # older versions had further words, which have no effect now
+        if "retry" in read:
             words = {FORMER_FLAGS.get(word, word) for word in read["retry"]}
+            # Older versions had further words, which have no effect now.
             read["retry"] = frozenset(words & {*Status, PENDING, *QUALITY_FLAGS})
         return cls(**read)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from orchestrator.planning.history import CellHistory, read_histories, with_quality_flags
@@ -62,13 +62,10 @@ class Plan:
         Every cell comes once before any cell comes again, so that a slow drift of the machine
         widens the spread of the repetitions and does not shift some cells against others.
         """
-        rounds = range(max((decision.repetitions for decision in self.decisions), default=0))
-        return [
-            decision.cell
-            for done in rounds
-            for decision in self.decisions
-            if decision.repetitions > done
-        ]
+        cells: list[Cell] = []
+        for done in range(max((decision.repetitions for decision in self.decisions), default=0)):
+            cells += [decision.cell for decision in self.decisions if decision.repetitions > done]
+        return cells
 
     @cached_property
     def to_measure(self) -> list[Cell]:
@@ -78,8 +75,8 @@ class Plan:
     @property
     def out_of_memory(self) -> list[Cell]:
         """The cells that ran out of memory and are not measured again."""
-        unchanged = (decision.cell for decision in self.decisions if not decision.repetitions)
-        return [cell for cell in unchanged if self.history(cell).status == Status.OOM]
+        cells = [decision.cell for decision in self.decisions if not decision.repetitions]
+        return [cell for cell in cells if self.history(cell).status == Status.OOM]
 
     def history(self, cell: Cell) -> CellHistory:
         """Return the earlier attempts of a cell."""
@@ -106,11 +103,11 @@ def make_plan(
     max_attempts: int,
 ) -> Plan:
     """Plan these cells. A cell that has failed max_attempts times is measured only on request."""
-    decisions = tuple(
-        _decide(cell, histories.get(cell.id, CellHistory()), options, max_attempts)
-        for cell in cells
-    )
-    plan = Plan(decisions, histories)
+    decisions = []
+    for cell in cells:
+        history = histories.get(cell.id, CellHistory())
+        decisions.append(_decide(cell, history, options, max_attempts))
+    plan = Plan(tuple(decisions), histories)
     return _with_inferred(plan, options) if options.infer_oom else plan
 
 
@@ -164,25 +161,24 @@ def _measure_again(cell: Cell, history: CellHistory, options: RunOptions, reason
 
 def _with_inferred(plan: Plan, options: RunOptions) -> Plan:
     inference = OomInference(plan.out_of_memory)
-    decisions = tuple(
-        _reconsider_inferred(decision, plan.history(decision.cell), inference)
-        for decision in plan.decisions
-    )
-    to_run = [decision.cell for decision in decisions if decision.repetitions]
-    inferable = [cell for cell in to_run if _may_be_inferred(plan.history(cell), options)]
-    found = {cell.id: inference.find_smaller(cell) for cell in inferable}
-    inferred = {cell: smaller for cell, smaller in found.items() if smaller}
-    return replace(plan, decisions=decisions, inferable=frozenset(found), inferred=inferred)
-
-
-def _reconsider_inferred(
-    decision: Decision, history: CellHistory, inference: OomInference
-) -> Decision:
-    """Run a cell whose OOM was inferred from a cell that fits now or is tried again."""
-    is_settled = decision.repetitions or decision.excluded or history.status != Status.OOM_INFERRED
-    if is_settled or inference.find_smaller(decision.cell):
-        return decision
-    return Decision(decision.cell, 1, "inferred, but no cell that ran out of memory shows it now")
+    decisions: list[Decision] = []
+    inferable: set[str] = set()
+    inferred: dict[str, Cell] = {}
+    for decision in plan.decisions:
+        cell, history = decision.cell, plan.history(decision.cell)
+        smaller = inference.find_smaller(cell)
+        is_settled = decision.repetitions or decision.excluded or smaller
+        # The cell that its OOM was inferred from fits now, or is tried again.
+        if history.status == Status.OOM_INFERRED and not is_settled:
+            decision = Decision(
+                cell, 1, "inferred, but no cell that ran out of memory shows it now"
+            )
+        decisions.append(decision)
+        if decision.repetitions and _may_be_inferred(history, options):
+            inferable.add(cell.id)
+            if smaller:
+                inferred[cell.id] = smaller
+    return Plan(tuple(decisions), plan.histories, frozenset(inferable), inferred)
 
 
 def _may_be_inferred(history: CellHistory, options: RunOptions) -> bool:

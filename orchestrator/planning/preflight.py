@@ -7,18 +7,18 @@ one entry of CHECKS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.common.errors import PlatformError
 from orchestrator.execution import nsys
 from orchestrator.hardware.gpu_catalog import GpuModel, gpu_from_driver, matches_kind
-from orchestrator.hardware.host import GpuInfo, HostInfo
+from orchestrator.hardware.host import Fingerprint, GpuInfo, HostInfo
 from orchestrator.planning.fingerprints import (
     Fingerprints,
-    current_fingerprints,
     known_fingerprints,
     require_compatible,
+    unique_fingerprints,
 )
 from orchestrator.planning.memory_prediction import PredictedCell
 from orchestrator.planning.request import SweepRequest
@@ -87,15 +87,17 @@ class Preparation:
     @property
     def names_every_gpu_kind(self) -> bool:
         """True if each cell on a GPU names the kind that it runs on."""
-        on_gpu = [cell for cell in self.cells if cell.params.device == "cuda"]
-        return all(cell.params.gpu_kind is not None for cell in on_gpu)
+        return all(cell.params.gpu_kind for cell in self.cells if cell.params.device == "cuda")
 
-    def exclude(self, cells: Iterable[Cell], *, is_deferred: bool) -> Preparation:
+    def exclude(self, cells: Collection[Cell], *, is_deferred: bool) -> Preparation:
         """Return the preparation without these cells."""
-        exclusions = [Exclusion(cell, is_deferred) for cell in cells]
-        ids = {exclusion.cell.id for exclusion in exclusions}
-        left = tuple(cell for cell in self.cells if cell.id not in ids)
-        return replace(self, cells=left, excluded=(*self.excluded, *exclusions))
+        excluded, left = list(self.excluded), []
+        for cell in self.cells:
+            if cell in cells:
+                excluded.append(Exclusion(cell, is_deferred))
+            else:
+                left.append(cell)
+        return replace(self, cells=tuple(left), excluded=tuple(excluded))
 
 
 Check = Callable[[SweepRequest, Preparation, Notify], Preparation]
@@ -138,14 +140,16 @@ def check_fingerprints(
 ) -> Preparation:
     """Require the hardware and software that the results in the folder were measured with."""
     known = known_fingerprints(request.run) if preparation.has_results else {}
-    fingerprints = {device: list(before) for device, before in known.items()}
+    fingerprints = dict(known)
     for device in preparation.devices:
-        before = fingerprints.setdefault(device, [])
-        current = current_fingerprints(preparation.hosts, device)
+        before = known.get(device, ())
+        current: list[Fingerprint] = []
+        for host in preparation.hosts:
+            current += host.fingerprints.get(device, ())
         if not request.execution.allow_mixed:
             any_gpu = preparation.names_every_gpu_kind
             require_compatible(before, current, request.run, any_gpu=any_gpu)
-        before += [fingerprint for fingerprint in current if fingerprint not in before]
+        fingerprints[device] = unique_fingerprints([*before, *current])
     return replace(preparation, fingerprints=fingerprints)
 
 
@@ -161,7 +165,7 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
         return preparation
     _require_one_kind_per_host(preparation.hosts)
     missing = [kind for kind in kinds if not preparation.slots.by_gpu_kind.get(kind)]
-    cells = [cell for cell in preparation.cells if cell.params.gpu_kind in missing]
+    cells = {cell for cell in preparation.cells if cell.params.gpu_kind in missing}
     problem = (
         f"{len(cells)} cells need gpu_kind {', '.join(missing)},"
         f" which no host has (available: {names or 'no GPU'})"
@@ -175,14 +179,14 @@ def check_gpu_kinds(request: SweepRequest, preparation: Preparation, notify: Not
 
 def check_gpu_count(request: SweepRequest, preparation: Preparation, notify: Notify) -> Preparation:
     """Defer the cells that need more GPUs of one host than any host has."""
-    cells = [
-        cell
-        for cell in preparation.cells
-        if cell.params.gpu_count > max(1, _most_gpus(preparation.hosts, cell.params.gpu_kind))
-    ]
-    counts = sorted({cell.params.gpu_count for cell in cells})
+    cells, counts = set(), set()
+    for cell in preparation.cells:
+        needed = cell.params.gpu_count
+        if needed > max(1, _most_gpus(preparation.hosts, cell.params.gpu_kind)):
+            cells.add(cell)
+            counts.add(needed)
     problem = (
-        f"{len(cells)} cells need {', '.join(map(str, counts))} GPUs of one host,"
+        f"{len(cells)} cells need {', '.join(map(str, sorted(counts)))} GPUs of one host,"
         f" and no host has more than {_most_gpus(preparation.hosts, None)}"
     )
     remedy = "Add such a node (`ray start --address=…`), or --set gpus=1"
@@ -228,13 +232,15 @@ def first_gpu(hosts: Sequence[HostInfo]) -> str | None:
 
 def smallest_gpu(hosts: Sequence[HostInfo], kind: str | None = None) -> GpuModel | None:
     """Return the GPU with the least memory that a cell of this kind may run on, or None."""
-    gpus = [gpu for host in hosts for gpu in _gpus_of_kind(host, kind)]
-    models = [gpu_from_driver(gpu.name, gpu.memory_bytes) for gpu in gpus]
+    models = []
+    for host in hosts:
+        for gpu in _matching_gpus(host, kind):
+            models.append(gpu_from_driver(gpu.name, gpu.memory_bytes))
     return min(models, key=lambda model: model.usable_bytes, default=None)
 
 
 def _defer(
-    preparation: Preparation, cells: Sequence[Cell], error: PlatformError, notify: Notify
+    preparation: Preparation, cells: set[Cell], error: PlatformError, notify: Notify
 ) -> Preparation:
     """Leave cells to a run on other hosts, or raise the error if no cell would be left."""
     if not cells:
@@ -246,7 +252,7 @@ def _defer(
 
 
 def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
-    # Ray labels nodes, not GPUs: a cell could not be kept to one of the kinds.
+    # Ray labels nodes, not GPUs: it could start a cell on a GPU of the other kind.
     for host in hosts:
         if len({gpu.name for gpu in host.gpus}) > 1:
             raise PlatformError(
@@ -258,8 +264,8 @@ def _require_one_kind_per_host(hosts: Sequence[HostInfo]) -> None:
 
 def _most_gpus(hosts: Sequence[HostInfo], kind: str | None) -> int:
     """Return the largest number of GPUs of a kind that one host has."""
-    return max((len(_gpus_of_kind(host, kind)) for host in hosts), default=0)
+    return max((len(_matching_gpus(host, kind)) for host in hosts), default=0)
 
 
-def _gpus_of_kind(host: HostInfo, kind: str | None) -> list[GpuInfo]:
+def _matching_gpus(host: HostInfo, kind: str | None) -> list[GpuInfo]:
     return [gpu for gpu in host.gpus if kind is None or matches_kind(gpu.name, kind)]

@@ -7,10 +7,9 @@ are refused, because all rows of a folder stand in one table.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from itertools import groupby
+from typing import Any, NamedTuple
 
 from orchestrator.common.errors import RunMismatch
 from orchestrator.common.provenance import PROGRAM_SOURCE, describe_program
@@ -25,30 +24,9 @@ from tasks.spec.status import Status
 
 # A folder may be moved: where compilers cache their code changes no result.
 _CACHE_VARIABLES = frozenset({"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"})
-_REMEDY = "`--retry ok` measures them again"
 
 
-@dataclass(frozen=True)
-class PriorResult:
-    """How a cell was measured that this run leaves as it is. None: not recorded by an older version."""
-
-    commit: str | None
-    instruments: frozenset[str] | None
-    env: tuple[tuple[str, str], ...] | None
-    model: str | None = None
-    model_source: str | None = None
-    program_source: str | None = None
-
-    def is_by_other_program(self, invocation: Invocation) -> bool:
-        """True if another version of the program measured it."""
-        if self.program_source is not None:
-            return self.program_source != invocation.program_source
-        is_known = None not in (self.commit, invocation.commit)
-        return is_known and self.commit != invocation.commit
-
-
-@dataclass(frozen=True)
-class _Row:
+class _Row(NamedTuple):
     cell: str
     number: int
     status: str
@@ -61,62 +39,70 @@ def check_prior_results(
     request: SweepRequest, plan: Plan, invocation: Invocation, notify: Notify
 ) -> None:
     """Report how earlier results differ. Raise RunMismatch for other environment variables."""
-    results = read_prior_results(request.run, plan)
     if plan.to_run and not request.execution.allow_mixed:
         require_same_env(request, plan)
-    for line in describe_prior_results(results, request.config, invocation):
+    for line in describe_prior_results(request, plan, invocation):
         notify(line)
 
 
-def read_prior_results(run: Run, plan: Plan) -> list[PriorResult]:
-    """Return the valid successes that this run does not replace; equal ones of a cell once."""
-    models = {
-        decision.cell.id: getattr(decision.cell.params, "model", None)
-        for decision in plan.decisions
-        if not (decision.repetitions and decision.replaces)
-    }
-    stored = [
-        (row.cell, _read_result(row, models[row.cell]))
-        for row in _valid_rows(run)
-        if row.status == Status.OK and row.cell in models
-    ]
-    return [result for _, result in dict.fromkeys(stored)]
-
-
 def describe_prior_results(
-    results: list[PriorResult], config: SweepConfig, invocation: Invocation
+    request: SweepRequest, plan: Plan, invocation: Invocation
 ) -> Iterator[str]:
-    """Yield a line for each way in which earlier results differ from those of this run."""
-    for instruments, count in _missing_instruments(results, config).items():
-        yield f"{_stored(count)} without {instruments}: {_REMEDY}"
-    others = [result for result in results if result.is_by_other_program(invocation)]
-    here = describe_program(invocation.program_source, invocation.commit)
-    programs = Counter((result.program_source, result.commit) for result in others)
-    for program, count in programs.items():
-        named = describe_program(*program)
-        yield f"{_stored(count)} by another program, {named} (here {here}): {_REMEDY}"
-    for model, count in _changed_models(results, invocation).items():
-        yield f"{_stored(count)} with another source of {model}: {_REMEDY}"
-    for env, count in _other_environments(results, config).items():
-        own = _describe_environment(config.env)
-        yield f"{_stored(count)} with other environment variables: {env} (here {own}): {_REMEDY}"
+    """Yield a line for each way in which results that stay differ from those of this run."""
+    models: dict[str, str | None] = {}
+    for decision in plan.decisions:
+        if not (decision.repetitions and decision.replaces):
+            models[decision.cell.id] = getattr(decision.cell.params, "model", None)
+    cells: dict[str, set[str]] = {}  # by the difference
+    for row in _valid_rows(request.run):
+        if row.status == Status.OK and row.cell in models:
+            for text in _differences(row, models[row.cell], request.config, invocation):
+                cells.setdefault(text, set()).add(row.cell)
+    for text in sorted(cells):
+        count = cell_count(len(cells[text]))
+        yield f"{count} measured earlier {text}: `--retry ok` measures them again"
+
+
+def _differences(
+    row: _Row, model: str | None, config: SweepConfig, invocation: Invocation
+) -> Iterator[str]:
+    """Yield how a result was measured otherwise. Facts that an older version left out are skipped."""
+    facts = json.loads(row.facts)
+    missing = set(config.instruments).difference(facts.get("instruments", config.instruments))
+    if missing:
+        yield f"without {', '.join(sorted(missing))}"
+    source = facts.get(PROGRAM_SOURCE)
+    if is_by_other_program(source, row.commit, invocation):
+        here = describe_program(invocation.program_source, invocation.commit)
+        yield f"by another program, {describe_program(source, row.commit)} (here {here})"
+    model_source = (invocation.sources or {}).get(model or "")
+    if model_source and facts.get("model_source") not in (None, model_source):
+        yield f"with another source of {model}"
+    if env := _other_env(facts, config):
+        yield env
+
+
+def is_by_other_program(source: str | None, commit: str | None, invocation: Invocation) -> bool:
+    """True if another version of the program measured a result with this source and commit."""
+    # Commits are compared only for old results: many commits change nothing that measures.
+    if source is not None:
+        return source != invocation.program_source
+    return None not in (commit, invocation.commit) and commit != invocation.commit
 
 
 def require_same_env(request: SweepRequest, plan: Plan) -> None:
     """Raise RunMismatch if results that stay were measured with other environment variables."""
-    replaced = {
-        decision.cell.id
-        for decision in plan.decisions
-        if decision.repetitions and (decision.replaces or not plan.history(decision.cell).successes)
-    }
-    staying = [row for row in _valid_rows(request.run) if row.cell not in replaced]
-    for status in (Status.OK, Status.OOM):
-        results = [_read_result(row) for row in staying if row.status == status]
-        for env in _other_environments(results, request.config):
-            own = _describe_environment(request.config.env)
+    replaced = set()
+    for decision in plan.decisions:
+        is_replaced = decision.replaces or not plan.history(decision.cell).successes
+        if decision.repetitions and is_replaced:
+            replaced.add(decision.cell.id)
+    for row in sorted(_valid_rows(request.run), key=lambda row: row.status != Status.OK):
+        env = None if row.cell in replaced else _other_env(json.loads(row.facts), request.config)
+        if env:
             raise RunMismatch(
-                f"{request.run}: has results with other environment variables: {env} (here {own})",
-                f"Name another folder with --out, measure them again with --retry {status},"
+                f"{request.run}: has results {env}",
+                f"Name another folder with --out, measure them again with --retry {row.status},"
                 " or add --mixed to allow both in one",
             )
 
@@ -124,7 +110,7 @@ def require_same_env(request: SweepRequest, plan: Plan) -> None:
 def _valid_rows(run: Run) -> Iterator[_Row]:
     """Yield the valid successes of each cell, or its latest OOM if there are none."""
     stored = run.rows("attempts", ["cell", "attempt", "status", "commit", "facts", "replaces"])
-    rows = sorted((_Row(*row) for row in stored), key=lambda row: (row.cell, row.number))
+    rows = sorted(map(_Row._make, stored), key=lambda row: (row.cell, row.number))
     for _, attempts in groupby(rows, key=lambda row: row.cell):
         own = list(attempts)
         successes = [row for row in own if row.status == Status.OK]
@@ -133,55 +119,18 @@ def _valid_rows(run: Run) -> Iterator[_Row]:
         yield from valid or [row for row in own if row.status == Status.OOM][-1:]
 
 
-def _read_result(row: _Row, model: str | None = None) -> PriorResult:
-    facts = json.loads(row.facts)
-    instruments, env = facts.get("instruments"), facts.get("env")
-    return PriorResult(
-        row.commit,
-        None if instruments is None else frozenset(instruments),
-        None if env is None else tuple(sorted(env.items())),
-        model,
-        facts.get("model_source"),
-        facts.get(PROGRAM_SOURCE),
-    )
-
-
-def _missing_instruments(results: Iterable[PriorResult], config: SweepConfig) -> Counter[str]:
-    missing = [
-        frozenset(config.instruments) - result.instruments
-        for result in results
-        if result.instruments is not None
-    ]
-    return Counter(", ".join(sorted(names)) for names in missing if names)
-
-
-def _changed_models(results: Iterable[PriorResult], invocation: Invocation) -> Counter[str]:
-    sources = invocation.sources or {}
-    return Counter(
-        result.model
-        for result in results
-        if result.model
-        and result.model_source
-        and sources.get(result.model) not in (None, result.model_source)
-    )
-
-
-def _other_environments(results: Iterable[PriorResult], config: SweepConfig) -> Counter[str]:
-    own = _without_caches(config.env)
-    environments = [dict(result.env) for result in results if result.env is not None]
-    return Counter(
-        _describe_environment(env) for env in environments if _without_caches(env) != own
-    )
+def _other_env(facts: Mapping[str, Any], config: SweepConfig) -> str:
+    """Return how the environment variables of a result differ; empty if they do not."""
+    env = facts.get("env")
+    if env is None or _without_caches(env) == _without_caches(config.env):
+        return ""
+    here = _describe_env(config.env)
+    return f"with other environment variables: {_describe_env(env)} (here {here})"
 
 
 def _without_caches(env: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in _CACHE_VARIABLES}
 
 
-def _describe_environment(env: Mapping[str, str]) -> str:
-    assignments = " ".join(f"{name}={value}" for name, value in sorted(env.items()))
-    return assignments or "none"
-
-
-def _stored(count: int) -> str:
-    return f"{cell_count(count)} measured earlier"
+def _describe_env(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={env[name]}" for name in sorted(env)) or "none"

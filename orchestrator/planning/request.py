@@ -39,7 +39,7 @@ from tasks.spec.source_digest import source_digest
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What a command asks for: which cells of which config, how, and in which folder.
+    """Everything that a command asks for: cells of a config, how to measure them, and the folder.
 
     is_search: the cells are steps of a search for a limit, and not the sweep of the folder.
     """
@@ -74,7 +74,7 @@ class SweepRequest:
 
     def example_attempt(self, cells: Sequence[Cell]) -> Attempt:
         """Return an attempt like those to come, which slots can be prepared for."""
-        # CUDA cells run first.
+        # The queue hands out CUDA cells first.
         cell = min(cells, key=lambda cell: cell.params.device != "cuda")
         return Attempt(cell, 0, str(self.run.attempt_folder(cell.id, 0)), self.settings)
 
@@ -96,19 +96,18 @@ class SweepRequest:
         )
 
     def _identity(self) -> dict[str, Any]:
-        """Return what the command asks for, independent of the order of words."""
+        """Return the identity of the command, independent of the order of words."""
         selection = asdict(self.selection)
-        where = {
-            axis: sorted(values, key=json.dumps) for axis, values in selection["where"].items()
-        }
-        instruments = sorted(set(self.config.instruments))
+        for axis, values in self.selection.where.items():
+            selection["where"][axis] = sorted(values, key=json.dumps)
+        selection["instruments"] = sorted(set(self.config.instruments))
         identity = {
             "config": self.config.name,
-            "selection": {**selection, "where": where, "instruments": instruments},
+            "selection": selection,
             "choice": self.options.to_json(),
             "skips": self.execution.skip_predicted_oom,
         }
-        # As it is when it is read from run.json: without tuples.
+        # It is compared with entries of run.json, which have lists instead of tuples.
         return dict(json.loads(json.dumps(identity)))
 
     def manifest(
@@ -122,7 +121,7 @@ class SweepRequest:
             "asked": len(self.expansion.cells),
         }
         before = self.run.read_manifest()
-        # A search for limits visits cells of its own; the folder's sweep stays as it was.
+        # A search for limits visits other cells; the folder's sweep stays as it was.
         if self.is_search and "config" in before:
             sweep = {name: before[name] for name in sweep if name in before}
         sweep |= {"name": self.config.name, "fingerprints": fingerprints}
@@ -135,7 +134,7 @@ def resolve(path: Path, selection: Selection, out: RunLocation | None = None) ->
     """Read a config and select its cells.
 
     out: a folder or the address of one; None: the config's, or results/NAME.
-    Raises ConfigError, or RunUnreachable for a folder elsewhere.
+    Raises ConfigError, or RunUnreachable for an address.
     """
     config, source = load_config(path)
     config = with_instruments(config, selection.instruments)

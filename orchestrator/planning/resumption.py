@@ -2,8 +2,8 @@
 
 If the same command is given again, it does not start from the first cell: cells that its
 unfinished invocations have already measured again are not measured a third time, whatever other
-commands ran in between. A finished command starts anew, and so does one that would measure in
-another way by now.
+commands ran in between. A finished command starts from the first cell, and so does one that would
+measure in another way by now.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import takewhile
 
 from orchestrator.common.text import cell_count
 from orchestrator.planning.history import HISTORY_COLUMNS, CellHistory, histories_of
@@ -38,17 +37,14 @@ def describe_resumption(request: SweepRequest) -> str:
 
 
 def mark_finished(writer: RunWriter, invocation: Invocation) -> None:
-    """Mark all entries of this command as finished, so that the next one starts anew."""
+    """Mark all entries of this command as finished, so that the next one starts from the first cell."""
     manifest = writer.read_manifest()
-    entries = manifest.get("invocations", [])
-    marked = [
-        {**entry, FINISHED: True}
-        if Invocation.from_json(entry).is_same_command(invocation)
-        else entry
-        for entry in entries
-    ]
-    if marked != entries:
-        writer.write_manifest({**manifest, "invocations": marked})
+    is_changed = False
+    for entry in manifest.get("invocations", []):
+        if Invocation.from_json(entry).is_same_command(invocation) and not entry.get(FINISHED):
+            entry[FINISHED] = is_changed = True
+    if is_changed:
+        writer.write_manifest(manifest)
 
 
 def _resumed_cells(request: SweepRequest, invocation: Invocation) -> dict[str, ResumedCell]:
@@ -59,26 +55,28 @@ def _resumed_cells(request: SweepRequest, invocation: Invocation) -> dict[str, R
         return {}
     # By position and not by time: the clock of a host may have been set back in between.
     positions = {one.time: position for position, one in enumerate(invocations)}
-    stored = run.rows("attempts", [*HISTORY_COLUMNS, "facts"])
-    rows = [(row[:-1], positions.get(json.loads(row[-1]).get(INVOCATION), -1)) for row in stored]
-    since = histories_of((row for row, position in rows if position in unfinished), run)
-    before = histories_of((row for row, position in rows if position < min(unfinished)), run)
-    resumed = {}
-    for cell, history in since.items():
+    before, since = [], []
+    for *row, facts in run.rows("attempts", [*HISTORY_COLUMNS, "facts"]):
+        position = positions.get(json.loads(facts).get(INVOCATION), -1)
+        if position in unfinished:
+            since.append(tuple(row))
+        elif position < min(unfinished):
+            before.append(tuple(row))
+    earlier, resumed = histories_of(before, run), {}
+    for cell, history in histories_of(since, run).items():
         failed = all(status.is_retried for status in history.statuses)
         if not failed or history.failures >= max_attempts:
-            earlier = before.get(cell, CellHistory())
-            resumed[cell] = ResumedCell(max(1, earlier.successes), earlier.misses, failed)
+            past = earlier.get(cell, CellHistory())
+            resumed[cell] = ResumedCell(max(1, past.successes), past.misses, failed)
     return resumed
 
 
 def _unfinished(invocations: Sequence[Invocation], invocation: Invocation) -> set[int]:
     """Return the positions of this command's entries since it was last finished."""
-    own = [
-        (position, one)
-        for position, one in enumerate(invocations)
-        if one.is_same_command(invocation) and one.measures_like(invocation)
-    ]
-    return {
-        position for position, _ in takewhile(lambda pair: pair[1].is_unfinished, reversed(own))
-    }
+    positions: set[int] = set()
+    for position, one in reversed(list(enumerate(invocations))):
+        if one.is_same_command(invocation) and one.measures_like(invocation):
+            if not one.is_unfinished:
+                break
+            positions.add(position)
+    return positions

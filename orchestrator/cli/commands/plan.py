@@ -39,7 +39,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     from orchestrator.cli.text.plan import describe_cost, describe_plan
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.plan import plan_request
-    from orchestrator.planning.prior_results import describe_prior_results, read_prior_results
+    from orchestrator.planning.prior_results import describe_prior_results
     from orchestrator.planning.resumption import describe_resumption, resume
 
     model = find_gpu(gpu) if gpu is not None else None
@@ -57,8 +57,7 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     cost = describe_cost(request, planned, model)
     for line in describe_plan(planned, request.expansion.label, cost, everything):
         click.echo(line)
-    results = read_prior_results(request.run, planned)
-    for line in describe_prior_results(results, request.config, invocation):
+    for line in describe_prior_results(request, planned, invocation):
         click.echo(line)
     if memory:
         for line in describe_memory(request, model):

@@ -62,11 +62,7 @@ class Simulation:
     """Takes cells from a queue as a scheduler with `gpus` GPUs does. began, ended: when each cell did, in seconds."""
 
     def __init__(
-        self,
-        folder: Path,
-        cells: Sequence[Cell],
-        gpus: int,
-        options: RunOptions = DEFAULT_OPTIONS,
+        self, folder: Path, cells: Sequence[Cell], gpus: int, options: RunOptions = DEFAULT_OPTIONS
     ) -> None:
         self.now = 0.0
         self.gpus = gpus

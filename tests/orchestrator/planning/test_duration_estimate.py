@@ -77,17 +77,19 @@ def test_what_is_not_timed_and_what_is_not_forked() -> None:
 def test_a_slower_gpu_takes_longer_and_an_unknown_one_is_no_ground_to_go_by() -> None:
     large = cell(size="2.7B", context_length=1024)
     assert guess(large, DurationConditions("NVIDIA A100-SXM4-80GB")) > 2 * guess(large)
-    assert DurationEstimator([], {}, H200).knows([large])
-    assert not DurationEstimator([], {}, DurationConditions("GPU of tomorrow")).knows([large])
-    assert not DurationEstimator([], {}, H200).knows([cell(device="cpu")])
+    assert DurationEstimator([], {}, H200).can_estimate([large])
+    assert not DurationEstimator([], {}, DurationConditions("GPU of tomorrow")).can_estimate(
+        [large]
+    )
+    assert not DurationEstimator([], {}, H200).can_estimate([cell(device="cpu")])
 
 
 def test_only_the_first_of_those_that_share_a_graph_compiles() -> None:
     cells = [cell(size="xl", compile="model", seed=seed) for seed in (0, 1)]
-    first, second = DurationEstimator([], {}, H200).each(cells)
+    first, second = DurationEstimator([], {}, H200).seconds_in_order(cells)
     assert first - second == pytest.approx(48 * (3.1 - 1.05))
     cold = [cell(size="xl", compile="model", seed=seed, compile_cache="cold") for seed in (0, 1)]
-    assert len(set(DurationEstimator([], {}, H200).each(cold))) == 1
+    assert len(set(DurationEstimator([], {}, H200).seconds_in_order(cold))) == 1
     learned = DurationEstimator([], {}, H200)
     learned.learn(cells[0], S.OK, 200.0)
     assert learned.seconds(cells[1]) < 200
@@ -160,8 +162,8 @@ def test_an_adaptive_cell_is_expected_to_be_steady() -> None:
 def test_makespan() -> None:
     assert makespan_s([3, 3, 2, 2, 2], 2) == 7
     assert makespan_s([5, 1, 1], 1) == 7
-    assert makespan_s([4], 2, under_way=[10, 1]) == 10
-    assert makespan_s([4], 2, under_way=[3]) == 4
+    assert makespan_s([4], 2, busy_s=[10, 1]) == 10
+    assert makespan_s([4], 2, busy_s=[3]) == 4
     assert makespan_s([], 3) == 0
 
 

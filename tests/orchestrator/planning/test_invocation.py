@@ -105,11 +105,7 @@ def test_an_invocation_is_the_same_after_it_was_stored(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     options = RunOptions(
-        infer_oom=True,
-        repeat=3,
-        retry=frozenset({"oom", "ok"}),
-        only=frozenset({"ok"}),
-        fresh=True,
+        infer_oom=True, repeat=3, retry=frozenset({"oom", "ok"}), only=frozenset({"ok"}), fresh=True
     )
     assert RunOptions.from_json(options.to_json()) == options
     invocation = replace(request_of(), options=options).new_invocation()

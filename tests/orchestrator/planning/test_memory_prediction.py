@@ -130,7 +130,7 @@ def test_one_that_took_too_long_costs_that_cell_alone(monkeypatch: pytest.Monkey
     with lifeline() as end:
         child = prediction._Child(end)
         reasons = {child.ask(PredictionRequest(cell_of())).reason for _ in range(15)}
-        child.end()
+        child.close()
     assert {reason.partition(":")[0] for reason in reasons} == {"the predictor died"}
 
 
@@ -372,10 +372,7 @@ def test_few_cells_are_explained(
         for line in text.splitlines()
         if line.startswith("parameters")
         for i in (0, -1)
-    ] == [
-        "parameters",
-        "1.000",
-    ]
+    ] == ["parameters", "1.000"]
     many = request_for(write_config(CONFIG), ["context_length=8,16,32,64"], [], tmp_path / "run")
     assert "at the peak" not in "\n".join(describe_memory(many, None))
 

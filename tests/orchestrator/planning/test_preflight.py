@@ -95,9 +95,7 @@ def test_no_cell_left_for_these_gpus_is_an_error(request_of: Callable[..., Sweep
         check_gpu_kinds(request, state, print)
 
 
-def test_kinds_of_gpu_are_told_apart_by_host_alone(
-    request_of: Callable[..., SweepRequest],
-) -> None:
+def test_kinds_of_gpu_are_told_apart_by_host_alone(request_of: Callable[..., SweepRequest]) -> None:
     request, messages = request_of(EACH_KIND), list[str]()
     slots = Slots({"cuda": 2}, {"H100": 1, "A100": 1})
     with pytest.raises(PlatformError, match=r"a has GPUs of several kinds"):

@@ -1,4 +1,4 @@
-"""What an edited config does not measure again is said, and what may not stand beside the new is refused."""
+"""Results that an edited config would measure otherwise are reported, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from orchestrator.common.errors import RunMismatch
 from orchestrator.planning.invocation import Invocation
 from orchestrator.planning.options import RunOptions
-from orchestrator.planning.prior_results import PriorResult
+from orchestrator.planning.prior_results import is_by_other_program
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.run import Run
 from tasks.spec.attempt import Attempt
@@ -22,15 +22,15 @@ from tasks.spec.status import Status
 from tests.support.fake_sweep import CONFIG, FakeScheduler, go, outcome_of, request_for
 
 LATER = CONFIG.replace("[16, 32, 64, 128]", "[16, 32, 64, 128, 256]")
-SAID = list[str]
+Messages = list[str]
 A_AND_B = "source of a of commit a (here source of b of commit b): `--retry ok` measures them again"
 
 
 @pytest.fixture
 def measured(
     write_config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[SAID, list[int]]]:
-    """Runs a config into the same folder; gives what is said and the lengths of the cells that were measured."""
+) -> Callable[..., tuple[Messages, list[int]]]:
+    """Run a config into the same folder. Return the messages and the measured lengths."""
 
     def measure(
         text: str,
@@ -38,87 +38,89 @@ def measured(
         choice: RunOptions | None = None,
         mixed: bool = False,
         source: str | None = None,
-    ) -> tuple[SAID, list[int]]:
+    ) -> tuple[Messages, list[int]]:
         monkeypatch.setattr("orchestrator.planning.request.git_commit", lambda: commit)
         digest = source or f"source of {commit.strip('+')}"
         monkeypatch.setattr("orchestrator.planning.request.program_source", lambda: digest)
         request: SweepRequest = request_for(write_config(text), [], [], tmp_path / "out")
-        said: SAID = []
+        messages: Messages = []
         scheduler = FakeScheduler(outcome_of)
-        go(request, scheduler, choice, messages=said, allow_mixed=mixed)
-        return said, [attempt.cell.params.values()["context_length"] for attempt in scheduler.begun]
+        go(request, scheduler, choice, messages=messages, allow_mixed=mixed)
+        return messages, [
+            attempt.cell.params.values()["context_length"] for attempt in scheduler.begun
+        ]
 
     return measure
 
 
-def test_instruments_that_are_added_are_missed_aloud(
-    measured: Callable[..., tuple[SAID, list[int]]],
+def test_results_without_an_added_instrument_are_reported(
+    measured: Callable[..., tuple[Messages, list[int]]],
 ) -> None:
     assert measured(CONFIG + "instruments: [timing]\n")[0] == []
     with_more = LATER + "instruments: [timing, memory, kernels]\n"
-    said, lengths = measured(with_more)
-    assert said == [
+    messages, lengths = measured(with_more)
+    assert messages == [
         "4 cells measured earlier without kernels, memory: `--retry ok` measures them again"
     ]
     assert lengths == [256]
     assert measured(with_more, choice=RunOptions(retry=frozenset({Status.OK})))[0] == []
     assert measured(with_more) == ([], [])
-    assert measured(CONFIG + "instruments: [timing]\n") == (
-        [],
-        [],
-    )  # more than is asked for is no lack
+    # More instruments than the config has are fine.
+    assert measured(CONFIG + "instruments: [timing]\n") == ([], [])
 
 
-def test_another_program_is_said(measured: Callable[..., tuple[SAID, list[int]]]) -> None:
+def test_results_of_another_program_are_reported(
+    measured: Callable[..., tuple[Messages, list[int]]],
+) -> None:
     measured(CONFIG.replace("[16, 32, 64, 128]", "[16]"))
-    said, lengths = measured(CONFIG, "b+")
-    assert said == [
+    messages, lengths = measured(CONFIG, "b+")
+    assert messages == [
         f"1 cell measured earlier by another program, {A_AND_B.replace('commit b', 'commit b+')}"
     ]
     assert lengths == [32, 64, 128]
 
 
 @pytest.mark.parametrize(
-    ("commit", "source", "told"),
+    ("commit", "source", "programs"),
     [
         ("b", "source of a", []),
         ("a", "changed", ["source of a of commit a (here changed of commit a)"]),
     ],
     ids=["a commit that changes nothing that measures", "changes in the same commit"],
 )
-def test_a_program_is_what_it_says_whatever_its_commit(
-    commit: str, source: str, told: SAID, measured: Callable[..., tuple[SAID, list[int]]]
+def test_a_program_is_identified_by_its_source_and_not_by_its_commit(
+    commit: str,
+    source: str,
+    programs: Messages,
+    measured: Callable[..., tuple[Messages, list[int]]],
 ) -> None:
     measured(NARROW)
-    said, _ = measured(NARROW, commit, source=source)
-    assert [line.partition("program, ")[2].partition(": ")[0] for line in said] == told
+    messages, _ = measured(NARROW, commit, source=source)
+    assert [line.partition("program, ")[2].partition(": ")[0] for line in messages] == programs
 
 
-def test_of_what_did_not_write_down_its_source_the_commit_tells() -> None:
-    old = PriorResult("a", None, None)
-    by_commit = {
-        commit: Invocation(None, commit=commit, program_source="source")
-        for commit in ("a", "b", None)
-    }
-    assert [old.is_by_other_program(by_commit[commit]) for commit in ("a", "b", None)] == [
-        False,
-        True,
-        False,
-    ]
-    assert not PriorResult(None, None, None).is_by_other_program(by_commit["b"])
+@pytest.mark.parametrize(
+    ("stored", "current", "is_other"),
+    [("a", "a", False), ("a", "b", True), ("a", None, False), (None, "b", False)],
+)
+def test_old_results_without_a_source_are_compared_by_commit(
+    stored: str | None, current: str | None, is_other: bool
+) -> None:
+    invocation = Invocation(commit=current, program_source="source")
+    assert is_by_other_program(None, stored, invocation) is is_other
 
 
-def test_repetitions_of_another_program_are_said(
-    measured: Callable[..., tuple[SAID, list[int]]],
+def test_repetitions_by_another_program_are_reported(
+    measured: Callable[..., tuple[Messages, list[int]]],
 ) -> None:
     measured(NARROW)
-    told = [f"1 cell measured earlier by another program, {A_AND_B}"]
-    assert measured(NARROW, "b", RunOptions(repeat=3)) == (told, [16, 16])
-    assert measured(NARROW, "b", RunOptions(repeat=3)) == (told, [])
+    expected = [f"1 cell measured earlier by another program, {A_AND_B}"]
+    assert measured(NARROW, "b", RunOptions(repeat=3)) == (expected, [16, 16])
+    assert measured(NARROW, "b", RunOptions(repeat=3)) == (expected, [])
 
 
-def test_another_environment_is_refused_unless_asked_for(
-    measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path
+def test_another_environment_is_refused_unless_it_is_allowed(
+    measured: Callable[..., tuple[Messages, list[int]]], tmp_path: Path
 ) -> None:
     measured(CONFIG)
     other = LATER + "env: {OMP_NUM_THREADS: '1', A: b}\n"
@@ -127,13 +129,13 @@ def test_another_environment_is_refused_unless_asked_for(
         match=r"other environment variables: none \(here A=b OMP_NUM_THREADS=1\).*--mixed",
     ):
         measured(other)
-    said, lengths = measured(other, mixed=True)
+    messages, lengths = measured(other, mixed=True)
     assert lengths == [256]
-    assert said[0].startswith(
+    assert messages[0].startswith(
         "4 cells measured earlier with other environment variables: none (here A=b OMP_NUM_THREADS=1)"
     )
     facts = [row[0] for row in Run(tmp_path / "out").rows("attempts", ["facts"])]
-    assert sum('"OMP_NUM_THREADS"' in text for text in facts) == 1  # each row says for itself
+    assert sum('"OMP_NUM_THREADS"' in text for text in facts) == 1  # stored in each row
     assert measured(other, choice=RunOptions(retry=frozenset({Status.OK})))[1] == [
         16,
         32,
@@ -144,8 +146,8 @@ def test_another_environment_is_refused_unless_asked_for(
     assert measured(other) == ([], [])
 
 
-def test_what_was_measured_again_in_another_environment_is_of_that(
-    measured: Callable[..., tuple[SAID, list[int]]],
+def test_cells_measured_again_have_the_new_environment(
+    measured: Callable[..., tuple[Messages, list[int]]],
 ) -> None:
     measured(CONFIG)
     measured(CONFIG + ENV, choice=AGAIN)
@@ -161,17 +163,11 @@ ENV = "env: {A: b}\n"
 
 @pytest.mark.parametrize(
     ("text", "choice"),
-    [
-        (
-            CONFIG.replace("[16, 32, 64, 128]", "[32]"),
-            RunOptions(),
-        ),  # other cells, in the same tables
-        (NARROW, RunOptions(repeat=2)),  # another repetition of the same
-    ],
+    [(CONFIG.replace("[16, 32, 64, 128]", "[32]"), RunOptions()), (NARROW, RunOptions(repeat=2))],
     ids=["other cells", "a repetition"],
 )
-def test_another_environment_is_refused_whatever_is_measured_in_it(
-    text: str, choice: RunOptions, measured: Callable[..., tuple[SAID, list[int]]]
+def test_another_environment_is_refused_for_other_cells_and_for_repetitions(
+    text: str, choice: RunOptions, measured: Callable[..., tuple[Messages, list[int]]]
 ) -> None:
     measured(NARROW)
     with pytest.raises(RunMismatch, match=r"other environment variables: none \(here A=b\)"):
@@ -180,10 +176,10 @@ def test_another_environment_is_refused_whatever_is_measured_in_it(
     assert measured(text + ENV, choice=RunOptions(retry=frozenset({Status.OK})), mixed=True)[1]
 
 
-def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
-    measured: Callable[..., tuple[SAID, list[int]]], monkeypatch: pytest.MonkeyPatch
+def test_an_oom_in_another_environment_is_refused(
+    measured: Callable[..., tuple[Messages, list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the allocator was told otherwise: it may fit now."""
+    """With another setting of the allocator, for example, the cell may fit."""
     plain = outcome_of
     monkeypatch.setattr(
         sys.modules[__name__], "outcome_of", lambda attempt: plain(attempt, Status.OOM)
@@ -200,15 +196,17 @@ def test_an_out_of_memory_of_another_environment_is_not_kept_in_silence(
     ]
 
 
-def test_where_a_compiler_keeps_its_cache_is_no_other_environment(
-    measured: Callable[..., tuple[SAID, list[int]]],
+def test_the_folder_of_a_compile_cache_makes_no_other_environment(
+    measured: Callable[..., tuple[Messages, list[int]]],
 ) -> None:
     measured(NARROW + "env: {TORCHINDUCTOR_CACHE_DIR: /before}\n")
     assert measured(CONFIG + "env: {TORCHINDUCTOR_CACHE_DIR: /moved}\n") == ([], [32, 64, 128])
 
 
-def test_another_source_of_ones_own_model_is_said(
-    measured: Callable[..., tuple[SAID, list[int]]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_source_of_a_users_model_is_reported(
+    measured: Callable[..., tuple[Messages, list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = CONFIG.replace("size: tiny", 'model: "own_gpt:GPT"')
     source = tmp_path / "own_gpt.py"
@@ -225,8 +223,7 @@ def test_another_source_of_ones_own_model_is_said(
     measured(text)
     assert measured(text) == ([], [])
     source.write_text("a = 2")
-    (said,) = measured(text)[0]
-    assert (
-        said
-        == "4 cells measured earlier with another source of own_gpt:GPT: `--retry ok` measures them again"
-    )
+    assert measured(text)[0] == [
+        "4 cells measured earlier with another source of own_gpt:GPT:"
+        " `--retry ok` measures them again"
+    ]

@@ -106,7 +106,7 @@ def test_a_task_that_would_use_one_of_them_has_no_such_axis(
 def test_time_and_gpu_hours_are_of_all_of_them() -> None:
     assert makespan_s([4, 3, 2], 2, widths=[2, 1, 1]) == 4 + 3
     assert makespan_s([3, 4], 2, widths=[1, 2]) == 3 + 4  # it waits for both
-    assert makespan_s([4], 2, under_way=[5, 5, 5], widths=[8]) == 9
+    assert makespan_s([4], 2, busy_s=[5, 5, 5], widths=[8]) == 9
     cells = [cell(gpus=4), cell(seed=1), cell(seed=2)]
     history = {
         one.id: CellHistory((Status.OK,), (seconds,), 1)
