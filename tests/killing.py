@@ -29,6 +29,7 @@ from typing import TypeVar
 import pandas as pd
 import psutil
 
+from orchestrator.scheduling.ray_reaper import written_files
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.status import Status
@@ -68,12 +69,17 @@ def own_temporary_folder(folder: Path) -> Iterator[dict[str, str]]:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes of this test that still run: all of them name its folder, or that of its Ray, in their command line or, where
-    they were forked from another, in the environment that it was given."""
+    """Return the processes of a test that still run.
+
+    Each names the test's folder, or that of its Ray, in its command line, its environment or the
+    files that it writes.
+    """
     found, places = [], (str(folder), str((folder / "ray").resolve()))
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             known_by = f"{' '.join(process.cmdline())} {process.environ().get('TMPDIR', '')}"
+            # Ray's agents may have overwritten both, but have log files open.
+            known_by += " ".join(written_files(process.pid))
             is_ours = any(place in known_by for place in places) and process.pid != os.getpid()
             if is_ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)

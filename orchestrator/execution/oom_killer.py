@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 _KERNEL_LOG = "/dev/kmsg"
@@ -37,12 +36,7 @@ class OomKillerWatch:
         self._log = _open_kernel_log()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._log is not None:
             os.close(self._log)
 

@@ -1,4 +1,4 @@
-"""A private Ray session and its folder; ray_scheduler.py imports Ray itself.
+"""Ray as a driver uses it: a private session with a folder for its files, or a running cluster.
 
 It sets what Ray reads when it starts, removes folders of dead drivers, and ships this program to
 the nodes of a cluster.
@@ -7,53 +7,112 @@ the nodes of a cluster.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import PlatformError
 from orchestrator.common.provenance import PACKAGES, SOURCE_ROOT
+from orchestrator.execution.host_probe import probe_here
 from orchestrator.execution.measuring_process import import_path
+from orchestrator.execution.supervisor import cores_here, start_template
+from orchestrator.hardware.host import HostInfo
+from orchestrator.hardware.nvml import gpu_names
+from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER
+from tasks.spec.attempt import Attempt
 
-IS_IT_RUNNING = "Is `ray start --head` running there?"
+_IS_IT_RUNNING = "Is `ray start --head` running there?"
 _IS_A_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by `ray job submit`
-_LONGEST_BASE = (
-    21  # Ray's sockets lie some 80 characters below, and the path of a socket may have 107
-)
+# Ray's sockets lie some 80 characters below, and the path of a socket may have 107.
+_LONGEST_BASE = 21
 _CONNECT_S = 5.0
 _SESSION_PREFIX = "sweep-ray-"
 _LOCK = "lock"
+# Enough for events and archives of attempts. Ray takes 30 % of the memory by default.
+_OBJECT_STORE_BYTES = 100 * 1024**2
 
-# Read by Ray when it starts. Each undoes something that disturbs a measurement (workers at nice 15, a monitor that
-# kills innocent neighbours, metrics and usage reports) or opens a port to the network.
-RAY_ENVIRONMENT = {
+# Each undoes something that disturbs a measurement or opens a port to the network.
+_RAY_ENVIRONMENT = {
+    # At Ray's nice 15, a step beside two busy processes took 15.8 ms instead of 0.9 ms.
     "RAY_worker_niceness": "0",
+    # Ray's memory monitor kills younger neighbours together with the process that grows.
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_task_events_report_interval_ms": "0",
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
+    # A stopped worker dies after this instead of 5 s.
     "RAY_kill_worker_timeout_milliseconds": "2000",
+    # With it, Ray keeps 127.0.0.1 as its address on Linux too, and listens on loopback only.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
+class RaySession:
+    """A connection to Ray that ends, together with a private Ray, when it is closed.
+
+    Args:
+        address: a running cluster, or None for a private Ray on this host.
+        cpu_cells: how many CPU cells may run at the same time.
+        example: an attempt like those to come; this host prepares for it while Ray starts.
+
+    Attributes:
+        ray: the module `ray`, connected.
+        host: this host, or None on a cluster.
+    """
+
+    ray: Any
+    host: HostInfo | None = None
+
+    def __init__(self, address: str | None, cpu_cells: int, example: Attempt | None) -> None:
+        with ExitStack() as helpers:
+            if address:
+                self.ray = _connect(address)
+            else:
+                self._start_private(helpers, cpu_cells, example)
+            self._helpers = helpers.pop_all()
+
+    def _start_private(self, helpers: ExitStack, cpu_cells: int, example: Attempt | None) -> None:
+        folder, lock = session_folder()
+        helpers.callback(os.close, lock)
+        reaper = _start_reaper(folder)
+        helpers.callback(reaper.communicate)  # closes its standard input and waits
+        variables = {MARK: folder}
+        if example is not None:
+            template = start_template(example, Path(folder), cpu_cells, variables)
+            if template is not None:
+                helpers.callback(template.close)
+                variables |= template.variables
+        self.ray, self.host = _start_here(folder, variables)
+        if reaper.stdin is not None:
+            with suppress(BrokenPipeError):
+                reaper.stdin.write(b"Ray is up\n")
+                reaper.stdin.flush()
+
+    def close(self) -> None:
+        """Disconnect, and end everything that a private Ray has started."""
+        self.ray.shutdown()
+        self._helpers.close()
+
+
 def session_folder() -> tuple[str, int]:
     """Return a short private path for Ray's files, and the lock that we hold on it.
 
-    Folders of dead drivers are removed. Their locks tell which those are: process ids do not, since
-    each container numbers its processes by itself.
+    Folders of dead drivers are removed.
     """
     usual = tempfile.gettempdir()
     base = Path(usual if len(usual) <= _LONGEST_BASE else "/tmp")
+    # Process ids do not identify dead drivers: each container numbers its processes by itself.
     for left in base.glob(f"{_SESSION_PREFIX}*/{_LOCK}"):
         with suppress(OSError), left.open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -64,13 +123,11 @@ def session_folder() -> tuple[str, int]:
         fcntl.flock(lock_file, fcntl.LOCK_EX)
         if (Path(session) / _LOCK).exists():
             return session, lock_file
-        os.close(
-            lock_file
-        )  # another driver that begins was faster than the lock, and has taken it for dead
+        # Another driver took the lock first and removed the folder as a dead driver's.
+        os.close(lock_file)
 
 
-def start_reaper(session: str) -> subprocess.Popen[bytes]:
-    """Start the reaper. It ends when its standard input is closed."""
+def _start_reaper(session: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-P", "-m", "orchestrator.scheduling.ray_reaper", session]
     return subprocess.Popen(
         command,
@@ -80,24 +137,83 @@ def start_reaper(session: str) -> subprocess.Popen[bytes]:
     )
 
 
-def require_listener(address: str | None) -> None:
+def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostInfo]:
+    """Start Ray on this host and probe the host at the same time: each takes seconds.
+
+    Raises PlatformError.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probe_here)
+        gpus = len(gpu_names())
+        ray = _start_private_ray(session, gpus, variables)
+        try:
+            host = probing.result()
+        except PlatformError:
+            ray.shutdown()
+            raise
+    if len(host.gpus) == gpus:
+        return ray, host
+    # NVIDIA's driver counts GPUs that torch cannot use, and no GPUs of other makers.
+    ray.shutdown()
+    return _start_private_ray(session, len(host.gpus), variables), host
+
+
+def _start_private_ray(session: str, gpus: int, variables: Mapping[str, str]) -> Any:
+    """Start Ray with these variables. Raises PlatformError."""
+    os.environ.update(variables)
+    try:
+        return _init_ray(
+            "local",
+            "`sweep run --scheduler serial` needs no Ray",
+            num_cpus=cores_here(),
+            num_gpus=gpus,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            include_dashboard=False,
+            _node_ip_address="127.0.0.1",
+            # Below the session's folder, which is ours alone: Ray opens its own to everybody.
+            _temp_dir=f"{session}/{RAY_FOLDER}",
+        )
+    finally:
+        for name in variables:
+            os.environ.pop(name, None)
+
+
+def _connect(address: str) -> Any:
+    """Join a cluster. Raises PlatformError."""
+    _require_listener(address)
+    with _shipped() as options:
+        return _init_ray(address, _IS_IT_RUNNING, **options)
+
+
+def _init_ray(address: str, remedy: str, **options: Any) -> Any:
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)  # Ray reads them when it is imported
+    import ray
+    import ray.exceptions
+
+    try:
+        ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
+    except Exception as error:  # the class that Ray raises if its processes take too long
+        raise PlatformError(f"Ray does not start: {str(error).splitlines()[0]}", remedy) from error
+    return ray
+
+
+def _require_listener(address: str) -> None:
     """Raise PlatformError if nothing listens: Ray would look for a cluster for minutes."""
-    host, colon, port = (address or "").rpartition(":")
+    host, colon, port = address.rpartition(":")
     if not colon or "/" in host:
         return
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
-        raise PlatformError(f"nothing answers at {address}: {error}", IS_IT_RUNNING) from error
+        raise PlatformError(f"nothing answers at {address}: {error}", _IS_IT_RUNNING) from error
 
 
 @contextmanager
-def shipped() -> Iterator[dict[str, Any]]:
-    """Yield the options with which Ray ships this program to the nodes of a cluster.
-
-    A driver that is itself a Ray job has no options: Ray accepts one working folder, the job's.
-    """
+def _shipped() -> Iterator[dict[str, Any]]:
+    """Yield the options with which Ray ships this program to the nodes of a cluster."""
     if _IS_A_JOB in os.environ:
+        # Ray accepts one working folder, which is the job's.
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="sweep-code-") as folder:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
 from typing import Protocol, Self
 
 from orchestrator.execution.events import AttemptStarted
@@ -21,12 +20,7 @@ class Scheduler(Protocol):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def hosts(self) -> Sequence[HostInfo]:
@@ -72,12 +66,7 @@ class ReusableScheduler(Scheduler):
         self._scheduler = self._scheduler or self._open(example)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stay open for the next run."""
 
     def hosts(self) -> Sequence[HostInfo]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 # Reserved from a time limit to end the running cells and to write cells.parquet.
@@ -49,12 +49,7 @@ class Interruption:
         self._earlier = {number: signal.getsignal(number) for number in _SIGNALS}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._restore()
 
     @contextmanager

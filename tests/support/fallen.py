@@ -1,10 +1,11 @@
-"""A host of two GPUs, some of which fall off while a cell is measured on them: NVML, the probe and the measuring are played.
+"""Runs `sweep` on a host with two fake GPUs that can fail under a cell.
 
     python -m tests.support.fallen FALLEN run CONFIG
 
-Where there is a file FALLEN/N, GPU N falls off under the first cell that comes to it; where that says `silently`, NVML goes on
-answering, and no process computes there; where it says `late`, it falls off under the first whose seed is 4 or more. Cells that
-are not struck give one sample, and where they came to as facts.
+A file FALLEN/N makes GPU N fail under the next cell that runs on it. If the file contains
+`silently`, NVML still answers, and no process can compute on the GPU. If it contains `late`, the GPU
+fails under the first cell whose seed is 4 or more. Other cells give one sample, and their GPU as facts.
+NVML, the probe and the measurement are replaced.
 """
 
 from __future__ import annotations
@@ -22,8 +23,7 @@ import pynvml
 from orchestrator.execution import supervisor
 from orchestrator.execution.events import Event
 from orchestrator.hardware.host import GpuInfo, HostInfo
-from orchestrator.scheduling import ray_scheduler as schedulers
-from orchestrator.scheduling import serial
+from orchestrator.scheduling import ray_scheduler, ray_session, serial
 from tasks.spec.attempt import Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
@@ -31,22 +31,22 @@ from tasks.spec.tables import Sample
 
 GPUS = {"0": "aaaa", "1": "bbbb"}
 FOLDER = "FALLEN_GPUS"
-SILENTLY, LATE, _FALLEN = "silently", "late", "it has fallen"
+SILENTLY, LATE, _FAILED = "silently", "late", "it has failed"
 real_supervise = supervisor.supervise
 
 
 def play(folder: Path) -> None:
     os.environ[FOLDER] = str(folder)
-    schedulers.probe_here = serial.probe_here = probe
-    schedulers.supervise = supervise
-    schedulers.prepare_slot = prepare_nothing
+    ray_session.probe_here = ray_scheduler.probe_here = serial.probe_here = probe
+    ray_scheduler.supervise = supervise
+    ray_scheduler.prepare_slot = prepare_nothing
     play_gpus()
 
 
 def play_gpus() -> None:
-    """In the driver, and in each of its supervisors."""
+    """Replace NVML and the measurement in the driver or in a supervisor."""
     supervisor.execute_or_lose = measure
-    supervisor.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_fallen(gpu) else None
+    supervisor.gpu_failure = lambda gpu: "CUDA error: unknown error" if has_failed(gpu) else None
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlDeviceGetHandleByUUID = handle_of
     pynvml.nvmlDeviceGetMemoryInfo = lambda gpu: None
@@ -59,12 +59,12 @@ def probe() -> HostInfo:
     return HostInfo(name=socket.gethostname(), gpus=gpus, fingerprints=fingerprints)
 
 
-def prepare_nothing(*told: Any) -> None: ...
+def prepare_nothing(*arguments: Any) -> None: ...
 
 
-def supervise(attempt: Attempt, *told: Any) -> Iterator[Event]:
+def supervise(attempt: Attempt, *arguments: Any) -> Iterator[Event]:
     play_gpus()
-    yield from real_supervise(attempt, *told)
+    yield from real_supervise(attempt, *arguments)
 
 
 def measure(attempt: Attempt, slot: supervisor.Slot) -> Outcome:
@@ -80,9 +80,9 @@ def measure(attempt: Attempt, slot: supervisor.Slot) -> Outcome:
     }
     began = time.time() - 0.2
     if mark(gpu).exists() and (
-        has_fallen(gpu) or LATE not in mark(gpu).read_text() or attempt.cell.params.seed >= 4
+        has_failed(gpu) or LATE not in mark(gpu).read_text() or attempt.cell.params.seed >= 4
     ):
-        mark(gpu).write_text(f"{mark(gpu).read_text()} {_FALLEN}")
+        mark(gpu).write_text(f"{mark(gpu).read_text()} {_FAILED}")
         evidence = {"message": "CUDA error: unknown error"}
         return Outcome(attempt, Status.FAILED, "build", "", evidence, facts, (), began, 0.2)
     return Outcome(
@@ -100,7 +100,7 @@ def measure(attempt: Attempt, slot: supervisor.Slot) -> Outcome:
 
 def handle_of(uuid: str) -> str:
     (gpu,) = (name for name, own in GPUS.items() if uuid == f"GPU-{own}")
-    if has_fallen(gpu) and SILENTLY not in mark(gpu).read_text():
+    if has_failed(gpu) and SILENTLY not in mark(gpu).read_text():
         refuse()
     return gpu
 
@@ -109,8 +109,8 @@ def refuse(*_: object) -> None:
     raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
 
 
-def has_fallen(gpu: str) -> bool:
-    return mark(gpu).exists() and _FALLEN in mark(gpu).read_text()
+def has_failed(gpu: str) -> bool:
+    return mark(gpu).exists() and _FAILED in mark(gpu).read_text()
 
 
 def mark(gpu: str) -> Path:
@@ -125,8 +125,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.support.fallen import (
-        main as main_of_the_module,  # by which a Ray worker can import what it is given
-    )
+    # A Ray worker cannot import functions of __main__.
+    from tests.support import fallen
 
-    main_of_the_module()
+    fallen.main()

@@ -1,15 +1,16 @@
-"""The program, for which a node of a cluster has seconds to answer: `python -m tests.support.impatient run CONFIG --address ADDRESS`."""
+"""Runs `sweep` with short time limits for the answers of nodes.
+
+python -m tests.support.impatient run CONFIG --address ADDRESS
+"""
 
 from __future__ import annotations
 
 import sys
 
 from orchestrator.cli.main import main
-from orchestrator.scheduling import ray_scheduler as schedulers
+from orchestrator.scheduling import cluster
 
 if __name__ == "__main__":
-    schedulers._ANSWER_S, schedulers._LATE_S = (
-        40.0,
-        4.0,
-    )  # enough to import torch, on a busy machine too
+    # Enough to import torch, on a busy machine too.
+    cluster.ANSWER_S, cluster._LATE_S = 40.0, 4.0
     main(sys.argv[1:], prog_name="sweep")

@@ -1,9 +1,9 @@
-"""Hosts of a cluster on which nothing is measured, from their first cell on: `sick`, a label of a node, says of what.
+"""Runs `sweep` on a cluster with broken hosts. Their label `sick` names the fault.
 
     python -m tests.support.sick run CONFIG --address ADDRESS
 
-As of a disk that is full, no file there takes more than a hundred bytes; or torch is not to be imported: in the folder that
-SICK_TORCH names there is another.
+disk: files have at most a hundred bytes, as on a full disk. torch: the import of torch fails, because
+the folder in SICK_TORCH has another module of that name. The fault begins with the host's first cell.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ FOLDER, NO_TORCH = "SICK_TORCH", "libtorch_cpu.so: cannot open shared object fil
 real_supervise = supervisor.supervise
 
 
-def prepare_nothing(*told: object) -> None: ...
+def prepare_nothing(*arguments: object) -> None: ...
 
 
-def supervise(attempt: Attempt, *told: object) -> Iterator[Event]:
-    fall_sick()
-    yield from real_supervise(attempt, *told)  # type: ignore[arg-type]
+def supervise(attempt: Attempt, *arguments: object) -> Iterator[Event]:
+    break_host()
+    yield from real_supervise(attempt, *arguments)  # type: ignore[arg-type]
 
 
-def fall_sick() -> None:
+def break_host() -> None:
     import ray
 
-    how = ray.get_runtime_context().get_node_labels().get("sick")
-    if how == "disk":
+    fault = ray.get_runtime_context().get_node_labels().get("sick")
+    if fault == "disk":
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
-    elif how == "torch":
+    elif fault == "torch":
         os.environ["PYTHONPATH"] = f"{os.environ[FOLDER]}:{os.environ['PYTHONPATH']}"
 
 
@@ -51,8 +51,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from tests.support.sick import (
-        main as main_of_the_module,  # by which a Ray worker can import what it is given
-    )
+    # A Ray worker cannot import functions of __main__.
+    from tests.support import sick
 
-    main_of_the_module()
+    sick.main()

@@ -21,7 +21,7 @@ from orchestrator.execution.attempt_archive import (
     write_folder_token,
 )
 from orchestrator.execution.events import AttemptStarted, Event
-from orchestrator.scheduling import ray_scheduler as schedulers
+from orchestrator.scheduling.ray_scheduler import _unpack_if_possible
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, Attempt
 from tasks.spec.outcome import Outcome
 from tasks.spec.registry import read_attempt
@@ -89,7 +89,7 @@ def test_what_is_left_on_another_host_comes_to_the_driver(
     assert isinstance(parcel, AttemptArchive)
     assert (started.attempt, parcel.attempt, outcome.attempt) == (attempt, attempt, attempt)
     assert not (attempt.path / LOG_FILE).exists()
-    schedulers._take_in(parcel)
+    _unpack_if_possible(parcel)
     assert (attempt.path / LOG_FILE).read_text() == f"{LOG_FILE} of {attempt.cell.id}"
     assert (attempt.path / "deep" / "trace.json").exists()
     assert (
@@ -134,7 +134,7 @@ def test_a_parcel_writes_nowhere_else(make_attempt: MakeAttempt, tmp_path: Path)
     attempt = make_attempt()
     with pytest.raises(tarfile.TarError):
         unpack(AttemptArchive(attempt, stream.getvalue()))
-    schedulers._take_in(AttemptArchive(attempt, b"torn"))  # the result itself comes apart from it
+    _unpack_if_possible(AttemptArchive(attempt, b"torn"))  # the result itself comes apart from it
     assert not list(tmp_path.rglob("stray"))
 
 

@@ -1,16 +1,17 @@
-"""What is made of the nodes of a cluster, which a list stands in for: those that are gone, and those that are missing."""
+"""Nodes of a cluster that are lost, broken or missing. A list replaces `ray.nodes()`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.common.errors import NoNodeLeft
 from orchestrator.execution.events import AttemptStarted
-from orchestrator.scheduling import cluster as watched
-from orchestrator.scheduling.cluster import NodeHealth, unplaceable_reason
+from orchestrator.scheduling import cluster
+from orchestrator.scheduling.cluster import NodeHealth
 from tasks.spec.attempt import Attempt
 
 
@@ -19,6 +20,7 @@ def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[st
     return {
         "NodeID": name,
         "NodeManagerHostname": "here",
+        "Alive": True,
         "Resources": {"CPU": cpus, "GPU": gpus},
         "Labels": labels,
     }
@@ -26,39 +28,45 @@ def node(name: str, cpus: int = 4, gpus: int = 0, kind: str = "H100") -> dict[st
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets it."""
-    monkeypatch.setattr(watched.time, "monotonic", lambda: 0.0)
-    return lambda now: monkeypatch.setattr(watched.time, "monotonic", lambda: now)
+    """Return a function that sets the time."""
+    monkeypatch.setattr(cluster.time, "monotonic", lambda: 0.0)
+    return lambda now: monkeypatch.setattr(cluster.time, "monotonic", lambda: now)
 
 
-def test_what_was_begun_on_a_node_that_is_gone(
+def health_of(nodes: list[Any], messages: list[str]) -> NodeHealth:
+    return NodeHealth(SimpleNamespace(nodes=lambda: nodes), messages.append)
+
+
+def test_attempts_of_a_dead_node_are_found(
     make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
 ) -> None:
-    alive, said = [node("a"), node("b")], list[str]()
-    nodes = NodeHealth(lambda: alive, lambda: alive, said.append)
+    alive, messages = [node("a"), node("b")], list[str]()
+    health = health_of(alive, messages)
     running = {name: AttemptStarted(make_attempt(1), "host", "", 0.0, name) for name in ("a", "b")}
     running["waiting"] = AttemptStarted(make_attempt(1), "", "", 0.0)
-    assert nodes.gone(running) == []
+    assert health.find_lost(running) == []
     del alive[0]
     clock(1.0)
-    assert nodes.gone(running) == []  # not asked as often
+    assert health.find_lost(running) == []  # Ray is asked every two seconds only
     clock(3.0)
-    assert nodes.gone(running) == ["a"]
-    assert not said
+    assert health.find_lost(running) == ["a"]
+    assert not messages
 
 
-def test_where_the_hosts_of_one_kind_are_broken_others_go_on(
+def test_a_broken_kind_of_host_does_not_stop_cells_of_other_kinds(
     make_attempt: Callable[..., Attempt],
 ) -> None:
-    here, gone = make_attempt(1), make_attempt(1, device="cuda")
-    assert unplaceable_reason(gone, [node("a")], []) is None  # one may join
-    assert unplaceable_reason(here, [node("a")], ["host b: no torch"]) is None
-    assert (
-        unplaceable_reason(gone, [node("a")], ["host b: no torch"])
-        == "no host is left that could measure it: host b: no torch"
-    )
+    on_cpu, on_gpu = make_attempt(1), make_attempt(1, device="cuda")
+    nodes = [node("a")]
+    health = health_of(nodes, [])
+    assert health.unplaceable_reason(on_gpu) is None  # a node with a GPU may join
+    health.exclude("b", "host b: no torch")
+    assert health.unplaceable_reason(on_cpu) is None
+    reason = "no host is left that could measure it: host b: no torch"
+    assert health.unplaceable_reason(on_gpu) == reason
+    nodes[:] = [node("head", cpus=0)]
     with pytest.raises(NoNodeLeft, match="host b: no torch"):
-        unplaceable_reason(gone, [node("head", cpus=0)], ["host b: no torch"])
+        health.unplaceable_reason(on_gpu)
 
 
 @pytest.mark.parametrize(
@@ -71,43 +79,41 @@ def test_where_the_hosts_of_one_kind_are_broken_others_go_on(
         ({}, node("a"), ""),
     ],
 )
-def test_what_there_is_no_node_for_waits_for_one_and_not_for_ever(
+def test_an_attempt_that_no_node_can_run_waits_five_minutes(
     asked: dict[str, Any],
     there: Any,
     lacks: str,
     make_attempt: Callable[..., Attempt],
     clock: Callable[[float], None],
 ) -> None:
-    said = list[str]()
-    nodes = NodeHealth(lambda: [there], lambda: [there], said.append)
+    messages = list[str]()
+    health = health_of([there], messages)
     running = {"it": AttemptStarted(make_attempt(1, **asked), "", "", 0.0)}
-    assert nodes.gone(running) == []
-    assert said == (
-        [f"no node is left that has {lacks}: waiting 5 min 00 s for one to join"] if lacks else []
-    )
+    assert health.find_lost(running) == []
     clock(301.0)
     if not lacks:
-        assert nodes.gone(running) == []
+        assert health.find_lost(running) == []
+        assert not messages
         return
-    with pytest.raises(
-        NoNodeLeft, match=rf"no node is left that has {lacks}. Have one join .* run again"
-    ):
-        nodes.gone(running)
-    assert len(said) == 1
+    lacking = f"no node is left that has {lacks}"
+    assert messages == [f"{lacking}: waiting 5 min 00 s for one to join"]
+    with pytest.raises(NoNodeLeft, match=rf"{lacking}. Have one join .* run again"):
+        health.find_lost(running)
+    assert len(messages) == 1
 
 
-def test_one_that_joins_is_waited_for(
+def test_a_node_that_joins_ends_the_wait(
     make_attempt: Callable[..., Attempt], clock: Callable[[float], None]
 ) -> None:
-    alive, said = list[Any](), list[str]()
-    nodes = NodeHealth(lambda: alive, lambda: alive, said.append)
+    alive, messages = list[Any](), list[str]()
+    health = health_of(alive, messages)
     running = {"it": AttemptStarted(make_attempt(1), "", "", 0.0)}
-    nodes.gone(running)
+    health.find_lost(running)
     alive.append(node("a"))
     for now in (299.0, 302.0):
         clock(now)
-        assert nodes.gone(running) == []
+        assert health.find_lost(running) == []
     alive.clear()
     clock(400.0)
-    assert nodes.gone(running) == []
-    assert len(said) == 2
+    assert health.find_lost(running) == []
+    assert len(messages) == 2

@@ -1,4 +1,4 @@
-"""GPUs that fall off: the cell is lost and not to blame, the GPU gets no other, and the others never notice."""
+"""GPUs that fail: the cell is lost, the GPU gets no other cell, and other GPUs are not affected."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ grids:
 """
 
 
-def nvml_says(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> None:
-    """One after another, the last one for ever: the error's number, or None where it answers."""
+def set_nvml_answers(monkeypatch: pytest.MonkeyPatch, *answers: int | None) -> None:
+    """Replace NVML's answers by error numbers, or None for a good answer. The last one repeats."""
     left = list(answers)
 
     def answer(gpu: object) -> None:
@@ -67,25 +67,20 @@ LOST, RESET = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED
         (None, NOT_FOUND, "", "Not Found"),
         (LOST, LOST, "", "GPU is lost"),  # already when the cell began
         (RESET, RESET, "", "GPU requires restart"),
-        (
-            NOT_FOUND,
-            NOT_FOUND,
-            "wrong on purpose",
-            None,
-        ),  # it was never to be seen, as a part of a GPU is not
+        (NOT_FOUND, NOT_FOUND, "wrong on purpose", None),  # NVML never found it: a part of a GPU
         (NOT_FOUND, NOT_FOUND, GONE, "Not Found"),
         (NO_DRIVER, NO_DRIVER, "", None),
         (UNKNOWN, None, GONE, None),
     ],
 )
-def test_what_counts_as_fallen_off(
+def test_a_gpu_that_nvml_loses_during_a_cell_has_failed(
     before: int | None,
     after: int | None,
     said: str,
     fault: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    nvml_says(monkeypatch, before, after)
+    set_nvml_answers(monkeypatch, before, after)
     found = GpuHealthWatch("aaaa").fault(said)
     assert (found is None) == (fault is None), found
     assert fault is None or fault in str(found)
@@ -100,8 +95,10 @@ def test_what_counts_as_fallen_off(
         "No CUDA GPUs are available",
     ],
 )
-def test_how_cuda_puts_it(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml_says(monkeypatch, UNKNOWN)
+def test_a_message_of_cuda_about_an_unusable_gpu_counts(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_nvml_answers(monkeypatch, UNKNOWN)
     assert GpuHealthWatch("aaaa").fault(said) == "Unknown Error"
 
 
@@ -109,24 +106,21 @@ def test_how_cuda_puts_it(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ("said", "computes", "status"),
     [
         ("CUDA error: uncorrectable ECC error encountered", False, Status.LOST),
-        (
-            "CUDA error: uncorrectable ECC error encountered",
-            True,
-            Status.FAILED,
-        ),  # the cell's own context alone was struck
+        # Only the cell's own context was affected.
+        ("CUDA error: uncorrectable ECC error encountered", True, Status.FAILED),
         (GONE, False, Status.LOST),
-        ("wrong on purpose", False, Status.FAILED),  # nobody asks
+        ("wrong on purpose", False, Status.FAILED),  # the GPU is not checked
     ],
 )
-def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing(
+def test_a_gpu_that_cannot_compute_gets_no_other_cell_even_if_nvml_answers(
     said: str,
     computes: bool,
     status: Status,
     make_attempt: Callable[..., Attempt],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else it would fail one cell after another, faster than any other GPU measures one, until all are given up."""
-    nvml_says(monkeypatch, None)
+    # Otherwise it would fail all cells, faster than another GPU measures one.
+    set_nvml_answers(monkeypatch, None)
     attempt = make_attempt(1, device="cuda")
     ended = Outcome(attempt, Status.FAILED, "build", "", {"message": said}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
@@ -145,8 +139,7 @@ def test_a_gpu_that_computes_no_more_gets_no_other_cell_though_nvml_says_nothing
 
 @pytest.mark.process
 @pytest.mark.skipif(bool(gpu_names()), reason="there is a GPU")
-def test_a_fresh_process_finds_out_whether_a_gpu_computes() -> None:
-    """Here it finds none."""
+def test_a_new_process_checks_whether_a_gpu_computes() -> None:
     assert "CUDA" in str(gpu_failure("0")) or "NVIDIA" in str(gpu_failure("0"))
     command = [*PROGRAM, "--compute", "cpu"]
     assert (
@@ -156,7 +149,7 @@ def test_a_fresh_process_finds_out_whether_a_gpu_computes() -> None:
 
 
 def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
-    """Status, GPU and evidence of each attempt, in the order in which they began."""
+    """Return status, GPU and evidence of each attempt, in the order of their start."""
     attempts = pd.concat(
         pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")
     ).sort_values("started_at")
@@ -167,10 +160,10 @@ def rows(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def run_while_one_falls(
+def run_while_one_fails(
     tmp_path: Path, path: Path, how: str, *options: str
 ) -> subprocess.CompletedProcess[str]:
-    """A sweep on two GPUs, of which the second one falls off as `tests.support.fallen` says. Nothing of it is left."""
+    """Run a sweep on two GPUs, of which the second one fails. No process may be left."""
     fallen = tmp_path / "gpus"
     fallen.mkdir()
     (fallen / "1").write_text(how)
@@ -185,11 +178,11 @@ def run_while_one_falls(
 
 
 @pytest.mark.ray
-def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path: Path) -> None:
-    run, done = (
-        tmp_path / "results" / "fallen",
-        run_while_one_falls(tmp_path, write_config(CONFIG), ""),
-    )
+def test_the_other_gpus_measure_the_cells_of_a_failed_one(
+    write_config: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "results" / "fallen"
+    done = run_while_one_fails(tmp_path, write_config(CONFIG), "")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "measured 8 cells: " in done.stdout
     assert sorted(row[:2] for row in rows(run)) == [("lost", "1"), *[("ok", "0")] * 7]
@@ -206,16 +199,17 @@ def test_the_others_do_what_is_left(write_config: Callable[..., Path], tmp_path:
 def two_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep_here: Callable[..., Result]
 ) -> Path:
-    """The folder in which it is said which of them fall off."""
+    """Return the folder whose files make a GPU fail."""
     from orchestrator.execution import supervisor
-    from orchestrator.scheduling import ray_scheduler as schedulers
-    from orchestrator.scheduling import serial
+    from orchestrator.scheduling import ray_scheduler, ray_session, serial
 
+    # `play` assigns these; monkeypatch restores them afterwards.
     for module, name in (
-        (schedulers, "probe_here"),
+        (ray_session, "probe_here"),
+        (ray_scheduler, "probe_here"),
         (serial, "probe_here"),
-        (schedulers, "supervise"),
-        (schedulers, "prepare_slot"),
+        (ray_scheduler, "supervise"),
+        (ray_scheduler, "prepare_slot"),
         (supervisor, "execute_or_lose"),
         (supervisor, "gpu_failure"),
     ):
@@ -236,9 +230,9 @@ def two_gpus(
 @pytest.mark.parametrize(
     ("how", "said"),
     [("", "Unknown Error"), (SILENTLY, GONE)],
-    ids=["NVML tells", "NVML has nothing to say"],
+    ids=["NVML fails", "NVML answers"],
 )
-def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
+def test_a_run_without_a_working_gpu_stops_and_the_next_run_continues(
     how: str,
     said: str,
     write_config: Callable[..., Path],
@@ -262,7 +256,7 @@ def test_where_none_is_left_the_run_stops_and_the_next_one_goes_on(
     )
     assert [row[:2] for row in rows(run)] == [("ok", "0")] * 3 + [("lost", "0"), ("lost", "1")]
     assert len(pd.read_parquet(run / "cells.parquet")) == 5
-    done = sweep_here("run", path, "--scheduler", "serial")  # they have fallen still
+    done = sweep_here("run", path, "--scheduler", "serial")  # they still fail
     assert (done.exit_code, "measured 2 cells: 2 lost" in done.output) == (2, True)
     (two_gpus / "1").unlink()
     done = sweep_here("run", path, "--scheduler", "serial")

@@ -1,4 +1,4 @@
-"""Hosts on which nothing is measured: they cost a cell each that is not to blame, and do not draw the whole queue."""
+"""Hosts that can measure nothing: each costs the cells it has, and gets no others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from orchestrator.execution import supervisor
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.host_probe import host_failure
 from orchestrator.execution.supervisor import Slot
+from orchestrator.scheduling.cluster import NodeHealth
 from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.scheduling.serial import SerialScheduler
 from tasks.spec.attempt import Attempt
@@ -42,7 +42,7 @@ grids:
     fixed: {device: cpu, count: 1}
     axes: {seed: [0, 1, 2, 3, 4, 5]}
 """
-# Of a node: what unpacks there finds no space, where Ray's own process that does it is the one that reads this.
+# A sitecustomize.py for a node: Ray's agent that unpacks the program finds no space.
 NO_SPACE = """
 import pathlib, shutil, sys
 
@@ -52,7 +52,7 @@ def fail(*asked, **how):
 if "runtime_env/agent" in " ".join(sys.orig_argv):
     shutil.rmtree = pathlib.Path.write_bytes = fail
 """
-# Of a node: its workers end as they begin, or once they have something to do.
+# A sitecustomize.py for a node: its workers end when they start, or when they have a task.
 NO_WORKER = """
 import os, signal, sys, threading, time
 
@@ -70,13 +70,13 @@ FILES = {
     "exits": ("sitecustomize.py", NO_WORKER + "    os._exit(1)"),
     "crashes": ("sitecustomize.py", NO_WORKER + "    threading.Thread(target=die).start()"),
 }
-AT_ONCE = 2  # so many cells may have been on their way to a host before it was known for what it is
+AT_ONCE = 2  # cells that may be on their way to a host before it is known to be broken
 Rows = list[tuple[str, dict[str, Any]]]
 
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
-    """What leads to a broken torch, unpacking or worker: a folder for PYTHONPATH."""
+    """Return a function that returns a PYTHONPATH with a fault."""
     for name, (file, text) in FILES.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(text)
@@ -90,11 +90,11 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 def join_broken(
     broken: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., None]:
-    """Has a host join a cluster that is broken so."""
+    """Return a function that makes a broken host join a cluster."""
 
-    def join_it(join: Callable[..., Any], how: str) -> None:
-        with monkeypatch.context() as there:
-            there.setenv("PYTHONPATH", broken(how))
+    def join_it(join: Callable[..., Any], fault: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("PYTHONPATH", broken(fault))
             join(num_cpus=1)
 
     return join_it
@@ -120,7 +120,7 @@ def run_on(
 
 
 def rows(folder: Path) -> Rows:
-    """Status and evidence of each attempt, in the order in which they began."""
+    """Return status and evidence of each attempt, in the order of their start."""
     attempts = pd.concat(
         pd.read_parquet(part) for part in (folder / "attempts").glob("*.parquet")
     ).sort_values("started_at")
@@ -134,8 +134,8 @@ def lost(found: Rows) -> list[dict[str, Any]]:
     return [evidence for status, evidence in found if status == "lost"]
 
 
-def is_of_a_worker_that_crashed(evidence: dict[str, Any]) -> bool:
-    """Where no file takes more, Ray's own worker can write none either: it was seen to die of that, once in ten times."""
+def is_of_a_crashed_worker(evidence: dict[str, Any]) -> bool:
+    # On a full disk Ray's own worker cannot write either. It died of that once in ten times.
     return str(evidence["message"]).startswith("its supervisor went away: WorkerCrashedError")
 
 
@@ -144,7 +144,7 @@ def is_of_a_worker_that_crashed(evidence: dict[str, Any]) -> bool:
     ("sick", "ended_as", "fault"),
     [("torch", "crashed", f"ImportError: {NO_TORCH}"), ("disk", "lost", "File too large")],
 )
-def test_the_others_do_what_is_left_and_the_next_run_the_rest(
+def test_other_hosts_measure_the_rest_and_the_next_run_repeats_the_lost_cells(
     sick: str,
     ended_as: str,
     fault: str,
@@ -169,20 +169,17 @@ def test_the_others_do_what_is_left_and_the_next_run_the_rest(
     assert sorted(status for status, _ in rows(run)) == ["lost"] * len(gone) + ["ok"] * (
         6 - len(gone)
     )
-    told = [
-        evidence
-        for evidence in gone
-        if sick == "torch" or not is_of_a_worker_that_crashed(evidence)
+    diagnosed = [
+        evidence for evidence in gone if sick == "torch" or not is_of_a_crashed_worker(evidence)
     ]
-    assert told
-    for evidence in told:
+    assert diagnosed
+    for evidence in diagnosed:
         assert evidence["cell_ended_as"] == ended_as
         assert fault in evidence["host_fault"]
         assert evidence["message"].startswith("nothing is measured on its host: host ")
     untouched = {part: part.read_bytes() for part in parts_of_good_cells(run)}
-    done_again = sweep_here(
-        "run", path, "--scheduler", "serial"
-    )  # one attempt is all that a cell has: that was none of its own
+    # A cell has one attempt. A lost attempt does not count.
+    done_again = sweep_here("run", path, "--scheduler", "serial")
     assert (done_again.exit_code, f": {len(gone)} ok; kept in" in done_again.output) == (0, True), (
         done_again.output
     )
@@ -190,7 +187,7 @@ def test_the_others_do_what_is_left_and_the_next_run_the_rest(
 
 
 @pytest.mark.ray
-def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
+def test_a_run_without_a_working_host_stops_and_the_next_run_continues(
     broken: Callable[[str], str],
     write_config: Callable[..., Path],
     tmp_path: Path,
@@ -227,14 +224,13 @@ def test_where_no_host_is_left_the_run_stops_and_the_next_one_goes_on(
         ("crashes", "Ray's workers crash there"),
     ],
 )
-def test_one_that_is_broken_from_the_start_costs_no_cell(
+def test_a_host_that_is_broken_from_the_start_costs_no_cell(
     sick: str,
     fault: str,
     join_broken: Callable[..., None],
     write_config: Callable[..., Path],
     tmp_path: Path,
 ) -> None:
-    """torch is not to be imported, the program that Ray ships not to be unpacked, or Ray's workers do nothing."""
     path = write_config(CONFIG)
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=1)
@@ -251,16 +247,17 @@ def test_one_that_is_broken_from_the_start_costs_no_cell(
 
 
 @pytest.mark.ray
-def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_waits_for_it(
+def test_a_broken_host_that_joins_costs_only_the_cells_it_was_given(
     join_broken: Callable[..., None],
     write_config: Callable[..., Path],
     tmp_path: Path,
     sweep_here: Callable[..., Result],
 ) -> None:
-    slowly = CONFIG.replace(
-        "count: 1}", "count: 500000}"
-    )  # so that some are left when it has joined
-    path, run = write_config(slowly), tmp_path / "results" / "sick"
+    # Long enough that some cells are left when the host has joined.
+    path, run = (
+        write_config(CONFIG.replace("count: 1}", "count: 500000}")),
+        tmp_path / "results" / "sick",
+    )
     words = sweep_command("run", path, "--address")
     with cluster_of_hosts() as (cluster, join):
         join(num_cpus=1)
@@ -283,7 +280,7 @@ def test_one_that_joins_and_does_not_get_the_program_takes_no_more_than_what_wai
 
 
 class Nodes:
-    """Ray, of which `sick` cannot begin anything, or whose workers crash later on."""
+    """A fake Ray on whose node `sick` no task begins, or on which workers crash later."""
 
     exceptions = ray_exceptions
 
@@ -320,19 +317,19 @@ class Nodes:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "begins", "crashes", "is_left_out"),
+    ("nodes", "begins", "crashes", "is_excluded"),
     [
-        (("well", "sick"), False, 1, True),  # nothing begins there any more
+        (("well", "sick"), False, 1, True),  # no task begins there
         (("well", "sick"), True, 2, False),  # bad luck
         (("well", "sick"), True, 3, True),
-        (("sick",), False, 3, False),  # there is no other in its place
+        (("sick",), False, 3, False),  # no other host could replace it
     ],
 )
-def test_one_whose_workers_crash_in_the_middle(
+def test_a_host_whose_workers_crash_three_times_is_excluded(
     nodes: tuple[str, ...],
     begins: bool,
     crashes: int,
-    is_left_out: bool,
+    is_excluded: bool,
     make_attempt: Callable[..., Attempt],
     capsys: Any,
 ) -> None:
@@ -341,23 +338,23 @@ def test_one_whose_workers_crash_in_the_middle(
         yield
 
     scheduler = RayScheduler.__new__(RayScheduler)
-    vars(scheduler).update(
-        _ray=Nodes(*nodes, begins=begins), _notify=print, _out={}, _crashes=Counter()
-    )
+    ray = Nodes(*nodes, begins=begins)
+    health = NodeHealth(ray, print)
+    vars(scheduler).update(_ray=ray, _health=health)
     started = AttemptStarted(make_attempt(), "sick", "", time.monotonic(), "sick")
     for _ in range(crashes):
-        outcome = scheduler._next_event(crash(), started, is_ready=True)
+        outcome = scheduler._next_event(crash(), started)
         assert isinstance(outcome, Outcome)
         assert outcome.status is Status.LOST
-    assert ("sick" in scheduler._out) == is_left_out
+    assert ("sick" in health.excluded) == is_excluded
     assert (
         capsys.readouterr().out.count("host sick: Ray's workers crash there: it gets no other cell")
-        == is_left_out
+        == is_excluded
     )
 
 
 @pytest.mark.process
-def test_a_fresh_process_finds_out_whether_anything_is_measured_here(
+def test_a_new_process_checks_whether_this_host_can_measure(
     broken: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert host_failure(tmp_path / "cell" / "1") is None
@@ -370,7 +367,7 @@ def test_a_fresh_process_finds_out_whether_anything_is_measured_here(
 @pytest.mark.parametrize(
     ("answers", "fault"), [(["late", None], None), (["late", "full"], "full"), ([None], None)]
 )
-def test_one_fresh_process_alone_may_have_been_killed(
+def test_a_host_is_checked_twice_before_it_counts_as_broken(
     answers: list[str | None], fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = iter(answers)
@@ -391,7 +388,7 @@ def test_one_fresh_process_alone_may_have_been_killed(
         (Status.OK, "", "", False),
     ],
 )
-def test_which_ends_may_be_the_hosts(
+def test_a_host_is_checked_after_ends_that_may_be_its_fault(
     status: Status,
     stage: str,
     said: str,
@@ -400,7 +397,6 @@ def test_which_ends_may_be_the_hosts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """And on a single host the row stays as it is, and one line says it."""
     ended = Outcome(make_attempt(1), status, stage, "", {"message": said}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
     monkeypatch.setattr(supervisor, "host_failure", lambda folder: None)

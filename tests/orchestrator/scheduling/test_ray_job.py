@@ -1,4 +1,7 @@
-"""The driver as a job of Ray's, by the command of docs/how-to/several-gpus-and-slurm.md, on a cluster whose job server asks for a token."""
+"""The driver as a Ray job, on a cluster whose job server requires a token.
+
+The command is the one of docs/how-to/several-gpus-and-slurm.md.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ def _job_server() -> None:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Of a shell in which this Python is `python`, and its Ray is `ray`; the program is that of the working folder."""
+    """Return the variables of a shell whose `python` and `ray` are those of this environment."""
     token = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -65,7 +68,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def jobs(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
-    """Where a cluster's job server is."""
+    """Start a cluster and return the address of its job server."""
     with (tmp_path / "head.log").open("wb") as log, subprocess.Popen(
         [sys.executable, "-c", HEAD], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
     ) as head:  # fmt: skip
@@ -77,7 +80,7 @@ def jobs(environment: dict[str, str], tmp_path: Path) -> Iterator[str]:
             head.kill()
 
 
-def test_the_command_of_the_page_measures_all_cells(
+def test_the_documented_command_measures_all_cells(
     jobs: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     checkout, shared = tmp_path / "checkout", tmp_path / "shared"
@@ -98,4 +101,4 @@ def test_the_command_of_the_page_measures_all_cells(
     assert "measured 2 cells: 2 ok" in done.stdout
     cells = pd.read_parquet(shared / "full" / "cells.parquet")
     assert cells["status"].tolist() == ["ok", "ok"]
-    assert not left_after(tmp_path, 20, word="--fork-server")  # what cells were forked from
+    assert not left_after(tmp_path, 20, word="--fork-server")

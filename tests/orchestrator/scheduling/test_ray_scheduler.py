@@ -1,4 +1,4 @@
-"""The sweep on Ray, as a user runs it: faults beside good cells, kills, Ctrl-C, time limits, and what is left behind."""
+"""Sweeps on Ray as a user runs them: faults, kills, Ctrl-C, time limits, and leftover processes."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ from tests.support.s3 import Bucket, serve
 pytestmark = pytest.mark.ray
 
 Sweep = Callable[..., "subprocess.CompletedProcess[str]"]
-SweepHere = Callable[
-    ..., Result
-]  # for what comes after, where it is of no account whether Ray or this process measures
+SweepHere = Callable[..., Result]  # faster, where the scheduler does not matter
 TESTS = str(ROOT / "tests" / "support")
 CONFIG = """
 name: faults
@@ -87,15 +85,15 @@ def statuses(folder: Path) -> dict[str, str]:
 
 
 def wait_until_gone(tmp_path: Path, word: str = "") -> None:
-    """What is not ended stays: a machine that is busy elsewhere may take its time."""
     assert not left_after(tmp_path, 20, word)
 
 
 @contextmanager
 def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., Any]]]:
-    """A Ray cluster, and the function that has another host join. Nothing there passes logs on or scales.
+    """Start a Ray cluster, and yield it with a function that makes another host join.
 
-    Each has a temporary folder of its own: in one, it unpacks the program anew under the feet of those that run it already.
+    Each host has its own temporary folder. In a shared one, a host that joins unpacks the program
+    again while others run it.
     """
     import ray
     from ray.cluster_utils import Cluster
@@ -106,11 +104,11 @@ def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., An
     )
     with ExitStack() as folders:
 
-        def join(**how: Any) -> Any:
+        def join(**options: Any) -> Any:
             own = tempfile.TemporaryDirectory(
                 prefix="n-", dir="/tmp", ignore_cleanup_errors=True
             )  # a short path
-            return cluster.add_node(**bare, temp_dir=folders.enter_context(own), **how)
+            return cluster.add_node(**bare, temp_dir=folders.enter_context(own), **options)
 
         try:
             yield cluster, join
@@ -119,14 +117,13 @@ def cluster_of_hosts(head_cpus: int = 0) -> Iterator[tuple[Any, Callable[..., An
             cluster.shutdown()
 
 
-def test_each_fault_is_a_row_and_the_others_never_notice(
+def test_each_fault_is_a_row_and_does_not_affect_other_cells(
     sweep: Sweep,
     sweep_here: SweepHere,
     write_config: Callable[..., Path],
     tmp_path: Path,
     environment: dict[str, str],
 ) -> None:
-    """On a cluster that is running, through --address: two cells at a time."""
     hows = ["segfault", "leave", "unspeakable", "cuda_oom", "well"]
     path = write_config(config_of(*hows))
     with cluster_of_hosts(head_cpus=2) as (cluster, _):
@@ -160,12 +157,13 @@ grids:
 """
 
 
-def test_what_two_hosts_measure_is_all_in_a_bucket_from_which_another_driver_goes_on(
+def test_two_hosts_fill_a_bucket_and_a_second_driver_continues_from_it(
     sweep: Sweep, sweep_here: SweepHere, write_config: Callable[..., Path], tmp_path: Path, environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """One cell at a time on each, which do not see the driver's folder: its name leads elsewhere in each process. Neither the
-    second driver nor who reports has a copy of what the first carried there."""
+    # XDG_CACHE_HOME below /proc/self/cwd is another folder in each process. So the hosts do not
+    # share the driver's folder, and the second driver and the report have no copy of the first
+    # driver's files.
     path = write_config(OF_TWO_HOSTS % (tmp_path / "met", tmp_path / "failed"))
     address, bucket = "s3://bucket/runs/x", Bucket()
     for name, value in environment.items():
@@ -217,23 +215,23 @@ def test_what_two_hosts_measure_is_all_in_a_bucket_from_which_another_driver_goe
     assert {name: bucket.objects[name] for name in of_rows} == {
         name: before[name] for name in of_rows
     }
-    told = ""
+    logs = ""
     for cell, number in ok:
         left = bucket.names(f"runs/x/artifacts/{cell}/{number}/")
         assert {ATTEMPT_FILE, LOG_FILE} < left
         assert [name for name in left if name.startswith("trace_")]
-        told += bucket.objects[f"bucket/runs/x/artifacts/{cell}/{number}/{LOG_FILE}"][0].decode()
-    assert raylets <= set(told.split())  # each had its cells
+        logs += bucket.objects[f"bucket/runs/x/artifacts/{cell}/{number}/{LOG_FILE}"][0].decode()
+    assert raylets <= set(logs.split())  # each host had cells
     assert list(Path(environment["TMPDIR"]).glob("sweep-*/artifacts/*"))  # in a folder of its own
     assert {"timings.md", "kernels.md"} <= bucket.names("runs/x/report/")
     assert not (tmp_path / "results").exists()
 
 
-def started(folder: Path) -> int:
+def started_cells(folder: Path) -> int:
     return len(list(folder.glob("artifacts/*/*/journal.jsonl")))
 
 
-def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
+def test_a_killed_driver_loses_and_repeats_no_finished_cell(
     sweep_here: SweepHere,
     write_config: Callable[..., Path],
     tmp_path: Path,
@@ -242,9 +240,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
     text = config_of("slowly", "fail").replace(
         "model_args:", "seed: [0, 1, 2, 3, 4]\n      model_args:"
     )
-    text = text.replace(
-        "measured_steps: 2", "measured_steps: 8"
-    )  # of which a slow cell takes a second
+    text = text.replace("measured_steps: 2", "measured_steps: 8")  # a slow cell takes a second
     path, folder = write_config(text), tmp_path / "results" / "faults"
     chance, finished = random.Random(3), frozenset[tuple[str, int]]()
     for _ in range(2):
@@ -254,10 +250,12 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
             env={**os.environ, **environment},
             stdout=subprocess.DEVNULL,
         )
-        seen, deadline = started(folder), time.monotonic() + 100
-        while started(folder) == seen and time.monotonic() < deadline and driver.poll() is None:
+        seen, deadline = started_cells(folder), time.monotonic() + 100
+        while (
+            started_cells(folder) == seen and time.monotonic() < deadline and driver.poll() is None
+        ):
             time.sleep(0.05)
-        assert started(folder) > seen
+        assert started_cells(folder) > seen
         time.sleep(chance.uniform(0, 6))
         driver.kill()
         driver.wait()
@@ -280,7 +278,7 @@ def test_killed_at_any_moment_nothing_finished_is_lost_or_done_twice(
 
 
 def wait_until_stuck(folder: Path, how: str) -> None:
-    """The cell that never ends is in its forward pass."""
+    """Wait until the cell that never ends is in its forward pass."""
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline:
         for attempt in folder.glob(f"artifacts/*/*/{ATTEMPT_FILE}"):
@@ -294,7 +292,7 @@ def wait_until_stuck(folder: Path, how: str) -> None:
 
 
 def listens_beyond_this_machine(tmp_path: Path) -> list[str]:
-    """What somebody on the network could talk to."""
+    """Return the sockets that other machines could connect to."""
     families = asked_of_each(tmp_path, lambda process: [process, *process.children(recursive=True)])
     ours = {process.pid for family in families for process in family}
     listening = [
@@ -313,7 +311,7 @@ def listens_beyond_this_machine(tmp_path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("number", "times"), [(signal.SIGINT, 1), (signal.SIGINT, 2), (signal.SIGTERM, 1)]
 )
-def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
+def test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones(
     sweep_here: SweepHere,
     write_config: Callable[..., Path],
     tmp_path: Path,
@@ -337,9 +335,8 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     assert all(
         "--disable-frontend" in word for word in words if "dashboard/dashboard.py" in word
     )  # Ray's usage statistics
-    assert any(
-        "--template" in word for word in words
-    )  # what was begun before Ray is what cells come from
+    # Cells come from the template that was started before Ray.
+    assert any("--template" in word for word in words)
     assert not any("--fork-server" in word for word in words)
     modes = asked_of_each(
         tmp_path,
@@ -347,7 +344,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     )
     assert set(modes) == {False, "token"}
     driver.send_signal(number)
-    for _ in range(1, times):  # in impatience
+    for _ in range(1, times):
         time.sleep(0.1)
         driver.send_signal(number)
     said, _ = driver.communicate(timeout=30)
@@ -364,7 +361,7 @@ def test_ctrl_c_ends_the_cells_keeps_what_is_done_and_says_how_to_go_on(
     assert {part: part.read_bytes() for part in untouched} == untouched
 
 
-def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
+def test_a_time_limit_has_its_exit_code_and_the_next_run_continues(
     sweep: Sweep,
     sweep_here: SweepHere,
     write_config: Callable[..., Path],
@@ -374,19 +371,18 @@ def test_a_time_limit_has_its_exit_code_and_the_next_run_goes_on(
     path = write_config(config_of("sleep").replace("timeout_s: 12", "timeout_s: 100"))
     began = time.monotonic()
     done = sweep("run", path, "--time-limit", "15s", env=environment)
-    assert (
-        time.monotonic() - began < 35
-    )  # and not after 100; how punctual it is, tests/orchestrator/sweep/test_pipeline.py says
+    # The cell alone would take 100 s. test_pipeline.py checks the limit more exactly.
+    assert time.monotonic() - began < 35
     assert done.returncode == 75, done.stdout + done.stderr
     assert re.search(r"out of time with \d cells? left.*\. To continue: sweep run", done.stdout)
-    assert not (tmp_path / "cache").exists()  # nothing is left where it was called
+    assert not (tmp_path / "cache").exists()
     wait_until_gone(tmp_path)
     done = sweep_here("run", path, "--where", "size=tiny", "--scheduler", "serial")
     assert done.exit_code == 0, done.output
     assert statuses(tmp_path / "results" / "faults") == {"good 0": "ok", "good 1": "ok"}
 
 
-def test_a_second_driver_is_sent_away(
+def test_a_second_driver_is_refused(
     sweep: Sweep,
     sweep_here: SweepHere,
     write_config: Callable[..., Path],
@@ -427,14 +423,13 @@ def kill_supervisor(tmp_path: Path) -> None:
     ours[0].kill()
 
 
-def test_a_worker_killed_and_a_node_lost_in_the_middle_of_a_cell_cost_that_cell_alone(
+def test_a_killed_worker_and_a_lost_node_cost_one_cell_each(
     write_config: Callable[..., Path],
     tmp_path: Path,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     sweep_here: SweepHere,
 ) -> None:
-    """The supervisor of the first cell is killed; with the second its node goes away, and another joins."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     hang = "{how: sleep, once: true, vocab_size: 100, mark: %s}"
@@ -483,14 +478,15 @@ def parts_of_good_cells(folder: Path) -> list[Path]:
     ]
 
 
-def test_a_node_that_freezes_costs_its_cell_alone_and_not_its_time_limit(
+def test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit(
     write_config: Callable[..., Path],
     tmp_path: Path,
     environment: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     sweep_here: SweepHere,
 ) -> None:
-    """As one that the network is cut off from: nothing is closed, and only Ray's own question finds that nobody answers."""
+    # Like a node that the network is cut off from: no connection closes, and only the health
+    # check of Ray notices it.
     asks = {"initial_delay_ms": 0, "period_ms": 500, "timeout_ms": 1000, "failure_threshold": 3}
     for name, value in {
         **environment,
@@ -539,7 +535,6 @@ def test_cells_run_on_nodes_with_their_kind_of_gpu(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """Two nodes that say they have a GPU, and another that joins: what stands for a cell says on which of them it is."""
     import ray
 
     def say_where(
@@ -598,7 +593,7 @@ def test_cells_run_on_nodes_with_their_kind_of_gpu(
         assert (outcome.facts["took"]["GPU"], outcome.facts["kind"]) == (1, "H100")
 
 
-def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(
+def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_check_its_host(
     make_attempt: Callable[..., Attempt],
 ) -> None:
     given_up = SimpleNamespace(_give_up=lambda stream, started, reason: reason)
@@ -613,7 +608,7 @@ def test_a_supervisor_is_not_given_up_while_it_may_prepare_or_try_its_host(
     assert "its supervisor did not answer" in str(after(10 + 3 * (PREPARATION_S + TIMEOUT_S)))
 
 
-def test_an_address_where_nothing_is(
+def test_an_address_without_a_cluster_is_refused(
     sweep: Sweep, write_config: Callable[..., Path], environment: dict[str, str]
 ) -> None:
     done = sweep(
@@ -624,11 +619,11 @@ def test_an_address_where_nothing_is(
     assert "Traceback" not in done.stderr
 
 
-def test_a_ray_that_does_not_come_up_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It raises whatever it likes: Exception itself where its processes take too long."""
+def test_a_ray_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray raises Exception itself if its processes take too long.
     import ray
 
-    def fail(*asked: object, **how: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise Exception("The current node timed out during startup\nand more")
 
     monkeypatch.setattr(ray, "init", fail)

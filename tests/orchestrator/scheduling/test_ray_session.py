@@ -1,4 +1,4 @@
-"""The folder that Ray has for its files: one for each driver, cleared away after it."""
+"""The folder for Ray's files: one for each driver, removed after its death."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ sys.stdin.read()
 
 @contextmanager
 def driver(base: Path) -> Iterator[subprocess.Popen[str]]:
-    """Ended as by a kill."""
     command = [sys.executable, "-c", DRIVER]
     process = subprocess.Popen(
         command,
@@ -47,7 +46,7 @@ def driver(base: Path) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def base() -> Iterator[Path]:
-    """A short one: sockets have short names."""
+    """Return a short path, because the path of a socket may have 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="s-", dir="/tmp") as folder:
         yield Path(folder)
 
@@ -57,7 +56,7 @@ def folder_of(process: subprocess.Popen[str]) -> Path:
     return Path(process.stdout.readline().strip())
 
 
-def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cleared_away(
+def test_drivers_that_start_together_have_separate_folders_and_those_of_dead_drivers_are_removed(
     base: Path,
 ) -> None:
     with ExitStack() as ended:
@@ -70,7 +69,7 @@ def test_each_of_many_that_begin_at_once_has_its_own_and_that_of_the_dead_is_cle
         assert [folder_of(alone)] == list(base.iterdir())
 
 
-def test_who_is_taken_for_dead_before_the_lock_takes_another(
+def test_a_driver_whose_folder_is_removed_before_it_is_locked_makes_another(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(base))

@@ -1,4 +1,4 @@
-"""Cells that have several GPUs of one host to themselves. No task that is there uses more than one: here is one that would."""
+"""Cells that use several GPUs of one host. No real task does, so a fake task is registered."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def attempt_at(tmp_path: Path, number: int = 1, **values: Any) -> Attempt:
     )
 
 
-def test_a_cell_says_how_many_and_on_the_cpu_there_are_none() -> None:
+def test_a_cell_has_its_number_of_gpus_and_none_on_the_cpu() -> None:
     assert [
         cell(gpus=2).params.gpu_count,
         cell().params.gpu_count,
@@ -91,19 +91,21 @@ def test_a_cell_says_how_many_and_on_the_cpu_there_are_none() -> None:
 
 
 @pytest.mark.parametrize("gpus", ["0", "two", "1.5"])
-def test_what_is_no_number_is_refused(gpus: str, write_config: Callable[..., Path]) -> None:
+def test_a_number_of_gpus_that_is_no_positive_integer_is_refused(
+    gpus: str, write_config: Callable[..., Path]
+) -> None:
     with pytest.raises(ConfigError, match=r"axes\.gpus|gpus"):
         request_for(write_config(CONFIG.replace("[1, 2, 4]", f"[{gpus}]")), [], [], None)
 
 
-def test_a_task_that_would_use_one_of_them_has_no_such_axis(
+def test_a_task_for_one_gpu_has_no_axis_gpus(
     write_config: Callable[..., Path],
 ) -> None:
     with pytest.raises(ConfigError, match="train_step has no axis 'gpus'"):
         request_for(write_config(CONFIG.replace("task: wide", "task: train_step")), [], [], None)
 
 
-def test_time_and_gpu_hours_are_of_all_of_them() -> None:
+def test_estimates_count_all_gpus_of_a_cell() -> None:
     assert makespan_s([4, 3, 2], 2, widths=[2, 1, 1]) == 4 + 3
     assert makespan_s([3, 4], 2, widths=[1, 2]) == 3 + 4  # it waits for both
     assert makespan_s([4], 2, busy_s=[5, 5, 5], widths=[8]) == 9
@@ -131,14 +133,14 @@ def queue_of(
     return queue
 
 
-def test_those_that_take_most_come_first(tmp_path: Path) -> None:
+def test_cells_with_most_gpus_come_first(tmp_path: Path) -> None:
     cells = [cell(seconds=9.0), cell(gpus=2), cell(gpus=4), cell(gpus=2, seconds=3.0)]
     assert [(one.cell.params.gpu_count, one.cell.params.values()["seconds"]) for one in queue_of(tmp_path, *cells)] == [
         (4, 1.0), (2, 3.0), (2, 1.0), (1, 9.0),
     ]  # fmt: skip
 
 
-def test_one_that_finds_too_few_of_its_kind_lets_others_go_first(tmp_path: Path) -> None:
+def test_a_cell_whose_kind_of_gpu_is_taken_lets_others_pass(tmp_path: Path) -> None:
     cells = [
         cell(gpus=2, gpu_kind="H100"),
         cell(gpus=2, gpu_kind="H100", seed=1),
@@ -150,7 +152,7 @@ def test_one_that_finds_too_few_of_its_kind_lets_others_go_first(tmp_path: Path)
 
 
 class Host:
-    """Four GPUs. What is measured on it says where it was; those in `falls` fall off under whatever comes to one of them."""
+    """A fake host with four GPUs. GPUs in `falls` fail under the next attempt on them."""
 
     def __init__(self) -> None:
         self.gpus = {str(number): f"uuid-{number}" for number in range(4)}
@@ -200,15 +202,11 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
     ("visible", "cores", "uuids"),
     [
         ("0,2", (0, 1, 4), ["uuid-0", "uuid-2"]),
-        (
-            "2,3",
-            None,
-            ["uuid-2", "uuid-3"],
-        ),  # of one of them no cores are known: all that there are
+        ("2,3", None, ["uuid-2", "uuid-3"]),  # GPU 3 has no cores near it: no pinning
         ("1", (2, 3), None),
     ],
 )
-def test_its_cores_are_those_of_all_and_the_row_says_which_it_had(
+def test_a_cell_has_the_cores_of_all_its_gpus_and_records_them(
     tmp_path: Path,
     host: Host,
     monkeypatch: pytest.MonkeyPatch,
@@ -233,7 +231,7 @@ def serially(tmp_path: Path, *gpus: int) -> Iterator[Outcome]:
     )
 
 
-def test_one_after_another_they_have_the_first_that_work(tmp_path: Path, host: Host) -> None:
+def test_serial_cells_use_the_first_gpus_that_work(tmp_path: Path, host: Host) -> None:
     host.falls = {"1"}
     outcomes = [
         (one.status, one.facts["visible_devices"]) for one in serially(tmp_path, 1, 2, 3, 2)
@@ -246,9 +244,7 @@ def test_one_after_another_they_have_the_first_that_work(tmp_path: Path, host: H
     ]
 
 
-def test_the_one_that_fell_is_named_and_where_too_few_are_left_the_run_ends(
-    tmp_path: Path, host: Host
-) -> None:
+def test_a_failed_gpu_is_named_and_a_run_with_too_few_gpus_ends(tmp_path: Path, host: Host) -> None:
     host.falls = {"2"}
     outcomes = serially(tmp_path, 4, 1, 4)
     lost = next(outcomes)
@@ -273,7 +269,7 @@ def hosts_with(*counts: int) -> FakeScheduler:
     return scheduler
 
 
-def test_cells_that_no_host_has_room_for_are_left_for_another_run(
+def test_cells_that_no_host_has_enough_gpus_for_are_skipped(
     write_config: Callable[..., Path], tmp_path: Path
 ) -> None:
     said: list[str] = []
@@ -290,11 +286,14 @@ def test_cells_that_no_host_has_room_for_are_left_for_another_run(
 
 
 @pytest.mark.ray
-def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
+def test_all_gpus_of_a_cell_are_on_one_node_and_no_cell_starves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two nodes that say they have five GPUs each. With a cell of three on both a third has four free, and yet waits for one of
-    the first two; cells of one that come after it leave it what becomes free; and no GPU has two cells at a time."""
+    """Run cells of 3, 3, 3 and 1 GPUs on two nodes with five fake GPUs each.
+
+    The third cell waits for one of the first two, because no node has three free GPUs. The fourth
+    starts after it, and no GPU has two cells at a time.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
@@ -330,7 +329,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
     widths = [3, 3, 3, 1]
     with own_temporary_folder(tmp_path) as environment:
         monkeypatch.setenv("TMPDIR", environment["TMPDIR"])
-        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # this file is where its task is
+        monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the task is in this file
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 10, "num_gpus": 5})
         try:
             cluster.add_node(num_cpus=10, num_gpus=5)
@@ -367,7 +366,7 @@ def test_on_a_cluster_all_are_of_one_node_and_none_waits_for_ever(
 
 
 def overlapping(outcomes: list[Outcome]) -> Iterator[tuple[int, int]]:
-    """Of which two had a GPU at the same time."""
+    """Yield pairs of attempts that had a GPU at the same time."""
     for one in outcomes:
         for other in outcomes:
             same = one.facts["node"] == other.facts["node"] and set(one.facts["gpus"]) & set(
