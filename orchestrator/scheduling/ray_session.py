@@ -42,7 +42,7 @@ _OBJECT_STORE_BYTES = 100 * 1024**2
 
 # Each undoes something that disturbs a measurement or opens a port to the network.
 _RAY_ENVIRONMENT = {
-    # At Ray's nice 15, a step beside two busy processes took 15.8 ms instead of 0.9 ms.
+    # At the default of nice 15, a step next to two busy processes took 15.8 ms, at 0 0.9 ms.
     "RAY_worker_niceness": "0",
     # Ray's memory monitor kills younger neighbours together with the process that grows.
     "RAY_memory_monitor_refresh_ms": "0",
