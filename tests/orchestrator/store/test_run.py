@@ -269,7 +269,7 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
     holder.start()
     assert held.wait(30)
     with (
-        pytest.raises(RunLocked, match=f"process {holder.pid} on .* since"),
+        pytest.raises(RunLocked, match=rf"process {holder.pid} on .* \(since"),
         open_for_writing(run),
     ):
         pass
