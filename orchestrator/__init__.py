@@ -1,5 +1,4 @@
-"""Everything around a cell: what to measure, where, how it ended, where it is kept, and what is
-made of it.
+"""The orchestrator: what to measure, where, how each attempt ended, and reports of the results.
 
 `import orchestrator as sweep` and `sweep.load("results/full")` gives a run as pandas frames: see
 `api`.
@@ -16,26 +15,27 @@ if TYPE_CHECKING:
     from orchestrator.api import LoadedRun
 
 
-def _import_what_lies_beside() -> None:
-    """Before anything else does: a folder `tasks` or `model` where one is, or on PYTHONPATH, is
-    somebody else's.
-    """
-    here = str(Path(__file__).resolve().parent.parent)
-    sys.path.insert(0, here)
+def _import_own_packages() -> None:
+    # Before anything else: the current folder or PYTHONPATH may hold a user's own package of the
+    # name `model` or `tasks`, which would be found first.
+    root = str(Path(__file__).resolve().parent.parent)
+    sys.path.insert(0, root)
     try:
         for package in ("model", "tasks"):
             import_module(package)
     finally:
-        sys.path.remove(here)
+        sys.path.remove(root)
 
 
-_import_what_lies_beside()
+_import_own_packages()
 
 
 def load(*folders: str | Path) -> LoadedRun:
-    """A results folder as pandas frames, or several side by side. Raises RunError where one holds
-    no run.
+    """Return the run in a results folder as pandas frames, or several runs in the same frames.
+
+    Raises RunError if a folder holds no run.
     """
-    from orchestrator import api  # what it needs takes longer to import than most commands take
+    # pandas and pyarrow take longer to import than most commands run.
+    from orchestrator import api
 
     return api.load(*folders)

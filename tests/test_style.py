@@ -13,11 +13,7 @@ from tests.conftest import ROOT
 # Packages that do not comply yet. This list may only shrink.
 KNOWN = {
     "model",
-    "orchestrator",
     "orchestrator/analysis",
-    "orchestrator/cli",
-    "orchestrator/cli/commands",
-    "orchestrator/cli/text",
     "orchestrator/common",
     "orchestrator/config",
     "orchestrator/planning",

@@ -1,36 +1,36 @@
-"""The command line: the group `sweep` and its commands.
+"""The command line: the group `sweep` and the names of its commands.
 
-Each command imports what it needs inside its function, so that `sweep --help` prints within a
-fraction of a second and only `sweep run` loads Ray.
+`sweep --help` prints within a fraction of a second and only `sweep run` loads Ray: a command is
+imported when it is used, and imports what it needs inside its function.
 """
 
 from __future__ import annotations
 
 import click
 
-from orchestrator.cli.commands.capacity import max_batch, max_context
-from orchestrator.cli.commands.compare import compare
-from orchestrator.cli.commands.environment import doctor, schema
-from orchestrator.cli.commands.import_nsys import import_nsys
-from orchestrator.cli.commands.plan import plan
-from orchestrator.cli.commands.publish import publish
-from orchestrator.cli.commands.report import report
-from orchestrator.cli.commands.run import run
-from orchestrator.cli.commands.status import show, status
-from orchestrator.cli.group import SweepGroup
+from orchestrator.cli.group import LazyCommands, SweepGroup
+
+COMMANDS = LazyCommands(
+    {
+        "compare": "compare",
+        "doctor": "environment",
+        "import-nsys": "import_nsys",
+        "max-batch": "capacity",
+        "max-context": "capacity",
+        "plan": "plan",
+        "publish": "publish",
+        "report": "report",
+        "run": "run",
+        "schema": "environment",
+        "show": "status",
+        "status": "status",
+    }
+)
 
 
-@click.group(cls=SweepGroup)
+@click.group(cls=SweepGroup, commands=COMMANDS)
 @click.version_option(package_name="transformer-sweep")
 def main() -> None:
     """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a
     time.
     """
-
-
-COMMANDS = (
-    plan, run, max_context, max_batch, status, show, report, compare, publish, import_nsys, doctor,
-    schema,
-)  # fmt: skip
-for command in COMMANDS:
-    main.add_command(command)

@@ -1,1 +1,1 @@
-"""One file per command of the command line, with the options and option types that commands share."""
+"""One file per command of the command line, and the options and option types that they share."""

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.commands.option_types import Percentage
-from orchestrator.common.errors import (
-    EXIT_FAILURES,
-    ConfigError,
-)
+from orchestrator.common.errors import EXIT_FAILURES, ConfigError
 from orchestrator.store.remote_address import RunLocation, is_address, require_name, split_cell
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()
@@ -26,53 +19,49 @@ if TYPE_CHECKING:
     "--fail-on",
     type=click.Choice(["slower", "faster", "ambiguous"]),
     multiple=True,
-    help="Exit code 1 if a cell is.",
+    help="Exit with code 1 if a cell of B has this verdict. May be repeated.",
 )
 @click.option(
     "--threshold",
     default="0%",
     type=Percentage(),
-    help="With --fail-on: only for differences beyond it, such as 3%.  [0%]",
+    help="With --fail-on, ignore differences up to this one, such as 3%.  [0%]",
 )
 def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float) -> None:
-    """Is B faster than A, or is it noise? Each is a run, or one cell of it, as RUN:CELL.
+    """Show which cells of B are faster or slower than in A.
 
-    Measure with --repeat: what repetitions of a cell differ in is the noise that a difference must
-    exceed.
+    A and B are two runs, or two cells as RUN:CELL. Measure both with --repeat: a difference must
+    exceed the noise, which is how much repetitions of a cell differ.
 
     Example: sweep compare results/demo results/other
     """
-    from orchestrator.analysis.comparison import compare as held_against
+    from orchestrator.analysis import comparison
     from orchestrator.report.text.comparison_text import describe_comparison
-    from orchestrator.store.mirror import open_run
+    from orchestrator.store.open import open_run
 
-    (first, one), (second, other) = _run_and_cell(before), _run_and_cell(after)
-    if bool(one) != bool(other):
+    (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
+    if bool(cell_a) != bool(cell_b):
         raise ConfigError(
             f"{before} and {after}: one is a run and the other a cell",
             "Name two runs, or two cells as RUN:CELL",
         )
-    a, b = open_run(first), open_run(second)
-    report = held_against(a, b, (one, other) if one else None)
+    pair = (cell_a, cell_b) if cell_a else None
+    report = comparison.compare(open_run(run_a), open_run(run_b), pair)
     for line in describe_comparison(report):
         click.echo(line)
-    bad = [
-        one
-        for one in report.comparisons
-        if one.verdict.lower() in fail_on and abs(one.ratio - 1) > threshold
-    ]
-    sys.exit(EXIT_FAILURES if bad else 0)
+    for cell in report.comparisons:
+        if cell.verdict.lower() in fail_on and abs(cell.ratio - 1) > threshold:
+            sys.exit(EXIT_FAILURES)
 
 
 def _run_and_cell(text: str) -> tuple[RunLocation, str]:
-    """`RUN` or `RUN:CELL`. A run that is no folder here is looked for in `results`. Names of
-    folders may have colons.
-    """
+    """Split `RUN:CELL`. A run that is no folder here is looked up in `results`."""
     if is_address(text):
         return split_cell(text)
     folder, cell = text.rsplit(":", 1) if ":" in text else (text, "")
-    for run, of_it in ((text, ""), (folder, cell)):
+    # The name of a folder may have colons: the whole text is tried first.
+    for run, cell_of_run in ((text, ""), (folder, cell)):
         for path in (Path(require_name(run, "RUN")), Path("results") / run):
             if path.exists():
-                return path, of_it
+                return path, cell_of_run
     return Path(folder), cell

@@ -4,35 +4,33 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from orchestrator.common.errors import (
-    EXIT_FAILURES,
-)
+from orchestrator.common.errors import EXIT_FAILURES
 from orchestrator.store.remote_address import RunLocation, RunLocationType
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()
 @click.option(
-    "--out", type=RunLocationType(), default=Path("results"), help="Where results would go."
+    "--out",
+    type=RunLocationType(),
+    default=Path("results"),
+    help="Folder or bucket to check for writing.  [results]",
 )
 def doctor(out: RunLocation) -> None:
-    """Say what this machine can do, what is missing, and what to do about it.
+    """Check what this machine can measure, and show how to fix what is missing.
 
     Example: sweep doctor
     """
     from orchestrator.sweep.doctor import examine
 
-    bad = False
+    has_faults = False
     for finding in examine(out):
         click.echo(str(finding))
-        bad |= finding.good is False
-    sys.exit(EXIT_FAILURES if bad else 0)
+        # `good` is None for a fact that is neither good nor bad.
+        has_faults |= finding.good is False
+    sys.exit(EXIT_FAILURES if has_faults else 0)
 
 
 @click.command()

@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from orchestrator.common.errors import (
-    ConfigError,
-)
-
-if TYPE_CHECKING:
-    pass
+from orchestrator.common.errors import ConfigError
 
 
 class RenamedOption(click.Option):
-    """Option whose first name is the current one. The former names still work, and the help does
-    not show them.
-    """
+    """Option with former names, which still work but do not appear in the help."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the help with the first name only."""
+        # Click derives the help from `opts`; the parser has read all names before.
         names, self.opts = self.opts, self.opts[:1]
         try:
             return super().get_help_record(ctx)
@@ -32,80 +27,85 @@ class RenamedOption(click.Option):
 
 
 class ReferenceDevice(click.ParamType[str]):
-    """A device that others have published numbers for."""
+    """A device for which others have published numbers."""
 
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the device. Raise ConfigError if there is none of this name."""
         from orchestrator.report.references.devices import find_device
 
         return find_device(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(self._words())}]"
+        """Return all devices, as the help shows them."""
+        return f"[{'|'.join(self._names())}]"
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        return [CompletionItem(word) for word in self._words() if word.startswith(incomplete)]
+        """Return the devices that begin with the incomplete word."""
+        return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
 
-    def _words(self) -> list[str]:
+    def _names(self) -> list[str]:
         from orchestrator.report.references.devices import ALL, DEVICES
 
         return [*DEVICES, ALL]
 
 
 class WordChoice(click.Choice[str]):
-    """A choice of words that also accepts former words, and prints the current one for them."""
+    """A choice that also accepts former words, and prints the current word for them."""
 
     def __init__(self, words: Sequence[str], former: Mapping[str, str]) -> None:
         super().__init__(words)
         self._former = former
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the current word."""
         if value in self._former:
             current = self._former[value]
-            click.echo(f"--{_option(param, self.name)} {value} is now called {current}", err=True)
+            click.echo(f"{_option(param)} {value} is now called {current}", err=True)
             value = current
         return super().convert(value, param, ctx)
 
 
 class Percentage(click.ParamType[float]):
-    """Written as `3%`, given as 0.03."""
+    """A percentage such as `3%`, converted to 0.03."""
 
     name = "percentage"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        """Return the share. Raise ConfigError for anything outside 0% to 100%."""
+        # The sign is required: 3 could mean 3 % or 300 %.
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value).strip())
         if not found or float(found[1]) > 100:
-            raise ConfigError(
-                f"--{_option(param, self.name)} {value}: is not a percentage", "Write 3% or 0.5%"
-            )
+            raise ConfigError(f"{_option(param)} {value}: is not a percentage", "Write 3% or 0.5%")
         return float(found[1]) / 100
 
 
 class Megabytes(click.ParamType[float]):
-    """In 10⁶ bytes: finite and not negative, which click's own range takes `nan` for."""
+    """A size in 10⁶ bytes, finite and not negative."""
 
     name = "megabytes"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        """Return the size. Raise ConfigError if it is not one."""
+        # click.FloatRange accepts `nan`: no comparison with it is true, so no bound excludes it.
         try:
             size = float(value)
         except ValueError:
             size = math.nan
         if not 0 <= size < math.inf:
             raise ConfigError(
-                f"--{_option(param, self.name)} {value}: is not a size in megabytes",
-                "Write 25 or 0.5",
+                f"{_option(param)} {value}: is not a size in megabytes", "Write 25 or 0.5"
             )
         return size
 
 
-def _option(param: click.Parameter | None, name: str) -> str:
-    """As it is typed."""
-    return ((param and param.name) or name).replace("_", "-")
+def _option(param: click.Parameter | None) -> str:
+    """Return an option as it is typed."""
+    return f"--{param.name}".replace("_", "-") if param and param.name else "option"

@@ -1,9 +1,9 @@
-"""Options that several commands share, and what their values mean."""
+"""Options that several commands share, and the requests that they describe."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,179 +11,153 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.commands.option_types import Percentage, WordChoice
-from orchestrator.common.errors import (
-    ConfigError,
-)
+from orchestrator.common.errors import ConfigError
 from orchestrator.store.remote_address import RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.planning.options import ExecutionOptions, RunOptions
     from orchestrator.planning.request import SweepRequest
 
-# The words of --retry besides statuses. Planning declares them too, but importing it takes a while, and
-# `sweep --help` should not.
+Decorator = Callable[[Any], Any]
+
+# The words of --retry and --only, which `planning.options` declares too. Importing that module loads
+# pydantic (0.4 s), and `sweep --help` needs 0.1 s in all. A test compares the lists.
 FLAWS = ("cpu-contended", "interval-wide")
 STATUSES = (
-    "ok",
-    "oom",
-    "oom_inferred",
-    "host_oom",
-    "timeout",
-    "crashed",
-    "failed",
-    "skipped",
-    "lost",
-    "pending",
-)
+    "ok", "oom", "oom_inferred", "host_oom", "timeout", "crashed", "failed", "skipped", "lost",
+    "pending"
+)  # fmt: skip
 
 
-def with_options(options: Iterable[Any]) -> Callable[[Any], Any]:
+def with_options(*options: Decorator) -> Decorator:
+    """Return a decorator that adds options to a command, in this order in its help."""
+
     def add(command: Any) -> Any:
-        for option in reversed(list(options)):
+        # As with stacked decorators, the last one is applied first.
+        for option in reversed(options):
             command = option(command)
         return command
 
     return add
 
 
-config_options = with_options(
-    [
-        click.argument("config", type=click.Path(path_type=Path)),
-        click.option(
-            "--set", "sets", multiple=True, metavar="AXIS=A,B", help="Narrow or replace an axis."
-        ),
-        click.option(
-            "--where",
-            "wheres",
-            multiple=True,
-            metavar="AXIS=A,AXIS=B|C",
-            help="Only the cells that match.",
-        ),
-        click.option(
-            "--out",
-            type=RunLocationType(),
-            help="Results folder, or s3://bucket/folder.  [results/NAME]",
-        ),
-    ]
-)
+def flag(name: str, help_text: str) -> Decorator:
+    """Return an option without a value."""
+    return click.option(name, is_flag=True, help=help_text)
 
+
+def repeatable(name: str, parameter: str, metavar: str, help_text: str) -> Decorator:
+    """Return an option that may be given several times."""
+    return click.option(name, parameter, multiple=True, metavar=metavar, help=help_text)
+
+
+config_options = with_options(
+    click.argument("config", type=click.Path(path_type=Path)),
+    repeatable("--set", "sets", "AXIS=A,B", "Use these values of an axis, not those in CONFIG."),
+    repeatable("--where", "wheres", "AXIS=A,AXIS=B|C", "Select the cells that match."),
+    click.option(
+        "--out",
+        type=RunLocationType(),
+        help="Results folder, or s3://bucket/folder.  [results/NAME]",
+    ),
+)
 
 cell_options = with_options(
-    [
-        click.option(
-            "--sample",
-            metavar="SHARE",
-            type=Percentage(),
-            help="A random part of the cells, such as 10%: the same ones each time.",
+    click.option(
+        "--sample",
+        metavar="SHARE",
+        type=Percentage(),
+        help="Select a random share of the cells, such as 10%. It is the same each time.",
+    ),
+    repeatable("--instrument", "instruments", "NAME", "Add this instrument, such as kernel_time."),
+    click.option(
+        "--retry",
+        multiple=True,
+        type=WordChoice(
+            [*STATUSES, *FLAWS], {"disturbed": "cpu-contended", "wide": "interval-wide"}
         ),
-        click.option(
-            "--instrument",
-            "instruments",
-            multiple=True,
-            metavar="NAME",
-            help="Watch with this too, such as kernel_time.",
-        ),
-        click.option(
-            "--retry",
-            multiple=True,
-            type=WordChoice(
-                [*STATUSES, *FLAWS], {"disturbed": "cpu-contended", "wide": "interval-wide"}
-            ),
-            help="Measure cells of this status again; or cpu-contended: cells that competed for the CPU; or interval-wide: cells whose median has an interval wider than 5 %.",
-        ),
-        click.option(
-            "--only", multiple=True, type=click.Choice(STATUSES), help="Only cells of this status."
-        ),
-        click.option(
-            "--repeat",
-            type=click.IntRange(1, 1000),
-            default=1,
-            help="Measure each cell so often, by turns.  [1]",
-        ),
-        click.option(
-            "--fresh",
-            is_flag=True,
-            help="Measure everything again, from the first cell; older rows stay.",
-        ),
-        click.option(
-            "--infer-oom",
-            is_flag=True,
-            help="Do not measure what asks for no less memory than a cell that ran out.",
-        ),
-    ]
+        help="Measure cells with this status again. cpu-contended: cells that competed for the"
+        " CPU. interval-wide: cells whose median has an interval wider than 5 %.",
+    ),
+    click.option(
+        "--only", multiple=True, type=click.Choice(STATUSES), help="Select cells with this status."
+    ),
+    click.option(
+        "--repeat",
+        type=click.IntRange(1, 1000),
+        default=1,
+        help="Measure each cell this number of times, in rounds over all cells.  [1]",
+    ),
+    flag("--fresh", "Measure all cells again. Earlier rows stay in the results folder."),
+    flag(
+        "--infer-oom",
+        "Do not measure cells that need at least as much memory as one that ran out of it.",
+    ),
 )
 
-
 execution_options = with_options(
-    [
-        click.option(
-            "--address",
-            help="Of a Ray cluster that is running (`auto`, or host:port); else this machine's GPUs.",
-        ),
-        click.option(
-            "--scheduler",
-            type=click.Choice(["ray", "serial"]),
-            default="ray",
-            help="serial: one by one, without Ray.",
-        ),
-        click.option(
-            "--cpu-cells",
-            type=click.IntRange(1),
-            default=1,
-            help="CPU cells at a time; they share the cores.  [1]",
-        ),
-        click.option(
-            "--time-limit",
-            help="Start nothing that would not end within it: 90s, 9m, 2h. Exit code 75 if cells are left.",
-        ),
-        click.option(
-            "--start-method",
-            type=click.Choice(["fork", "spawn"]),
-            help="Of each cell's process: from a prepared parent where that works, or afresh.  [fork]",
-        ),
-        click.option(
-            "--mixed",
-            is_flag=True,
-            help="Let results of other hardware or software into the same folder.",
-        ),
-        click.option(
-            "--take-over",
-            is_flag=True,
-            help="Write to a bucket folder although another driver seems to write to it.",
-        ),
-    ]
+    click.option(
+        "--address",
+        metavar="ADDRESS",
+        help="Use a running Ray cluster: `auto` or host:port.  [the GPUs of this machine]",
+    ),
+    click.option(
+        "--scheduler",
+        type=click.Choice(["ray", "serial"]),
+        default="ray",
+        help="serial: measure one cell at a time, without Ray.  [ray]",
+    ),
+    click.option(
+        "--cpu-cells",
+        type=click.IntRange(1),
+        default=1,
+        help="Number of cells on the CPU that run at the same time and share the cores.  [1]",
+    ),
+    click.option(
+        "--time-limit",
+        metavar="DURATION",
+        help="Start only cells that are expected to finish before the limit: 90s, 9m, 2h."
+        " Exit code 75 if cells are left.",
+    ),
+    click.option(
+        "--start-method",
+        type=click.Choice(["fork", "spawn"]),
+        help="Start of each measuring process. fork: copy a process that has imported torch,"
+        " where that works. spawn: start a new process.  [fork]",
+    ),
+    flag("--mixed", "Allow results from different hardware or software in one results folder."),
+    flag("--take-over", "Write to a bucket folder even if another driver seems to write to it."),
 )
 
 
 def parse_request(chosen: Mapping[str, Any]) -> SweepRequest:
-    """Return the request of a command line. Raises ConfigError."""
+    """Return the request of a command line. Raise ConfigError if it is not valid."""
     from orchestrator.config.selection import parse_selection
     from orchestrator.planning.request import resolve
 
     selection = parse_selection(
-        chosen["sets"],
-        chosen["wheres"],
-        chosen.get("sample"),
-        chosen.get("instruments", ()),
+        chosen["sets"], chosen["wheres"], chosen.get("sample"), chosen.get("instruments", ())
     )
     request = resolve(chosen["config"], selection, chosen["out"])
+    # Not every command has all three groups of options.
     if "repeat" in chosen:
-        request = replace(request, options=parse_options(chosen))
+        request = replace(request, options=_parse_options(chosen))
     if "scheduler" in chosen:
-        request = replace(request, execution=parse_execution(chosen))
+        request = replace(request, execution=_parse_execution(chosen))
     return request
 
 
-def parse_options(chosen: Mapping[str, Any]) -> RunOptions:
-    """Return the options that select cells. Raises ConfigError if they contradict each other."""
+def _parse_options(chosen: Mapping[str, Any]) -> RunOptions:
     from orchestrator.planning.options import RunOptions
 
+    # A cell with a flaw is a success: `--only ok` selects it.
     selected = {*chosen["only"], *(FLAWS if "ok" in chosen["only"] else ())}
     excluded = [word for word in chosen["retry"] if word not in selected]
     if selected and excluded:
+        status = "ok" if excluded[0] in FLAWS else excluded[0]
         raise ConfigError(
             f"--retry {excluded[0]}: --only excludes all such cells",
-            f"Add --only {_status_of(excluded[0])}, or leave one out",
+            f"Add --only {status}, or leave one out",
         )
     return RunOptions(
         retry=frozenset(chosen["retry"]),
@@ -194,8 +168,7 @@ def parse_options(chosen: Mapping[str, Any]) -> RunOptions:
     )
 
 
-def parse_execution(chosen: Mapping[str, Any]) -> ExecutionOptions:
-    """Return the options of how cells run. Raises ConfigError if they contradict each other."""
+def _parse_execution(chosen: Mapping[str, Any]) -> ExecutionOptions:
     from orchestrator.planning.options import ExecutionOptions
 
     needs_ray = {"--address": chosen["address"] is not None, "--cpu-cells": chosen["cpu_cells"] > 1}
@@ -206,7 +179,7 @@ def parse_execution(chosen: Mapping[str, Any]) -> ExecutionOptions:
                 "Leave one of them out",
             )
     return ExecutionOptions(
-        time_limit_s=parse_time_limit(chosen["time_limit"]),
+        time_limit_s=_parse_time_limit(chosen["time_limit"]),
         scheduler=chosen["scheduler"],
         address=chosen["address"],
         cpu_cells=chosen["cpu_cells"],
@@ -217,11 +190,8 @@ def parse_execution(chosen: Mapping[str, Any]) -> ExecutionOptions:
     )
 
 
-def _status_of(retried: str) -> str:
-    return "ok" if retried in FLAWS else retried
-
-
-def parse_time_limit(text: str | None) -> float | None:
+def _parse_time_limit(text: str | None) -> float | None:
+    """Return the limit in seconds."""
     if text is None:
         return None
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h)?", text.strip())

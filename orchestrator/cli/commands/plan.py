@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from orchestrator.cli.commands.options import (
-    cell_options,
-    config_options,
-    parse_request,
-)
-
-if TYPE_CHECKING:
-    pass
+from orchestrator.cli.commands.options import cell_options, config_options, flag, parse_request
 
 
 @click.command()
 @config_options
 @cell_options
-@click.option("--all", "everything", is_flag=True, help="Print every cell.")
-@click.option(
-    "--memory", is_flag=True, help="Predict what memory each cell would take on a GPU; needs none."
-)
+@flag("--all", "Print every cell.")
+@flag("--memory", "Predict the memory that each cell needs on a GPU. Works without a GPU.")
 @click.option(
     "--gpu",
     metavar="NAME",
-    help="How long it would take, and with --memory what fits, on this GPU, such as 'RTX 5090'.",
+    help="Estimate the duration, and with --memory what fits, for this GPU, such as 'RTX 5090'.",
 )
-def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen: Any) -> None:
-    """Show the cells of CONFIG, how many are done, what would run, why and for how long. Starts
-    nothing.
+def plan(config: Path, memory: bool, gpu: str | None, **chosen: Any) -> None:
+    """Show which cells of CONFIG would run, why, and for how long.
+
+    Starts nothing.
 
     Example: sweep plan configs/full.yaml --where size=xl --memory --gpu H200
     """
@@ -49,13 +41,13 @@ def plan(config: Path, everything: bool, memory: bool, gpu: str | None, **chosen
     planned = plan_request(request)
     if request.expansion.duplicates:
         click.echo(
-            f"{request.expansion.duplicates} combinations name a cell that another one names too:"
-            " each is one cell"
+            f"{request.expansion.duplicates} combinations of axes name a cell that another"
+            " combination names too; each such cell runs once"
         )
     if message := describe_resumption(request):
         click.echo(message)
     cost = describe_cost(request, planned, model)
-    for line in describe_plan(planned, request.expansion.label, cost, everything):
+    for line in describe_plan(planned, request.expansion.label, cost, chosen["all"]):
         click.echo(line)
     for line in describe_prior_results(request, planned, invocation):
         click.echo(line)

@@ -1,18 +1,14 @@
-"""`sweep publish`: put the results of runs into a folder for others."""
+"""`sweep publish`: copy the results of runs into a folder for others."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from orchestrator.cli.commands.option_types import Megabytes, ReferenceDevice, RenamedOption
 from orchestrator.store.remote_address import FolderType, RunLocation, RunLocationType
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()
@@ -21,10 +17,13 @@ if TYPE_CHECKING:
     "--out",
     required=True,
     type=FolderType(),
-    help="Where to; what was published there is replaced.",
+    help="Folder to write to. An earlier publication in it is replaced.",
 )
 @click.option(
-    "--limit-mb", type=Megabytes(), default=25, help="How large it may be, in 10⁶ bytes.  [25]"
+    "--limit-mb",
+    type=Megabytes(),
+    default=25,
+    help="Largest size of the folder, in 10⁶ bytes.  [25]",
 )
 @click.option(
     "--reference",
@@ -37,19 +36,19 @@ if TYPE_CHECKING:
 def publish(
     run_folders: tuple[RunLocation, ...], out: Path, limit_mb: float, reference: str
 ) -> None:
-    """Put what one or more RUNs measured into a folder for others, from which `sweep report` makes
-    the same tables anywhere.
+    """Copy the results of one or more RUNs into a folder for others.
 
-    Its parts, its config, the evidence of what failed, and the report as a page, as Markdown and as
-    SVG. Names of hosts and users, absolute paths, logs and artifacts stay here.
+    `sweep report` prints the same tables from this folder on any machine. It contains the tables,
+    the config, the evidence of failed cells, and the report as a page, as Markdown and as SVG.
+    Names of hosts and users, absolute paths, logs and artifacts are left out.
 
     Example: sweep publish results/full results/attention --out results/published/h200
     """
     from orchestrator.report.export.export import MB, publish
 
-    done = publish(run_folders, out, round(limit_mb * MB), reference)
-    for sentence in done.left_out:
+    published = publish(run_folders, out, round(limit_mb * MB), reference)
+    for sentence in published.left_out:
         click.echo(f"left out: {sentence}")
-    click.echo(
-        f"published {done.cells} cells, {done.size / MB:.1f} MB, in {out}: sweep report {shlex.quote(str(out))}"
-    )
+    size = f"{published.size / MB:.1f} MB"
+    command = f"sweep report {shlex.quote(str(out))}"
+    click.echo(f"published {published.cells} cells, {size}, in {out}: {command}")

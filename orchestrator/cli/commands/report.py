@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator.cli.commands.option_types import ReferenceDevice, RenamedOption
+from orchestrator.cli.commands.options import repeatable
 from orchestrator.common.errors import ConfigError
 from orchestrator.store.remote_address import RunLocation, RunLocationType
 
 if TYPE_CHECKING:
     from orchestrator.analysis.results import Results
-    from orchestrator.report.build import RenderedReport
     from orchestrator.report.tables.table import RenderedTable, Table
     from orchestrator.store.run import Run
 
@@ -62,13 +62,7 @@ class ReportOptions:
     metavar="A,B",
     help="Print only these cells, by the beginnings of their ids. Writes no files.",
 )
-@click.option(
-    "--where",
-    "wheres",
-    multiple=True,
-    metavar="AXIS=A,AXIS=B|C",
-    help="Print only cells that match, as in `sweep run`. Writes no files.",
-)
+@repeatable("--where", "wheres", "AXIS=A,AXIS=B|C", "Print only cells that match. Writes no files.")
 @click.option(
     "--reference",
     "--against",
@@ -101,42 +95,43 @@ def report(**chosen: Any) -> None:
     run = open_runs(options.run_folders)
     results = load_results(run)
     references = reference_tables(options.reference or published_reference(run))
-    is_whole = not options.tables and not options.selects_cells
-    whole = _whole_report(run, results, references) if is_whole else None
     selected = _selected_cells(results, options)
-    pages = whole.pages if whole else _chosen_tables(selected, options, references)
-    if whole and whole.words and options.form == "md":
-        click.echo(whole.first_words)
+    whole = None
+    if options.tables or options.selects_cells:
+        pages = _chosen_tables(selected, options, references)
+    else:
+        # The import loads Altair, which a single table does not need.
+        from orchestrator.report.build import make_report
+
+        whole = make_report(run, results, references)
+        pages = whole.pages
+        if whole.words and options.form == "md":
+            click.echo(whole.first_words)
     for text in _printed(pages, options, references):
         click.echo(text)
     _warn_of_missing_tables(selected, options, pages, references)
     _warn_of_missing_results(run, results, options)
-    if options.selects_cells:
-        return
-    run.write_report(whole.files() if whole else files_of(pages))
     if whole:
+        run.write_report(whole.files())
         click.echo(f"as one page: {run.folder / 'report' / whole.page}", err=True)
-
-
-def _whole_report(run: Run, results: Results, references: tuple[Table, ...]) -> RenderedReport:
-    # The import loads Altair, which a single table does not need.
-    from orchestrator.report.build import make_report
-
-    return make_report(run, results, references)
+    elif not options.selects_cells:
+        run.write_report(files_of(pages))
 
 
 def _selected_cells(results: Results, options: ReportOptions) -> Results:
     from orchestrator.analysis.results import choose_cells, choose_where
     from orchestrator.config.selection import parse_selection
 
-    conditions = parse_selection((), options.wheres).where
     if options.cells is not None:
         results = choose_cells(results, _cell_prefixes(options.cells))
-    return choose_where(results, conditions) if conditions else results
+    if options.wheres:
+        results = choose_where(results, parse_selection((), options.wheres).where)
+    return results
 
 
 def _cell_prefixes(text: str) -> list[str]:
-    """Return the beginnings of ids. Raise ConfigError for none: every id begins with nothing."""
+    """Return the beginnings of ids. Raise ConfigError if there are none."""
+    # An empty beginning, as after a comma at the end, would select every cell.
     prefixes = [part.strip() for part in text.split(",") if part.strip()]
     if not prefixes:
         raise ConfigError(
@@ -154,9 +149,8 @@ def _chosen_tables(
     from orchestrator.report.tables.registry import TABLES
 
     names = options.tables
-    published = tuple(table.name for table in references) if options.reference else ()
-    if names and not set(names) & set(published):
-        names = (*names, *published)
+    if names and options.reference:
+        names += tuple(table.name for table in references if table.name not in names)
     return lay_out(selected, names, (*TABLES, *references))
 
 
@@ -198,10 +192,11 @@ def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions)
     """Print on stderr which requested cells are not measured, and which have no samples."""
     from orchestrator.common.text import cell_count
 
+    # A selection of cells says nothing about the others.
     missing = 0 if options.selects_cells else run.unfinished_count()
-    by_run = run.unfinished_runs() if missing and run.is_published else {}
-    if by_run:
-        counts = ", ".join(f"{count} of {name}" for name, count in by_run.items())
+    # A published run is closed: its cells are not measured later.
+    if missing and run.is_published:
+        counts = ", ".join(f"{count} of {name}" for name, count in run.unfinished_runs().items())
         click.echo(f"not measured: {counts}", err=True)
     elif missing:
         click.echo(

@@ -13,6 +13,7 @@ from orchestrator.cli.commands.options import (
     cell_options,
     config_options,
     execution_options,
+    flag,
     parse_request,
 )
 
@@ -24,13 +25,11 @@ if TYPE_CHECKING:
 @config_options
 @cell_options
 @execution_options
-@click.option(
-    "--skip-predicted-oom",
-    is_flag=True,
-    help="Leave out the cells that are predicted to run out of memory.",
-)
+@flag("--skip-predicted-oom", "Leave out the cells that are predicted to run out of memory.")
 def run(config: Path, **chosen: Any) -> None:
-    """Measure the cells of CONFIG that are missing or failed. Run it again to go on.
+    """Measure the cells of CONFIG that are missing or failed.
+
+    Run the same command again to continue where it stopped.
 
     Example: sweep run configs/demo.yaml
     """
@@ -43,12 +42,13 @@ def run(config: Path, **chosen: Any) -> None:
 
 
 def end_with(result: SweepResult) -> NoReturn:
-    """Print the end of a sweep and exit. Raises the error that stopped it."""
+    """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import conclude
     from orchestrator.sweep.console import say
 
     lines, exit_code = conclude(result, shlex.join(["sweep", *sys.argv[1:]]))
     for line in lines:
+        # Not click.echo: a sweep ends well even if nobody reads its output.
         say(line)
     if result.error:
         raise result.error

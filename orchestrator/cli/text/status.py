@@ -6,7 +6,6 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Iterator
-from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
@@ -20,49 +19,58 @@ from orchestrator.store.run import Run
 
 
 def describe_status(request: SweepRequest) -> Iterator[str]:
-    """Counts by status, what failed and why, what would run next."""
+    """Return counts by status, what failed and why, and what would run next."""
     plan = plan_request(resume(request, request.new_invocation()))
     for status, count in sorted(plan.statuses().items()):
         yield f"{count:>6} {status}"
-    asked = {decision.cell.id for decision in plan.decisions}
-    others = Counter(str(past.status) for cell, past in plan.histories.items() if cell not in asked)
+    requested = {decision.cell.id for decision in plan.decisions}
+    others = Counter(
+        str(history.status) for cell, history in plan.histories.items() if cell not in requested
+    )
     if others:
-        said = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
-        yield f"and {sum(others.values())} cells that the last command did not ask for: {said}"
+        counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
+        yield f"and {others.total()} cells that the last command did not ask for: {counts}"
     yield from _failures(request)
     to_run = list(dict.fromkeys(plan.to_measure))
     if request.run.is_published:
-        yield from _describe_closed(request.run, plan)
+        yield from _continuation_in_copy(request.run, plan)
     else:
-        yield f"{last_command(request.run)} would run {len(to_run)} of {cell_count(len(plan.decisions))}{repetition_note(plan)}"
+        cells = f"{len(to_run)} of {cell_count(len(plan.decisions))}{repetition_note(plan)}"
+        yield f"{last_command(request.run)} would run {cells}"
     for cell in to_run[:SHOWN_CELLS]:
         yield f"  {cell.id} {request.expansion.label(cell)}"
     if len(to_run) > SHOWN_CELLS:
         yield f"  … and {len(to_run) - SHOWN_CELLS} more"
 
 
-def _describe_closed(run: Run, plan: Plan) -> Iterator[str]:
-    """Of a published run: what was measured, and how to go on in a copy, where something is left."""
-    asked, pending = len(plan.decisions), plan.statuses()[PENDING]
-    yield f"this run is published and closed: {asked - pending} of the {cell_count(asked)} asked for were measured"
+def _continuation_in_copy(run: Run, plan: Plan) -> Iterator[str]:
+    """Return how many cells of a published run were measured, and how to measure the others."""
+    requested, pending = len(plan.decisions), plan.statuses()[PENDING]
+    measured = f"{requested - pending} of the {cell_count(requested)} asked for were measured"
+    yield f"this run is published and closed: {measured}"
     if plan.to_measure:
         copy = Path("results") / run.folder.name
+        # `cp -r` into an existing folder would create a folder inside it.
         if copy.exists():
             copy = copy.with_name(f"{copy.name}-copy")
-        yield f"to go on, copy it: cp -r {shlex.quote(str(run))} {shlex.quote(str(copy))}"
+        yield f"to continue, copy it: cp -r {shlex.quote(str(run))} {shlex.quote(str(copy))}"
         yield f"then: {command_in_copy(run, copy)}"
         yield f"which would run {cell_count(len(set(plan.to_measure)))}{repetition_note(plan)}:"
 
 
 def _failures(request: SweepRequest) -> Iterator[str]:
-    columns = ["cell", "attempt", "status", "stage", "phase", "evidence"]
-    last = {
-        row[0]: row[2:] for row in sorted(request.run.rows("attempts", columns), key=itemgetter(1))
-    }
-    ended = [(cell, *last[cell.id]) for cell in request.expansion.cells if cell.id in last]
-    bad = [end for end in ended if end[1] not in ("ok", "skipped")]
+    columns = ["attempt", "cell", "status", "stage", "phase", "evidence"]
+    rows = sorted(request.run.rows("attempts", columns), key=lambda row: row[0])
+    # The last attempt of a cell decides; the cells stay in the order of the config.
+    last = {cell: rest for _, cell, *rest in rows}
+    bad = [
+        (cell, *last[cell.id])
+        for cell in request.expansion.cells
+        if cell.id in last and last[cell.id][0] not in ("ok", "skipped")
+    ]
     for cell, status, stage, phase, evidence in bad[:SHOWN_CELLS]:
-        said = failure_reason(json.loads(evidence))
-        yield f"  {status} {cell.id} {request.expansion.label(cell)} in {end_location(stage, phase) or 'start'}: {said}"
+        where = end_location(stage, phase) or "start"
+        reason = failure_reason(json.loads(evidence))
+        yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where}: {reason}"
     if len(bad) > SHOWN_CELLS:
         yield f"  … and {len(bad) - SHOWN_CELLS} more that did not end well"

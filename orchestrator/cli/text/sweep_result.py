@@ -6,18 +6,13 @@ import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import (
-    EXIT_FAILURES,
-    EXIT_INTERRUPTED,
-    EXIT_TIME_LIMIT,
-    EXIT_USER,
-)
+from orchestrator.common.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
 from orchestrator.common.text import cell_count, format_seconds
 
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
 
-# What is said of the cells with each quality flag.
+# What the end of a sweep prints about the cells with each quality flag.
 _FLAGS = {
     "cpu-contended": (
         "timed while another program used the cores of the host;"
@@ -54,10 +49,9 @@ def conclude(result: SweepResult, command: str) -> tuple[list[str], int]:
     lines += [*_quality(result), f"tables: sweep report {folder}"]
     if result.exhausted:
         lines += [f"skipped {cell_count(result.exhausted)}, which failed too often before"]
-    has_failures = bool(result.exhausted or set(_FAILURES) & set(result.counts))
-    if has_failures:
-        lines += [f"what failed: sweep status {folder}"]
-    return lines, EXIT_FAILURES if has_failures else 0
+    if result.exhausted or set(_FAILURES) & set(result.counts):
+        return [*lines, f"what failed: sweep status {folder}"], EXIT_FAILURES
+    return lines, 0
 
 
 def _counts(result: SweepResult) -> list[str]:
@@ -92,7 +86,7 @@ def _out_of_time(result: SweepResult, command: str) -> list[str]:
     out_of_time = f"out of time with {cell_count(result.queue.remaining)} left"
     if result.queue.shortest_skipped_s:
         shortest = format_seconds(result.queue.shortest_skipped_s)
-        out_of_time += f", the shortest of which is expected to take {shortest}"
+        out_of_time += f"; the shortest is expected to take {shortest}"
     lines = [f"{out_of_time}. To continue: {command}"]
     if not result.measured_counts:
         # A script that repeats the command until its exit code changes would never end.

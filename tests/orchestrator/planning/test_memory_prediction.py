@@ -329,9 +329,11 @@ def test_the_plan_ends_with_what_its_words_mean_and_how_many_cells_fit(
         tmp_path / "run",
     )
     assert list(describe_memory(request, TINY_GPU))[-2:] == [
-        "how: `tracked`: every tensor followed; `modelled`: every tensor followed but those within fused attention, which are "
-        "modelled; `as eager`: compiled, but predicted as if eager, an upper guess",
-        "2 fit, 2 borderline (within 3 %), 2 unlikely (compiled: predicted more than 2.11 times what there is), 2 do not fit",
+        "how: `tracked`: every tensor is followed; `modelled`: every tensor is followed, and those"
+        " within fused attention are modelled; `as eager`: compiled, but predicted as eager: an"
+        " upper bound",
+        "2 fit, 2 borderline (within 3 %), 2 unlikely (compiled: predicted more than 2.11 times the"
+        " limit), 2 do not fit",
     ]
     assert (
         list(describe_memory(request, None))[-1]
@@ -364,7 +366,7 @@ def test_few_cells_are_explained(
         write_config(CONFIG), [], ["task=train_step", "pass=train_step"], tmp_path / "run"
     )
     text = "\n".join(describe_memory(request, None))
-    assert "what is there at the peak" in text
+    assert "memory at the peak" in text
     assert "4·N, N = 1,411,392" in text
     assert "12·N + A + 2·4·BSV = " in text
     assert [

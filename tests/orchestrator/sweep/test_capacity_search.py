@@ -214,7 +214,7 @@ def test_what_is_to_be_said_of_a_row(predicted: Any, request_where: Any) -> None
             request, find_limits(request, replace(CONTEXT, up_to=1000), CARD, None), CONTEXT
         )
     )
-    assert said.count("not tried above 896: --up-to goes on") == 2
+    assert said.count("not tried above 896: increase --up-to") == 2
 
 
 def test_parameters_alone_may_be_too_large(
@@ -294,12 +294,12 @@ def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_wher
     request = request_where("size=mini")
     found = find_limits(request, CONTEXT, CARD, runtime_with(mini=1000))
     assert Gpu.attempts[:3] == [128, 384, 896]
-    assert "896 9.00 1024 measured alone: 128 cannot be predicted" in " ".join(
+    assert "896 9.00 1024 measured only: 128 cannot be predicted" in " ".join(
         text_of(request, found)[0]
     )
     nothing = find_limits(request_where("size=tiny"), CONTEXT, CARD, runtime_with(tiny=0))
     assert Gpu.attempts == [128]
-    assert "128 nothing fits; measured alone" in " ".join(text_of(request, nothing)[0])
+    assert "128 nothing fits; measured only" in " ".join(text_of(request, nothing)[0])
 
 
 def test_what_ends_otherwise_ends_the_search(predicted: Any, request_where: Any) -> None:
@@ -318,7 +318,7 @@ def test_a_time_limit_leaves_the_rest_for_later(
     monkeypatch.setattr(limits, "run_sweep", lambda *_: late)
     found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=640))
     assert found.result is late
-    assert " ".join(text_of(request, found)[0]).endswith("not done: run it again")
+    assert " ".join(text_of(request, found)[0]).endswith("not finished: run it again")
 
 
 def test_a_cell_that_a_check_excludes_ends_the_search(

@@ -121,7 +121,7 @@ def test_a_cell_that_is_not_there(run: Run) -> None:
 
 def test_what_came_of_it_stands_before_what_was_read(run: Run) -> None:
     lines = shown(run, "ok")
-    result = lines.index("result, of attempt 1:")
+    result = lines.index("result of attempt 1:")
     assert result < lines.index("  timing synced forward duration [ms]: 10, 11, 12")
     (step,) = (line for line in lines if line.startswith("  step, ms: "))
     row = load_results(run).cells.set_index("status").loc["ok"]

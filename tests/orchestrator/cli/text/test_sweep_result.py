@@ -105,7 +105,7 @@ CASES: dict[str, tuple[SweepResult, list[str], int]] = {
         ended(**TWO_OK, queue=QueueState(3, skipped_for_time=3, shortest_skipped_s=90.0)),
         [
             "measured 2 cells: 2 ok; results in out",
-            "out of time with 3 cells left, the shortest of which is expected to take 1 min 30 s."
+            "out of time with 3 cells left; the shortest is expected to take 1 min 30 s."
             " To continue: sweep run c.yaml",
         ],
         75,
