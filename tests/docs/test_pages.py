@@ -9,6 +9,8 @@ import click
 import pytest
 
 from orchestrator.cli.main import main
+from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.table import Table
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, headings, sweep_commands
 
@@ -19,13 +21,13 @@ OTHER_OPTIONS = {
 }  # fmt: skip
 # Words that make a sentence hard to read; each is fine in a rare case.
 DIALECT = (
-    "said", "told", "tells", "beside", "kept", "elsewhere", "meanwhile", "so many", "as many as",
-    "what of", "of which", "is there", "goes on", "go on", "going on", "comes to", "of its own",
-    "of before", "at once", "in place of", "by turns", "no more", "any more", "whatever else",
-    "what follows", "is asked", "was asked", "anew", "whichever",
+    "said", "told", "tells", "beside", "kept", "elsewhere", "meanwhile", "henceforth", "so many",
+    "as many as", "what of", "of which", "is there", "goes on", "go on", "going on", "comes to",
+    "came to", "of its own", "one's own", "of before", "at once", "in place of", "by turns",
+    "no more", "any more", "whatever else", "what follows", "begins to", "is asked", "was asked",
+    "anew", "whichever",
 )  # fmt: skip
-
-
+LONGEST_SENTENCE = 30  # words
 GENERATED = {"docs/columns.md", *(page for page in TEXTS if page.startswith("docs/reference/"))}
 
 
@@ -81,10 +83,32 @@ def test_the_readme_is_short() -> None:
 
 
 def test_the_pages_are_in_plain_words() -> None:
-    written = [text for page, text in TEXTS.items() if page not in GENERATED]
-    prose = re.sub(r"```.*?```", "", " ".join(written), flags=re.DOTALL).lower()
-    found = [match for word in DIALECT for match in re.findall(rf"\b{word}\b", prose)]
-    assert len(found) <= len(prose.split()) / 1000, found
+    written = " ".join(text for page, text in TEXTS.items() if page not in GENERATED)
+    words = prose(written).lower()
+    found = [match for word in DIALECT for match in re.findall(rf"\b{word}\b", words)]
+    assert len(found) <= len(words.split()) / 1000, found
+
+
+def prose(text: str) -> str:
+    """Return a page without its code blocks and without the targets of its links."""
+    return re.sub(r"```.*?```|(?<=\])\([^)]*\)", "", text, flags=re.DOTALL)
+
+
+def long_sentences(text: str) -> list[str]:
+    """Return the sentences with too many words. A table cell and a list item end a sentence."""
+    parts = re.split(r"\n\s*\n|\n(?=[-#|] ?|\d+\. )|\|", prose(text))
+    sentences = [part for text in parts for part in re.split(r"(?<=[.:;?!])\s+", text)]
+    return [part for part in sentences if len(part.split()) > LONGEST_SENTENCE]
+
+
+@pytest.mark.parametrize("page", sorted(set(TEXTS) - GENERATED))
+def test_a_page_has_no_long_sentence(page: str) -> None:
+    assert not long_sentences(TEXTS[page])
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name)
+def test_a_caption_has_no_long_sentence(table: Table) -> None:
+    assert not long_sentences(table.read)
 
 
 @pytest.mark.parametrize("page", TEXTS)

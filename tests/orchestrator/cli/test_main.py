@@ -241,7 +241,7 @@ def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("deaf", [False, True], ids=["its errors are read", "nor are its errors"])
-def test_a_sweep_whose_output_is_not_read_any_more_goes_on(
+def test_a_sweep_continues_when_nobody_reads_its_output(
     deaf: bool, write_config: Callable[..., Path]
 ) -> None:
     """As after `| head -1`, or where a `tee` was killed at night."""

@@ -1,0 +1,123 @@
+"""Each fault that the page on isolation lists is proved by tests, and those tests exist."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.docs.pages import TEXTS
+from tests.orchestrator.execution.test_faults import FAULTS
+
+FAULT = "orchestrator/execution/test_faults.py::test_a_fault"
+RAY = "orchestrator/scheduling/test_ray_scheduler.py"
+# By the beginning of a row of the table "What can go wrong": the tests of that row, in tests/.
+# Rename a test here too when you rename it.
+PROOFS: dict[str, list[str]] = {
+    "CUDA runs out of memory": [
+        f"{FAULT}[out of memory]",
+        "test_gpu.py::test_an_oom_has_its_evidence_in_each_phase",
+    ],
+    "the host runs out of memory": [
+        f"{FAULT}[host memory]",
+        "orchestrator/execution/test_attempt.py"
+        "::test_the_kernels_killer_takes_the_cell_and_its_row_says_so",
+    ],
+    "SIGKILL": [
+        f"{FAULT}[a sudden end]",
+        f"{RAY}::test_each_fault_is_a_row_and_does_not_affect_other_cells",
+    ],
+    "an exception": [f"{FAULT}[an exception]"],
+    "an illegal address": ["test_gpu.py::test_a_cuda_error_that_sticks_fails_its_cell_alone"],
+    "a model changes the tf32 setting": [
+        "orchestrator/execution/test_attempt.py::test_an_fp32_that_became_tf32_is_no_result"
+    ],
+    "a process needs minutes": [
+        "orchestrator/execution/test_attempt.py"
+        "::test_what_a_process_needs_to_come_to_its_task_is_not_of_its_time"
+    ],
+    "a hang": [f"{FAULT}[a hang]"],
+    "a cell leaves processes behind": [f"{FAULT}[a process left behind]"],
+    "a gigabyte of output": [f"{FAULT}[a flood of output]"],
+    "the system clock jumps": [f"{FAULT}[a clock that jumps]"],
+    "a GPU fails": [
+        "orchestrator/scheduling/test_gpu_lost.py"
+        "::test_the_other_gpus_measure_the_cells_of_a_failed_one",
+        "orchestrator/scheduling/test_gpu_lost.py"
+        "::test_a_run_without_a_working_gpu_stops_and_the_next_run_continues",
+    ],
+    "the disk is full": [
+        "orchestrator/store/test_run.py::test_a_full_disk_loses_nothing_that_was_finished",
+        "orchestrator/store/test_run.py::test_a_read_only_folder_is_said_so",
+        "orchestrator/sweep/test_pipeline.py::test_a_results_folder_that_is_taken_away",
+    ],
+    "a damaged Parquet file": [
+        "orchestrator/sweep/test_pipeline.py"
+        "::test_a_torn_part_is_named_and_what_it_held_is_done_again"
+    ],
+    "the driver is killed with -9": [
+        f"{RAY}::test_a_killed_driver_loses_and_repeats_no_finished_cell",
+        "orchestrator/store/test_run.py"
+        "::test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished",
+    ],
+    "Ctrl-C": [
+        f"{RAY}::test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones",
+        f"{RAY}::test_a_time_limit_has_its_exit_code_and_the_next_run_continues",
+    ],
+    "the fork server dies": [f"{FAULT}[a parent that goes away]"],
+    "a Ray worker or a node goes away": [
+        f"{RAY}::test_a_killed_worker_and_a_lost_node_cost_one_cell_each",
+        f"{RAY}::test_a_node_that_freezes_costs_one_cell_and_not_its_time_limit",
+    ],
+    "one of several hosts": [
+        "orchestrator/scheduling/test_host_broken.py"
+        "::test_other_hosts_measure_the_rest_and_the_next_run_repeats_the_lost_cells",
+        "orchestrator/scheduling/test_host_broken.py"
+        "::test_a_run_without_a_working_host_stops_and_the_next_run_continues",
+    ],
+    "no node is left": [
+        "orchestrator/scheduling/test_cluster.py"
+        "::test_an_attempt_that_no_node_can_run_waits_five_minutes"
+    ],
+    "whatever reads the output": [
+        "orchestrator/cli/test_main.py::test_a_sweep_continues_when_nobody_reads_its_output"
+    ],
+    "a second driver": [
+        f"{RAY}::test_a_second_driver_is_refused",
+        "orchestrator/store/test_mirror.py::test_a_second_driver_is_refused_unless_it_takes_over",
+    ],
+    "a bucket fails": [
+        "orchestrator/store/test_mirror.py::test_what_fails_at_times_is_there_at_the_end",
+        "orchestrator/store/test_mirror.py"
+        "::test_what_cannot_be_carried_is_said_and_carried_by_the_next_run",
+    ],
+    "a config that is wrong": [
+        "orchestrator/config/test_schema.py"
+        "::test_a_mutated_config_is_refused_in_one_line_or_expands",
+        "orchestrator/config/test_schema.py"
+        "::test_a_grid_of_a_thousand_million_cells_is_refused_before_it_is_multiplied_out",
+    ],
+}
+
+
+def test_every_fault_of_the_page_has_a_test() -> None:
+    page = TEXTS["docs/explanation/isolation-and-faults.md"]
+    table = page.partition("| what goes wrong |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (?!---)(.+?) \|", table, re.MULTILINE)
+    assert len(rows) == len(PROOFS)
+    for row, beginning in zip(rows, PROOFS, strict=True):
+        assert row.startswith(beginning)
+
+
+def test_every_injected_fault_is_in_the_page() -> None:
+    named = {test for tests in PROOFS.values() for test in tests}
+    assert {f"{FAULT}[{fault}]" for fault in FAULTS} <= named
+
+
+@pytest.mark.parametrize("test", sorted({test for tests in PROOFS.values() for test in tests}))
+def test_a_test_that_proves_a_row_exists(test: str) -> None:
+    file, _, name = test.partition("::")
+    name, _, parameter = name.partition("[")
+    assert f"def {name}(" in (ROOT / "tests" / file).read_text()
+    assert not parameter or parameter.removesuffix("]") in FAULTS
