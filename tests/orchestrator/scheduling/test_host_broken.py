@@ -180,9 +180,10 @@ def test_other_hosts_measure_the_rest_and_the_next_run_repeats_the_lost_cells(
     untouched = {part: part.read_bytes() for part in parts_of_good_cells(run)}
     # A cell has one attempt. A lost attempt does not count.
     done_again = sweep_here("run", path, "--scheduler", "serial")
-    assert (done_again.exit_code, f": {len(gone)} ok; results in" in done_again.output) == (0, True), (
-        done_again.output
-    )
+    assert (done_again.exit_code, f": {len(gone)} ok; results in" in done_again.output) == (
+        0,
+        True,
+    ), done_again.output
     assert {part: part.read_bytes() for part in untouched} == untouched
 
 
