@@ -18,7 +18,6 @@ KNOWN = {
     "orchestrator/config",
     "orchestrator/planning",
     "orchestrator/report",
-    "orchestrator/report/tables",
     "orchestrator/store",
     "orchestrator/sweep",
     "tasks",

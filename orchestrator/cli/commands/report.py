@@ -146,9 +146,11 @@ def _chosen_tables(
 ) -> Sequence[RenderedTable]:
     """Return the named tables, and those of published numbers if --reference is given."""
     from orchestrator.report.formats.markdown import lay_out
-    from orchestrator.report.tables.registry import TABLES
+    from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
 
     names = options.tables
+    for name in FORMER_NAMES.keys() & names:
+        click.echo(f"--table {name} is now called {FORMER_NAMES[name]}", err=True)
     if names and options.reference:
         names += tuple(table.name for table in references if table.name not in names)
     return lay_out(selected, names, (*TABLES, *references))

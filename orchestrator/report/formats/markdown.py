@@ -13,7 +13,7 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.errors import ConfigError, suggestion
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK
 from orchestrator.report.tables.layouts import Header, Rows
-from orchestrator.report.tables.registry import TABLES
+from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
 from orchestrator.report.tables.table import NOTES, RenderedTable, Table
 from orchestrator.report.text.key_findings import KeyFinding
 from orchestrator.report.text.provenance import provenance
@@ -35,9 +35,10 @@ def lay_out(
 ) -> list[RenderedTable]:
     """Return the named tables, or all, without those that have no rows.
 
-    Raise ConfigError for an unknown name.
+    Raise ConfigError for an unknown name. A name of an earlier version counts as the current one.
     """
     by_name = {table.name: table for table in tables}
+    names = dict.fromkeys(FORMER_NAMES.get(name, name) for name in names)
     for name in names:
         if name not in by_name:
             raise ConfigError(f"there is no table {name!r}", suggestion(name, by_name))

@@ -90,11 +90,10 @@ class KernelFigures:
         """Return the milliseconds of a part of the model, or None if it is fused with another
         part.
         """
-        among = self.kernels
+        among = self.kernels[self.kernels["phase"] == phase]
         if part == "matmul":
             among = among[among["kernel_class"] == GEMM]
-        found = ms_of_parts(among, _MODULES[part], "phase").get(phase)
-        return None if found is None else float(found)
+        return ms_of_parts(among, _MODULES[part])
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""The shapes of tables of allocations: like those of cells, over the rows of what lived at the
-peak, or when memory ran out.
+"""Layouts of tables of allocations: rows made from what was live at the peak of a cell.
+
+A cell that ran out of memory has the allocations of that moment.
 """
 
 from __future__ import annotations
@@ -9,19 +10,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import (
-    GIB,
-    NOTHING,
-    Row,
-    axis_texts,
-    has_value,
-    key_axes,
-    sort_cells,
-)
+from orchestrator.analysis.axes import GIB, MIB, NOTHING, Row, axis_texts, has_value, key_axes
 from orchestrator.analysis.results import Results
-from orchestrator.report.tables.layouts import Header, Rows, each
+from orchestrator.report.tables.layouts import Header, Rows, each, each_sorted
 
-MIB = 1024**2
 ROLES = (
     "parameters",
     "buffers",
@@ -37,75 +29,34 @@ ROLES = (
 )
 _BY_PART = ("activations", "temporary", "unlabelled")
 _OTHER_PARTS = "other parts"
-_SMALL_PART = 0.005  # of the peak: such are taken together
+_SMALL_PART = 0.005  # share of the peak; smaller parts share a row
+_TOTAL = "in all"
+# The prediction counts buffers as inputs.
 _PREDICTED_AS = {"buffers": "inputs"}
+# Measured activations include the squares of attention, which the prediction lists separately.
 _PREDICTED_APART = {"activations": ("activations", "attention_squares")}
 
 
 @dataclass(frozen=True)
 class Composition:
-    """One row a cell and role, of activations and temporaries one a part of the model; they add up
-    to what is allocated.
-    """
+    """One row per cell and role; roles such as activations have one row per part of the model."""
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
             total_bytes = allocations["total_bytes"].sum()
-            split = allocations.assign(part=_shown_parts(allocations, total_bytes))
-            sums = split.groupby(["role", "part"], as_index=False)[["total_bytes", "count"]].sum()
-            in_order = sums.assign(
-                rank=sums["role"].map(ROLES.index), last=sums["part"] == _OTHER_PARTS
-            )
-            for row in each(
-                in_order.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
-            ):
-                sizes = [
-                    _gib(row["total_bytes"]),
-                    f"{row['total_bytes'] / total_bytes:.1%}",
-                    _count(row["count"]),
-                ]
-                rows.append(
-                    [*axis_texts(cell, axes), moment, row["role"], row["part"] or NOTHING, *sizes]
-                )
-            whole = [_gib(total_bytes), f"{1:.1%}", _count(allocations["count"].sum())]
-            rows.append([*axis_texts(cell, axes), moment, "in all", NOTHING, *whole])
+            for row in each(_sums_by_part(allocations)):
+                texts = [moment, row["role"], row["part"] or NOTHING, *_sizes(row, total_bytes)]
+                rows.append([*axis_texts(cell, axes), *texts])
         return [*axes, "moment", "role", "part", "GiB", "share", "allocations"], rows
 
 
 @dataclass(frozen=True)
-class LargestByRole:
-    """One row a cell and role: its largest single allocation, and where that comes from."""
-
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes = key_axes(results)
-        rows: Rows = []
-        for cell, moment, allocations in _by_cell(results, axes):
-            largest = (
-                _counted(allocations)
-                .sort_values("size_bytes", ascending=False, kind="stable")
-                .drop_duplicates("role")
-            )
-            for row in each(largest):
-                alike = (
-                    (allocations["role"] == row["role"])
-                    & (allocations["size_bytes"] == row["size_bytes"])
-                ).to_numpy()
-                texts = [
-                    row["role"],
-                    _mib(row["size_bytes"]),
-                    _count(allocations.loc[alike, "count"].sum()),
-                    *_origin(row),
-                ]
-                rows.append([*axis_texts(cell, axes), moment, *texts])
-        return [*axes, "moment", "role", "MiB", "as large", *_ORIGIN], rows
-
-
-@dataclass(frozen=True)
 class TopAllocations:
-    """The allocations alike in size, place in the code, role and part that take the most of each
-    cell's memory.
+    """The allocations that take most of each cell's memory, and the largest one of each role.
+
+    A row stands for allocations of the same size, role, part and place in the code.
     """
 
     count: int
@@ -115,94 +66,77 @@ class TopAllocations:
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
             total_bytes = allocations["total_bytes"].sum()
-            for row in each(
-                _counted(allocations)
-                .sort_values("total_bytes", ascending=False, kind="stable")
-                .head(self.count)
-            ):
-                sizes = [
-                    _gib(row["total_bytes"]),
-                    f"{row['total_bytes'] / total_bytes:.1%}",
-                    _count(row["count"]),
-                ]
-                texts = [*sizes, _mib(row["size_bytes"]), row["role"], *_origin(row)]
-                rows.append([*axis_texts(cell, axes), moment, *texts])
-        return [*axes, "moment", "GiB", "share", "allocations", "MiB each", "role", *_ORIGIN], rows
+            counted = allocations[allocations["count"] > 0]  # slack is no allocation
+            in_order = counted.sort_values("total_bytes", ascending=False, kind="stable")
+            largest = in_order.sort_values("size_bytes", ascending=False, kind="stable")
+            shown = {*in_order.index[: self.count], *largest.drop_duplicates("role").index}
+            for row in each(in_order[in_order.index.isin(shown)]):
+                texts = [moment, *_sizes(row, total_bytes), f"{row['size_bytes'] / MIB:.2f}"]
+                # The backward pass runs on a thread without Python frames: it has no call chain,
+                # and its rows are identified by the part of the model.
+                origin = [row["part"], row["allocated_in"] or "before", row["call_chain"]]
+                texts += [text or NOTHING for text in (row["role"], *origin)]
+                rows.append([*axis_texts(cell, axes), *texts])
+        titles = ["moment", "GiB", "share", "allocations", "MiB each", "role", "part", "made in"]
+        return [*axes, *titles, "call chain"], rows
 
 
 @dataclass(frozen=True)
 class PredictedRoles:
-    """One row a cell and role: what was predicted to be there at the peak, and what was."""
+    """One row per cell and role: the predicted and the measured bytes at the peak."""
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
         for cell, moment, allocations in _by_cell(results, axes):
-            if moment.startswith("peak") and has_value(cell, "predicted_of_parameters_bytes"):
-                measured = allocations.groupby(allocations["role"].replace(_PREDICTED_AS))[
-                    "total_bytes"
-                ].sum()
-                for role in [role for role in ROLES if role not in _PREDICTED_AS]:
-                    texts = _held_against(
-                        _predicted_bytes(cell, role), measured.get(role), measured.sum()
-                    )
-                    rows += [[*axis_texts(cell, axes), role, *texts]] if texts else []
+            if not moment.startswith("peak"):
+                continue
+            roles = allocations["role"].replace(_PREDICTED_AS)
+            measured = allocations.groupby(roles)["total_bytes"].sum()
+            for role in [role for role in ROLES if role not in _PREDICTED_AS]:
+                sizes = (_predicted_bytes(cell, role), measured.get(role))
+                if sizes == (None, None):
+                    continue
+                error = ((sizes[0] or 0) - (sizes[1] or 0)) / measured.sum()
+                texts = [NOTHING if nbytes is None else _gib(nbytes) for nbytes in sizes]
+                rows.append([*axis_texts(cell, axes), role, *texts, f"{error:+.2%}"])
         return [*axes, "role", "predicted GiB", "measured GiB", "off by, of the peak"], rows
 
 
-_ORIGIN = ("part", "made in", "call chain")
-
-
-def _origin(row: Row) -> list[str]:
-    return [row["part"] or NOTHING, row["allocated_in"] or "before", row["call_chain"] or NOTHING]
-
-
 def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, str, pd.DataFrame]]:
-    """Each cell of which there are allocations, a moment that they are of, and those."""
-    of_cell = {str(cell): rows for cell, rows in results.allocations().groupby("cell")}
-    for cell in each(sort_cells(results.cells, axes)):
-        if cell["cell"] in of_cell:
-            for moment, allocations in of_cell[cell["cell"]].groupby("moment", sort=False):
+    """Yield each cell with the allocations of each moment, such as `peak, backward`."""
+    by_cell = {str(cell): rows for cell, rows in results.allocations().groupby("cell")}
+    for cell in each_sorted(results.cells, axes):
+        if cell["cell"] in by_cell:
+            for moment, allocations in by_cell[cell["cell"]].groupby("moment", sort=False):
                 phase = allocations["phase"].iloc[0]
                 yield cell, f"{moment}, {phase}" if phase else str(moment), allocations
 
 
-def _counted(allocations: pd.DataFrame) -> pd.DataFrame:
-    """Without the slack, which is no allocation."""
-    return allocations[allocations["count"] > 0]
-
-
-def _shown_parts(allocations: pd.DataFrame, total_bytes: float) -> pd.Series[str]:
-    """The parts that are rows of their own."""
+def _sums_by_part(allocations: pd.DataFrame) -> pd.DataFrame:
+    """Return bytes and number of allocations by role and part in the order of ROLES, and in all."""
     parts = allocations["part"].where(allocations["role"].isin(_BY_PART), "")
     of_part = allocations["total_bytes"].groupby([allocations["role"], parts]).transform("sum")
-    return parts.where((parts == "") | (of_part >= _SMALL_PART * total_bytes), _OTHER_PARTS)
+    is_small = of_part < _SMALL_PART * allocations["total_bytes"].sum()
+    split = allocations.assign(part=parts.mask(is_small & (parts != ""), _OTHER_PARTS))
+    sums = split.groupby(["role", "part"], as_index=False)[["total_bytes", "count"]].sum()
+    sums = sums.assign(rank=sums["role"].map(ROLES.index), last=sums["part"] == _OTHER_PARTS)
+    sums = sums.sort_values(["rank", "last", "total_bytes"], ascending=[True, True, False])
+    total = sums[["total_bytes", "count"]].sum().to_frame().T.assign(role=_TOTAL, part="")
+    return pd.concat([sums, total], ignore_index=True)
 
 
 def _predicted_bytes(cell: Row, role: str) -> float | None:
     names = _PREDICTED_APART.get(role, (role.replace(" ", "_"),))
-    columns = [
-        f"predicted_of_{name}_bytes"
-        for name in names
-        if has_value(cell, f"predicted_of_{name}_bytes")
-    ]
-    return sum(cell[column] for column in columns) if columns else None
+    columns = [f"predicted_of_{name}_bytes" for name in names]
+    known = [cell[column] for column in columns if has_value(cell, column)]
+    return sum(known) if known else None
 
 
-def _held_against(predicted: float | None, measured: float | None, peak_bytes: float) -> list[str]:
-    if predicted is None and measured is None:
-        return []
-    texts = [NOTHING if nbytes is None else _gib(nbytes) for nbytes in (predicted, measured)]
-    return [*texts, f"{((predicted or 0) - (measured or 0)) / peak_bytes:+.2%}"]
+def _sizes(row: Row, total_bytes: float) -> list[str]:
+    share = f"{row['total_bytes'] / total_bytes:.1%}"
+    return [_gib(row["total_bytes"]), share, f"{row['count']:.0f}" if row["count"] else NOTHING]
 
 
 def _gib(nbytes: float) -> str:
     return f"{nbytes / GIB:.3f}"
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / MIB:.2f}"
-
-
-def _count(count: float) -> str:
-    return f"{count:.0f}" if count else NOTHING

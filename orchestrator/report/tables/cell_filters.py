@@ -9,55 +9,25 @@ import pandas as pd
 CellFilter = Callable[[pd.DataFrame], pd.DataFrame]
 
 
-def of_task(name: str) -> CellFilter:
-    """Return a filter for the cells of one task."""
-    return lambda cells: cells[cells["task"] == name] if "task" in cells else cells
+def of_task(*names: str) -> CellFilter:
+    """Return a filter for the cells of one or several tasks."""
+    return lambda cells: cells[cells["task"].isin(names)] if "task" in cells else cells
 
 
-def varying(name: str, axis: str) -> CellFilter:
-    """Return a filter for the cells of a task, if they have at least two values of an axis."""
-
-    def choose(cells: pd.DataFrame) -> pd.DataFrame:
-        return differing(of_task(name)(cells), axis)
-
-    return choose
+def varying(axis: str, *tasks: str) -> CellFilter:
+    """Return a filter for the cells of tasks, if they have at least two values of an axis."""
+    return lambda cells: differing(of_task(*tasks)(cells), axis)
 
 
 def differing(cells: pd.DataFrame, axis: str) -> pd.DataFrame:
     """Return the cells that have the axis, or none if all of them have the same value."""
-    if axis not in cells:
-        return cells.iloc[:0]
-    known = cells[cells[axis].notna()]
-    return known if known[axis].nunique() > 1 else known.iloc[:0]
+    known = having(axis)(cells)
+    return known if known.empty or known[axis].nunique() > 1 else known.iloc[:0]
 
 
 def both(first: CellFilter, second: CellFilter) -> CellFilter:
     """Return a filter that applies two filters."""
     return lambda cells: second(first(cells))
-
-
-def with_baseline(axis: str, baseline: str, modes: tuple[str, ...]) -> CellFilter:
-    """Return a filter for training cells that are compared with a baseline.
-
-    The baseline has no values in the axes `modes`: eager cells have no `compile_mode`. A copy of it
-    is therefore added for each combination of modes. Without a baseline no cell is chosen.
-    """
-
-    def choose(cells: pd.DataFrame) -> pd.DataFrame:
-        own = varying("train_step", axis)(cells)
-        if own.empty:
-            return own
-        is_baseline = own[axis] == baseline
-        if not is_baseline.any():
-            return own.iloc[:0]
-        present = [mode for mode in modes if mode in own]
-        combinations = own.loc[~is_baseline, present].drop_duplicates()
-        if combinations.empty or not present:
-            return own
-        copies = own[is_baseline].drop(columns=present).merge(combinations, how="cross")
-        return pd.concat([copies, own[~is_baseline]], ignore_index=True)
-
-    return choose
 
 
 def having(*columns: str) -> CellFilter:
@@ -70,12 +40,22 @@ def having(*columns: str) -> CellFilter:
     return choose
 
 
-def marked(column: str) -> CellFilter:
-    """Return a filter for the cells in which a column is true. Null counts as false."""
+def with_eager_baseline(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return training cells with a copy of the eager cells for each way of compiling.
 
-    def choose(cells: pd.DataFrame) -> pd.DataFrame:
-        if column not in cells:
-            return cells.iloc[:0]
-        return cells[cells[column].fillna(False).astype(bool)]
-
-    return choose
+    Without an eager cell no cell is returned.
+    """
+    own = varying("compile", "train_step")(cells)
+    if own.empty:
+        return own
+    is_eager = own["compile"] == "eager"
+    if not is_eager.any():
+        return own.iloc[:0]
+    # Eager cells have no compile_mode and no compile_cache. Without copies they would differ from
+    # the compiled cells in these axes too, and would be compared with none of them.
+    modes = [axis for axis in ("compile_mode", "compile_cache") if axis in own]
+    combinations = own.loc[~is_eager, modes].drop_duplicates()
+    if combinations.empty or not modes:
+        return own
+    copies = own[is_eager].drop(columns=modes).merge(combinations, how="cross")
+    return pd.concat([copies, own[~is_eager]], ignore_index=True)

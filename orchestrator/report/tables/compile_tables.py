@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.report.tables.cell_filters import having, varying, with_baseline
+from orchestrator.report.tables.cell_filters import having, varying, with_eager_baseline
 from orchestrator.report.tables.formatters import (
     NOISE_NOTE,
     break_even,
@@ -13,7 +13,7 @@ from orchestrator.report.tables.formatters import (
     step_ms,
     text,
 )
-from orchestrator.report.tables.layouts import CellRows, CompareColumns, CompareRows
+from orchestrator.report.tables.layouts import CellRows, CompareColumns
 from orchestrator.report.tables.table import Table
 
 _KERNELS_NOTE = (
@@ -32,7 +32,7 @@ PRECISION = Table(
         (("ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
         (("speed-up", speed_up("step_ms_median")), ("speed-up of kernels", kernels_speed_up)),
     ),
-    varying("train_step", "precision"),
+    varying("precision", "train_step"),
 )
 
 COMPILE = Table(
@@ -54,12 +54,12 @@ COMPILE = Table(
             ("cache", text("compile_cache_seen")),
         ),
     ),
-    with_baseline("compile", "eager", ("compile_mode", "compile_cache")),
+    with_eager_baseline,
 )
 
 COMPILATION = Table(
     "compilation",
-    "What torch compiled",
+    "Cost of compiling",
     "Seconds of the first forward and backward pass, whether the compiled code came from a warm"
     " cache, and the graphs, graph breaks and recompilations that torch counted.",
     CellRows(
@@ -77,18 +77,4 @@ COMPILATION = Table(
         )
     ),
     having("compile_graphs"),
-)
-
-JIT = Table(
-    "jit",
-    "Eager and compiled, with memory",
-    "One row for each way to run the model: median step in milliseconds, peak memory in GiB, and"
-    " speed-up over eager." + NOISE_NOTE,
-    CompareRows(
-        ("compile", "compile_mode", "compile_cache"),
-        "eager",
-        (("step ms", step_ms), ("peak GiB", gib("peak_allocated_bytes"))),
-        (("speed-up", speed_up("step_ms_median")),),
-    ),
-    varying("train_step", "compile"),
 )

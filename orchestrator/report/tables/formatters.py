@@ -1,4 +1,4 @@
-"""How one value of a cell is written in a table.
+"""Formatters: functions that write one value of a cell as text.
 
 A formatter (`Value`) takes a row of `cells` and returns text. If the cell failed, the text is its
 status, so that a reader sees OOM and not an empty field. Columns are named as in `docs/columns.md`.
@@ -17,8 +17,8 @@ Value = Callable[[Row], str]
 
 KERNEL_TIME = "step_kernel_time_ms_median"
 SAVED_RANKS = range(1, 6)  # ranks of the operations that save most for the backward pass
-_PREDICTED_RANKS = tuple(f"predicted_saved_{rank}" for rank in SAVED_RANKS)
-LONGEST_NAME = 100  # characters of a kernel's name: templates of CUTLASS run to 2,000
+# Characters of a kernel's name. Names that CUTLASS makes of its template arguments run to 2,000.
+_LONGEST_NAME = 100
 _LONGEST_REASON = 160
 _SMALLEST_GIB = GIB / 100  # smaller sizes are written in MiB, since two digits would show 0.00
 # After a time, or a ratio of times, of CPU-bound steps: another CPU with this GPU gives another one.
@@ -26,7 +26,7 @@ HOST_MARK = "†"
 # After a ratio of times whose intervals overlap, so that the difference may be chance.
 NOISE_MARK = "~"
 NOISE_NOTE = f" {NOISE_MARK}: within noise, since the intervals of the two medians overlap."
-STATUS_WORDS = {
+_STATUS_WORDS = {
     "oom": "OOM",
     "oom_inferred": "OOM (inferred)",
     "host_oom": "host OOM",
@@ -34,13 +34,13 @@ STATUS_WORDS = {
 }
 
 
-def missing_text(row: Row, column: str = "status") -> str:
-    """Return what replaces a missing value: the cell's status, or a dash if the run lacks the
-    column.
-    """
-    if column not in row or row["status"] == "ok":
+def missing_text(row: Row, *columns: str) -> str:
+    """Return what replaces a missing value: the status of a failed cell, otherwise a dash."""
+    # A column that the whole run lacks says nothing about this cell: with a status in it, it would
+    # not be empty, and the table would show it.
+    if row["status"] == "ok" or not all(column in row for column in columns):
         return NOTHING
-    return STATUS_WORDS.get(row["status"], str(row["status"]))
+    return _STATUS_WORDS.get(row["status"], str(row["status"]))
 
 
 def format_ms(ms: float) -> str:
@@ -53,19 +53,11 @@ def format_ms(ms: float) -> str:
 # ---------------------------------------------------------------------- a value of one column
 
 
-def where_known(column: str, show: Value) -> Value:
-    """Return a formatter that uses `show` if the row has a value in `column`."""
-
-    def value(row: Row) -> str:
-        return show(row) if has_value(row, column) else missing_text(row, column)
-
-    return value
-
-
 def measured(column: str, show: Callable[[Any], str]) -> Value:
     """Return a formatter of one column: its value as `show` writes it, or the cell's status."""
 
     def value(row: Row) -> str:
+        # One look-up: a report of 10,000 cells calls this half a million times.
         found = row.get(column)
         return missing_text(row, column) if is_null(found) else show(found)
 
@@ -74,15 +66,15 @@ def measured(column: str, show: Callable[[Any], str]) -> Value:
 
 def predicted(column: str, show: Callable[[Any], str]) -> Value:
     """Return a formatter of a value that exists however the cell ended, such as a prediction."""
-
-    def value(row: Row) -> str:
-        return show(row[column]) if has_value(row, column) else NOTHING
-
-    return value
+    return lambda row: show(row[column]) if has_value(row, column) else NOTHING
 
 
 def text(column: str) -> Value:
     return measured(column, str)
+
+
+def yes_or_no(column: str) -> Value:
+    return measured(column, lambda flag: "yes" if flag else "no")
 
 
 def number(column: str, form: str = ".1f", scale: float = 1.0) -> Value:
@@ -99,15 +91,22 @@ def gib_predicted(column: str) -> Value:
 
 
 def mib_measured(column: str) -> Value:
-    return measured(column, _mib)
-
-
-def _mib(nbytes: float) -> str:
-    return f"{nbytes / MIB:,.2f}"
+    return number(column, ",.2f", 1 / MIB)
 
 
 def ms(column: str) -> Value:
     return measured(column, format_ms)
+
+
+def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
+    """Return a formatter of the ratio of two columns."""
+
+    def value(row: Row) -> str:
+        if has_value(row, numerator) and has_value(row, denominator):
+            return format(row[numerator] / row[denominator], form)
+        return missing_text(row, numerator, denominator)
+
+    return value
 
 
 # ---------------------------------------------------------------------- times of steps
@@ -125,8 +124,7 @@ def of_steps(time: Value) -> Value:
 
 def mark(*rows: Row) -> str:
     """Return the mark † if the steps of one of these rows are CPU-bound, else an empty text."""
-    flag = "cpu_bound"
-    is_cpu_bound = any(has_value(row, flag) and row[flag] for row in rows)
+    is_cpu_bound = any(has_value(row, "cpu_bound") and row["cpu_bound"] for row in rows)
     return HOST_MARK if is_cpu_bound else ""
 
 
@@ -137,33 +135,31 @@ def mean_sd(stem: str) -> Value:
     """Return a formatter of mean ± sample standard deviation. `stem`: such as `forward_ms`."""
 
     def show(row: Row) -> str:
+        if not has_value(row, f"{stem}_mean"):
+            return missing_text(row, f"{stem}_mean")
         spread = format_ms(row[f"{stem}_sd"]) if has_value(row, f"{stem}_sd") else NOTHING
         return f"{format_ms(row[f'{stem}_mean'])} ± {spread}"
 
-    return where_known(f"{stem}_mean", show)
+    return show
 
 
 def median_interval(stem: str) -> Value:
-    """Return a formatter of a median with its 95 % interval.
+    """Return a formatter of a median with its 95 % interval, which a single sample does not have."""
 
-    If there are too few samples for 95 %, the interval's own coverage is added in parentheses. With
-    a single sample there is no interval.
-    """
+    median_ms = ms(f"{stem}_median")
 
     def show(row: Row) -> str:
-        median = format_ms(row[f"{stem}_median"])
+        median = median_ms(row)
         if not has_value(row, f"{stem}_ci_low"):
             return median
         low, high = format_ms(row[f"{stem}_ci_low"]), format_ms(row[f"{stem}_ci_high"])
+        # With fewer than six samples even the interval from the smallest to the largest contains
+        # the median with less than 95 % confidence.
         coverage = row[f"{stem}_coverage"]
         label = "" if coverage >= 0.95 else f" ({coverage:.0%})"
         return f"{median} [{low}, {high}]{label}"
 
-    return where_known(f"{stem}_median", show)
-
-
-def relative_sd(stem: str) -> Value:
-    return where_known(f"{stem}_sd", lambda row: f"{row[f'{stem}_sd'] / row[f'{stem}_mean']:.2%}")
+    return show
 
 
 # ---------------------------------------------------------------------- comparisons of two rows
@@ -195,12 +191,10 @@ def _times_faster(column: str, row: Row, baseline: Row, cpu_mark: str = "") -> s
 
 
 def _intervals_overlap(median_column: str, row: Row, baseline: Row) -> bool:
-    if row is baseline:
-        return False
     low, high = (median_column.replace("median", end) for end in ("ci_low", "ci_high"))
-    for one in (row, baseline):
-        if not (has_value(one, low) and has_value(one, high)):
-            return False
+    has_intervals = all(has_value(one, end) for one in (row, baseline) for end in (low, high))
+    if row is baseline or not has_intervals:
+        return False
     return bool(row[low] < baseline[high] and row[high] >= baseline[low])
 
 
@@ -211,35 +205,22 @@ def break_even(row: Row, baseline: Row) -> str:
     """
     if not (has_value(row, "compile_cost_ms") and has_value(baseline, "step_ms_median")):
         return missing_text(row, "step_ms_median")
-    if not has_value(row, "compile_cache_seen") or row["compile_cache_seen"] != "cold":
-        return NOTHING
+    if str(row.get("compile_cache_seen")) != "cold":
+        return NOTHING  # the code came from the cache, so that the cost of compiling is unknown
     gain = baseline["step_ms_median"] - row["step_ms_median"]
     return f"{row['compile_cost_ms'] / gain:,.0f}" if gain > 0 else "never"
 
 
-def ratio(numerator: str, denominator: str, form: str = ".2f") -> Value:
-    """Return a formatter of the ratio of two columns."""
-
-    def value(row: Row) -> str:
-        if not (has_value(row, numerator) and has_value(row, denominator)):
-            return missing_text(row, numerator)
-        return format(row[numerator] / row[denominator], form)
-
-    return value
-
-
-def over(numerator: str, denominator: str) -> Value:
-    """Return a formatter of a ratio that is close to one, such as predicted over measured."""
-
-    def show(row: Row) -> str:
-        if not has_value(row, numerator):
-            return NOTHING
-        return f"{row[numerator] / row[denominator]:.4f}"
-
-    return where_known(denominator, show)
-
-
 # ---------------------------------------------------------------------- memory
+
+
+def peak_gib(stem: str = "") -> Value:
+    """Return a formatter of a peak in GiB: the allocator's on a GPU, the resident set on a CPU.
+
+    stem: beginning of the column, such as `forward_`.
+    """
+    on_gpu, on_cpu = gib(f"{stem}peak_allocated_bytes"), gib(f"{stem}peak_rss_bytes")
+    return lambda row: on_cpu(row) if has_value(row, f"{stem}peak_rss_bytes") else on_gpu(row)
 
 
 def saving_operation(stem: str) -> Value:
@@ -255,32 +236,27 @@ def _saving_operation(row: Row, stem: str) -> Any:
 
 
 def saved_mib_predicted(stem: str) -> Value:
-    """Return a formatter of the predicted bytes of the operation that `saving_operation` names.
-
-    The prediction may give this operation another rank than the measurement does.
-    """
+    """Return a formatter of the predicted bytes of the operation that `saving_operation` names."""
 
     def show(row: Row) -> str:
         operation = _saving_operation(row, stem)
-        column = f"predicted_{stem}"
+        column = f"predicted_{stem}_bytes"
+        # The prediction may give this operation another rank than the measurement does.
         if operation is not None:
-            column = _predicted_rank(row, operation)
-        return _mib(row[f"{column}_bytes"]) if has_value(row, f"{column}_bytes") else NOTHING
+            column = f"{_predicted_rank(row, operation)}_bytes"
+        return f"{row[column] / MIB:,.2f}" if has_value(row, column) else NOTHING
 
     return show
 
 
 def _predicted_rank(row: Row, operation: str) -> str:
-    """Return the column stem of the rank at which an operation was predicted, or an empty string."""
-    for rank in _PREDICTED_RANKS:
-        column = f"{rank}_operation"
-        if has_value(row, column) and row[column] == operation:
-            return rank
-    return ""
+    """Return the column stem of the rank at which an operation was predicted, or an empty text."""
+    stems = [f"predicted_saved_{rank}" for rank in SAVED_RANKS]
+    return next((stem for stem in stems if str(row.get(f"{stem}_operation")) == operation), "")
 
 
 def share_of_block(stem: str) -> Value:
-    """Return a formatter of a share of the bytes that one block saves: measured, or else predicted."""
+    """Return a formatter of a share of the bytes that one block saves: measured, else predicted."""
 
     def show(row: Row) -> str:
         for prefix in ("", "predicted_"):
@@ -292,13 +268,10 @@ def share_of_block(stem: str) -> Value:
     return show
 
 
-def squares(what: str) -> Value:
-    """Return a formatter of a closed form, in tensors of B sequences of n × n."""
-    return predicted(f"formula_{what}_squares", lambda count: f"{count:.0f}·Bn²")
-
-
 def peak_bytes_per_pair(row: Row) -> str:
-    """Return the peak in bytes per pair of positions of one sequence."""
+    """Return an attention cell's peak in bytes per pair of positions of one sequence."""
+    if row["task"] != "attention":
+        return NOTHING
     column = "peak_allocated_bytes"
     if not has_value(row, column):
         return missing_text(row, column)
@@ -315,6 +288,7 @@ def _measured_need(row: Row) -> str:
         has_size = has_value(row, "asked_bytes")
         return f"OOM (asked {_size(row['asked_bytes'])} more)" if has_size else "OOM"
     if has_value(row, "peak_reserved_bytes"):
+        # The precision counts too: a T4 has neither tf32 nor bf16.
         smallest = smallest_fitting(row["peak_reserved_bytes"], row.get("precision"))
         return f"{row['peak_reserved_bytes'] / GIB:.1f} GiB: {smallest}"
     if has_value(row, "peak_rss_bytes"):
@@ -339,7 +313,7 @@ def _predicted_need(row: Row) -> str:
 def short_kernel_name(name: str) -> str:
     """Return a kernel's name without the prefixes that most kernels share, shortened."""
     short = re.sub(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|c10::", "", name)
-    return short if len(short) <= LONGEST_NAME else f"{short[: LONGEST_NAME - 1]}…"
+    return _shortened(short, _LONGEST_NAME)
 
 
 def end_location(row: Row) -> str:
@@ -353,5 +327,9 @@ def failure_reason(row: Row) -> str:
     named = [str(row[name]) for name in ("reason", "message") if has_value(row, name)]
     if not named or not named[0]:
         return NOTHING
-    first = named[0].splitlines()[0]
-    return first if len(first) <= _LONGEST_REASON else f"{first[: _LONGEST_REASON - 1]}…"
+    return _shortened(named[0].splitlines()[0], _LONGEST_REASON)
+
+
+def _shortened(text: str, longest: int) -> str:
+    """Return a text of at most `longest` characters; an ellipsis shows that it was cut."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -1,128 +1,107 @@
-"""The shapes of tables of kernels: like those of cells, over the rows that each cell's kernels are."""
+"""Layouts of tables of kernels: rows made from the kernels of each cell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import NOTHING, Row, axis_texts, key_axes, sort_cells
+from orchestrator.analysis.axes import NOTHING, Row, axis_texts, has_value, key_axes
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.formatters import format_ms, short_kernel_name
-from orchestrator.report.tables.layouts import PHASE, Header, Layout, Rows, each, groups
+from orchestrator.report.tables.layouts import PHASE, Header, Rows, each, each_sorted, groups
 
 PHASES = ("forward", "backward", "optimizer", "")
 OUTSIDE_PHASES = "outside"
+# A row of time that no operator accounts for. It is no kernel, so that no share counts it.
 OUTSIDE_OPERATORS = "outside operators"
+WHOLE_STEP = "step"
 GEMM = "GEMM"
 ATTENTION_MATMULS = ("scores", "attention output")
 _SHOWN_MODULES = 3
+# The columns of nsys's cuda_gpu_kern_sum, with the class and the modules before the name.
+_TOP_TITLES = (
+    "time", "total ms", "instances", "avg µs", "med µs", "min µs", "max µs", "sd µs",
+    "class", "modules", "name",
+)  # fmt: skip
+# Axes by which two cells are paired, the most interesting first.
+_PAIRING_AXES = ("compile", "precision", "attention", "pass")
 
 
-def ms_of_parts(kernels: pd.DataFrame, names: Collection[str], by: str) -> pd.Series[float]:
-    """The milliseconds that some parts of the model take. Not of a group in which one of them is
-    fused with another part.
+def ms_of_parts(kernels: pd.DataFrame, names: Collection[str]) -> float | None:
+    """Return the milliseconds that some parts of the model take.
+
+    Return None if there is no kernel of them, or if one of them is fused with another part.
     """
-    parts = {module: set(module.split("+")) for module in kernels["module"].unique()}
-    within = [module for module, fused in parts.items() if fused <= set(names)]
-    beyond = [
-        module for module, fused in parts.items() if fused & set(names) and module not in within
-    ]
-    took_ms = kernels[kernels["module"].isin(within)].groupby(by, observed=True)["ms"].sum()
-    return took_ms.drop(kernels.loc[kernels["module"].isin(beyond), by].unique(), errors="ignore")
-
-
-@dataclass(frozen=True)
-class WithKernels:
-    """Another layout, over cells that have further columns: what `columns` makes of their kernels,
-    one row a cell.
-    """
-
-    columns: Callable[[pd.DataFrame], pd.DataFrame]
-    layout: Layout
-
-    def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        further = self.columns(results.kernels())
-        return self.layout.lay_out(
-            replace(results, cells=results.cells.merge(further, on="cell", how="left"))
-        )
+    total_ms = 0.0
+    for module, ms in kernels.groupby("module", observed=True)["ms"].sum().items():
+        # The compiler names a fused kernel after all its parts, such as `scores+softmax`. Its time
+        # cannot be divided, and without it the rest would look too fast.
+        parts = set(str(module).split("+"))
+        if parts <= set(names):
+            total_ms += ms
+        elif parts & set(names):
+            return None
+    return total_ms or None
 
 
 @dataclass(frozen=True)
 class TopKernels:
-    """The kernels that took longest, of each cell and phase, in the columns of nsys's
-    cuda_gpu_kern_sum.
+    """The kernels of each cell and phase that took longest.
+
+    The longest one that is no matrix product is always among them.
     """
 
     count: int
-    chosen: Callable[[pd.DataFrame], pd.DataFrame] = lambda kernels: kernels
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
         rows: Rows = []
         for cell, phase, kernels in _by_cell_and_phase(results, axes):
             total_ms = kernels["ms"].sum()
-            for kernel in _top_by_name(self.chosen(kernels), self.count):
+            for kernel in _top_by_name(kernels, self.count):
                 rows.append([*axis_texts(cell, axes), phase, *_kernel_texts(kernel, total_ms)])
-        titles = [
-            "time",
-            "total ms",
-            "instances",
-            "avg µs",
-            "med µs",
-            "min µs",
-            "max µs",
-            "sd µs",
-            "class",
-            "modules",
-            "name",
-        ]
-        return [*axes, PHASE, *titles], rows
+        return [*axes, PHASE, *_TOP_TITLES], rows
 
 
 @dataclass(frozen=True)
 class ByClass:
-    """One row a cell and phase, one column a class: its share of the phase's kernel time."""
+    """One row per cell and phase, and one for the step: shares of classes, softmax and matmul."""
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
-        present = (
-            results.kernels().groupby("kernel_class")["ms"].sum().sort_values(ascending=False).index
-        )
+        by_class = results.kernels().groupby("kernel_class")["ms"].sum()
+        present = list(by_class.sort_values(ascending=False).index)
         rows: Rows = []
-        for cell, phase, kernels in _by_cell_and_phase(results, axes):
-            total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
-            shares = [
-                f"{by_class[name] / total_ms:.1%}" if name in by_class else NOTHING
-                for name in present
-            ]
-            rows.append([*axis_texts(cell, axes), phase, format_ms(total_ms), *shares])
-        return [*axes, PHASE, "kernel ms", *(f"{name} share" for name in present)], rows
+        for cell, kernels in _by_cell(results, axes):
+            parts = dict(_by_phase(kernels))
+            if len(parts) > 1:
+                parts[WHOLE_STEP] = kernels
+            for phase, among in parts.items():
+                texts = [*_class_shares(among, present), *_softmax_texts(cell, phase, among)]
+                rows.append([*axis_texts(cell, axes), phase, *texts])
+        softmax = ["softmax ms", "matmul ms", "softmax / matmul", "in FLOPs"]
+        shares = [f"{name} share" for name in present]
+        return [*axes, PHASE, "kernel ms", *shares, *softmax], rows
 
 
 @dataclass(frozen=True)
 class ByModule:
-    """One row a cell and module, one column a phase: milliseconds, and the module's share of the
-    step's kernel time.
-    """
+    """One row per cell and module, one column per phase: ms, and the module's share of the step."""
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes, all_kernels = key_axes(results), results.kernels()
-        phases = [phase for phase in PHASES if (all_kernels["phase"] == phase).any()]
+        axes, present = key_axes(results), set(results.kernels()["phase"])
+        phases = [phase for phase in PHASES if phase in present]
         rows: Rows = []
         for cell, kernels in _by_cell(results, axes):
-            inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-            table = inside.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
+            table = kernels.pivot_table(index="module", columns="phase", values="ms", aggfunc="sum")
             for module in table.sum(axis=1).sort_values(ascending=False).index:
-                times = [table.loc[module].get(phase) for phase in phases]
-                texts = [
-                    NOTHING if time is None or pd.isna(time) else format_ms(time) for time in times
-                ]
-                share = table.loc[module].sum() / inside["ms"].sum()
-                rows.append(
-                    [*axis_texts(cell, axes), module or "not attributed", *texts, f"{share:.1%}"]
-                )
+                times = table.loc[module]
+                share = times.sum() / kernels["ms"].sum()
+                texts = [_ms_or_nothing(times.get(phase)) for phase in phases]
+                name = module or "not attributed"
+                rows.append([*axis_texts(cell, axes), name, *texts, f"{share:.1%}"])
         return [
             *axes,
             "module",
@@ -133,155 +112,159 @@ class ByModule:
 
 @dataclass(frozen=True)
 class Fused:
-    """One row a class: how many kernels of it a step has and how long they take, eager and compiled
-    side by side.
-    """
+    """One row per class: kernels in a step and their ms, eager next to compiled."""
 
     axes = ("compile", "compile_mode", "compile_cache")
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        keys, all_kernels = key_axes(results, without=self.axes), results.kernels()
-        ways = list(
-            dict.fromkeys(
-                self._way(row) for row in each(sort_cells(results.cells, self._present(results)))
-            )
-        )
+        keys = key_axes(results, without=self.axes)
+        present = [axis for axis in self.axes if axis in results.cells]
+        variants = dict.fromkeys(map(_variant, each_sorted(results.cells, present)))
+        kernels = {cell["cell"]: own for cell, own in _by_cell(results, keys)}
         rows: Rows = []
-        for group in groups(sort_cells(results.cells, keys), keys):
-            cells = {self._way(row): row for row in group}
-            tables = {
-                way: _counts(all_kernels[all_kernels["cell"] == row["cell"]])
-                for way, row in cells.items()
-            }
-            if len(tables) < 2:
+        for group in groups(results.cells, keys):
+            counts = {_variant(cell): _counts(kernels.get(cell["cell"])) for cell in group}
+            if len(counts) < 2:
                 continue
-            classes = (
-                pd.concat(tables.values())["ms"]
-                .groupby(level=0)
-                .max()
-                .sort_values(ascending=False)
-                .index
-            )
-            for name in classes:
-                texts = [text for way in ways for text in _count_texts(tables.get(way), name)]
-                rows.append([*axis_texts(next(iter(cells.values())), keys), name, *texts])
-        return [
-            *keys,
-            "class",
-            *(f"{way} {title}" for way in ways for title in ("kernels", "ms")),
-        ], rows
+            longest = pd.concat(counts.values())["ms"].groupby(level=0).max()
+            for name in longest.sort_values(ascending=False).index:
+                texts = [*axis_texts(group[0], keys), name]
+                for variant in variants:
+                    texts += _count_texts(counts.get(variant), name)
+                rows.append(texts)
+        titles = [f"{variant} {title}" for variant in variants for title in ("kernels", "ms")]
+        return [*keys, "class", *titles], rows
 
-    def _present(self, results: Results) -> list[str]:
-        return [axis for axis in self.axes if axis in results.cells]
 
-    def _way(self, row: Row) -> str:
-        mode = row.get("compile_mode", "default")
-        return (
-            row["compile"]
-            if mode == "default" or row["compile"] == "eager"
-            else f"{row['compile']} {mode}"
-        )
+def _variant(cell: Row) -> str:
+    mode = cell.get("compile_mode", "default")
+    is_named = mode != "default" and cell["compile"] != "eager"
+    return f"{cell['compile']} {mode}" if is_named else str(cell["compile"])
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The kernels by which two cells differ most: of two, those; of more, the first two that one
-    axis alone tells apart.
+    """The kernels in which two cells differ most.
+
+    With more than two cells, the first two that differ in a single axis are compared.
     """
 
     count: int
-    preferred: tuple[str, ...] = ("compile", "precision", "attention", "pass")
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        pair = self._pair(results)
+        pair = _pair(results)
         if pair is None:
             return [], []
-        kernels, names = results.kernels(), [self._name(cell, pair, results) for cell in pair]
+        kernels = results.kernels()
         left, right = (_per_kernel(kernels[kernels["cell"] == cell["cell"]]) for cell in pair)
         both = left.add_suffix("_left").join(right.add_suffix("_right"), how="outer").fillna(0.0)
         both["more_ms"] = both["ms_right"] - both["ms_left"]
-        ordered = both.loc[both["more_ms"].abs().sort_values(ascending=False).index].head(
-            self.count
-        )
-        rows = [
-            [
-                row["phase"] or OUTSIDE_PHASES,
-                row["kernel_class"],
-                *_pair_texts(row),
-                short_kernel_name(row["name"]),
-            ]
-            for row in each(ordered.reset_index())
-        ]
+        order = both["more_ms"].abs().sort_values(ascending=False).index[: self.count]
+        rows: Rows = []
+        for row in each(both.loc[order].reset_index()):
+            texts = [row["phase"] or OUTSIDE_PHASES, row["kernel_class"]]
+            for side in ("left", "right"):
+                texts += [f"{row[f'kernels_{side}']:g}", format_ms(row[f"ms_{side}"])]
+            rows.append([*texts, f"{row['more_ms']:+.3f}", short_kernel_name(row["name"])])
+        names = [_difference_name(cell, pair, results) for cell in pair]
         titles = [f"{name} {title}" for name in names for title in ("kernels", "ms")]
         return [PHASE, "class", *titles, "more ms", "name"], rows
 
-    def _pair(self, results: Results) -> tuple[Row, Row] | None:
-        axes = key_axes(results)
-        cells = list(each(sort_cells(results.cells, axes)))
-        if len(cells) == 2:
-            return cells[0], cells[1]
-        for axis in [axis for axis in self.preferred if axis in axes]:
-            for members in groups(
-                sort_cells(results.cells, axes), [other for other in axes if other != axis]
-            ):
-                if len(members) > 1:
-                    return members[0], members[1]
-        return None
 
-    def _name(self, cell: Row, pair: tuple[Row, Row], results: Results) -> str:
-        told = [axis for axis in results.axes if str(pair[0].get(axis)) != str(pair[1].get(axis))]
-        return " ".join(f"{axis}={cell[axis]}" for axis in told) or str(cell["cell"])
+def _pair(results: Results) -> tuple[Row, Row] | None:
+    axes = key_axes(results)
+    cells = list(each_sorted(results.cells, axes))
+    if len(cells) == 2:
+        return cells[0], cells[1]
+    for axis in [axis for axis in _PAIRING_AXES if axis in axes]:
+        others = [other for other in axes if other != axis]
+        for members in groups(results.cells, others, (axis,)):
+            if len(members) > 1:
+                return members[0], members[1]
+    return None
+
+
+def _difference_name(cell: Row, pair: tuple[Row, Row], results: Results) -> str:
+    first, second = pair
+    axes = [axis for axis in results.axes if str(first.get(axis)) != str(second.get(axis))]
+    return " ".join(f"{axis}={cell[axis]}" for axis in axes) or str(cell["cell"])
 
 
 def _by_cell(results: Results, axes: list[str]) -> Iterator[tuple[Row, pd.DataFrame]]:
-    of_cell = dict(iter(results.kernels().groupby("cell")))
-    for cell in each(sort_cells(results.cells, axes)):
-        if cell["cell"] in of_cell:
-            yield cell, of_cell[cell["cell"]]
+    kernels = results.kernels()
+    inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
+    by_cell = dict(iter(inside.groupby("cell", observed=True)))
+    for cell in each_sorted(results.cells, axes):
+        if cell["cell"] in by_cell:
+            yield cell, by_cell[cell["cell"]]
+
+
+def _by_phase(kernels: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    for phase in PHASES:
+        among = kernels[kernels["phase"] == phase]
+        if len(among):
+            yield phase or OUTSIDE_PHASES, among
 
 
 def _by_cell_and_phase(
     results: Results, axes: list[str]
 ) -> Iterator[tuple[Row, str, pd.DataFrame]]:
-    """What is outside of operators is no kernel: the shares are of what is inside."""
     for cell, kernels in _by_cell(results, axes):
-        inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-        for phase in PHASES:
-            of_phase = inside[inside["phase"] == phase]
-            if len(of_phase):
-                yield cell, phase or OUTSIDE_PHASES, of_phase
+        yield from ((cell, phase, among) for phase, among in _by_phase(kernels))
+
+
+def _class_shares(kernels: pd.DataFrame, classes: list[str]) -> list[str]:
+    total_ms, by_class = kernels["ms"].sum(), kernels.groupby("kernel_class")["ms"].sum()
+    shares = by_class.reindex(classes) / total_ms
+    return [format_ms(total_ms), *(NOTHING if pd.isna(one) else f"{one:.1%}" for one in shares)]
+
+
+def _softmax_texts(cell: Row, phase: str, kernels: pd.DataFrame) -> list[str]:
+    softmax_ms = ms_of_parts(kernels, ("softmax",))
+    matmul_ms = ms_of_parts(kernels[kernels["kernel_class"] == GEMM], ATTENTION_MATMULS)
+    texts = [_ms_or_nothing(softmax_ms), _ms_or_nothing(matmul_ms)]
+    if softmax_ms is None or matmul_ms is None:
+        return [*texts, NOTHING, NOTHING]
+    flops = NOTHING
+    # The closed forms count the forward pass: five FLOPs an element for the softmax.
+    if phase == "forward" and has_value(cell, "softmax_flops"):
+        flops = f"{cell['softmax_flops'] / cell['attention_matmul_flops']:.3f}"
+    return [*texts, f"{softmax_ms / matmul_ms:.2f}", flops]
 
 
 def _top_by_name(kernels: pd.DataFrame, count: int) -> list[Row]:
-    """The kernels' names with the longest totals, each with what its rows of several modules and
-    operators come to.
-
-    Counts, times, means, extremes and standard deviations are exact; a median of several rows is
-    the median of their medians, each as often as it has instances, and `exact_median` is false.
-    """
     by_name = kernels.groupby("name", observed=True)
-    names = by_name["ms"].sum().sort_values(ascending=False, kind="stable").index[:count]
-    return [_merge(str(name), by_name.get_group(name)) for name in names]
+    names = list(by_name["ms"].sum().sort_values(ascending=False, kind="stable").index)
+    not_gemm = set(kernels.loc[kernels["kernel_class"] != GEMM, "name"])
+    longest_other = [name for name in names if name in not_gemm][:1]
+    # Merging the rows of a name is slow, so that only the shown names are merged.
+    shown = dict.fromkeys([*names[:count], *longest_other])
+    return [_merge(str(name), by_name.get_group(name)) for name in shown]
 
 
 def _merge(name: str, rows: pd.DataFrame) -> dict[str, object]:
+    """Return one row for a kernel's name from its rows of several modules and operators.
+
+    All statistics are exact but the median: of several rows, it is the median of their medians,
+    each counted as often as it has instances.
+    """
     counts, total = rows["count"], rows["count"].sum()
     mean_ns = rows["total_ns"].sum() / total
-    squares = (counts - 1) * rows["sd_ns"].fillna(0.0) ** 2 + counts * (
-        rows["mean_ns"] - mean_ns
-    ) ** 2
+    within = (counts - 1) * rows["sd_ns"].fillna(0.0) ** 2
+    between = counts * (rows["mean_ns"] - mean_ns) ** 2
+    steps = rows["steps"].iloc[0]
     return {
         "name": name,
         "kernel_class": rows["kernel_class"].iloc[0],
         "modules": rows.groupby("module")["ms"].sum().sort_values(ascending=False),
-        "instances": total / (rows["steps"].iloc[0] if pd.notna(rows["steps"].iloc[0]) else 1),
+        "instances": total / (steps if pd.notna(steps) else 1),
         "ms": rows["ms"].sum(),
         "mean_ns": mean_ns,
         "median_ns": rows["median_ns"].loc[rows.index.repeat(counts)].median(),
         "exact_median": len(rows) == 1,
         "min_ns": rows["min_ns"].min(),
         "max_ns": rows["max_ns"].max(),
-        "sd_ns": (squares.sum() / (total - 1)) ** 0.5 if total > 1 else None,
+        "sd_ns": ((within + between).sum() / (total - 1)) ** 0.5 if total > 1 else None,
     }
 
 
@@ -301,25 +284,29 @@ def _kernel_texts(kernel: Row, total_ms: float) -> list[str]:
     ]
 
 
+def _ms_or_nothing(ms: float | None) -> str:
+    return NOTHING if ms is None or pd.isna(ms) else format_ms(ms)
+
+
 def _us(ns: float | None) -> str:
     return NOTHING if ns is None or pd.isna(ns) else f"{ns / 1e3:.1f}"
 
 
 def _modules(times: pd.Series[float]) -> str:
-    """The modules that a kernel works for, the longest first."""
     names = [str(name) or "not attributed" for name in times.index]
     more = f", {len(names) - _SHOWN_MODULES} more" if len(names) > _SHOWN_MODULES else ""
     return ", ".join(names[:_SHOWN_MODULES]) + more
 
 
-def _counts(kernels: pd.DataFrame) -> pd.DataFrame:
-    """By class: how many kernels a step has, and their ms."""
+def _counts(kernels: pd.DataFrame | None) -> pd.DataFrame:
+    """Return how many kernels of each class a step has, and their ms."""
+    if kernels is None:
+        return pd.DataFrame(columns=["kernels", "ms"])
     return _per_step(kernels).groupby("kernel_class")[["kernels", "ms"]].sum()
 
 
 def _per_step(kernels: pd.DataFrame) -> pd.DataFrame:
-    inside = kernels[kernels["name"] != OUTSIDE_OPERATORS]
-    return inside.assign(kernels=inside["count"] / inside["steps"].fillna(1))
+    return kernels.assign(kernels=kernels["count"] / kernels["steps"].fillna(1))
 
 
 def _count_texts(table: pd.DataFrame | None, name: str) -> list[str]:
@@ -330,13 +317,5 @@ def _count_texts(table: pd.DataFrame | None, name: str) -> list[str]:
 
 
 def _per_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
-    return _per_step(kernels).groupby(["phase", "kernel_class", "name"])[["kernels", "ms"]].sum()
-
-
-def _pair_texts(row: Row) -> list[str]:
-    sides = [
-        text
-        for side in ("left", "right")
-        for text in (f"{row[f'kernels_{side}']:g}", format_ms(row[f"ms_{side}"]))
-    ]
-    return [*sides, f"{row['more_ms']:+.3f}"]
+    inside = _per_step(kernels[kernels["name"] != OUTSIDE_OPERATORS])
+    return inside.groupby(["phase", "kernel_class", "name"])[["kernels", "ms"]].sum()

@@ -28,10 +28,11 @@ from orchestrator.report.tables.formatters import Value, missing_text
 Header = list[str]
 Rows = list[list[str]]
 Columns = tuple[tuple[str, Value], ...]  # titles, and how each value is written
-RowComparison = Callable[[Row, Row], str]  # of a row with its baseline
-Comparisons = tuple[tuple[str, RowComparison], ...]
+# Titles, and functions that compare a row with its baseline.
+Comparisons = tuple[tuple[str, Callable[[Row, Row], str]], ...]
 
 PHASE = "phase"  # title of the column that names phases
+_LENGTH = "context_length"
 
 
 class Layout(Protocol):
@@ -41,16 +42,14 @@ class Layout(Protocol):
 
 
 class _ColumnLists(dict[str, list[Any]]):
-    """The columns of a frame as lists. A list is made when it is first used.
-
-    A table uses a few of several hundred columns, and `to_dict("records")` would convert all.
-    """
+    """The columns of a frame as lists."""
 
     def __init__(self, cells: pd.DataFrame) -> None:
         self.names = dict.fromkeys(cells)
         self._cells = cells
 
     def __missing__(self, name: str) -> list[Any]:
+        # A table uses a few of several hundred columns, and `to_dict("records")` converts all.
         self[name] = self._cells[name].tolist()
         return self[name]
 
@@ -67,6 +66,7 @@ class _FrameRow(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._columns[name][self._index]
 
+    # The methods of Mapping would look up the value, and catch the KeyError of a missing column.
     def get(self, name: str, default: Any = None) -> Any:
         return self._columns[name][self._index] if name in self._columns.names else default
 
@@ -86,29 +86,30 @@ def each(cells: pd.DataFrame) -> Iterator[Row]:
     return (_FrameRow(columns, index) for index in range(len(cells)))
 
 
-def groups(cells: pd.DataFrame, axes: list[str]) -> Iterator[list[Row]]:
-    """Yield the rows that agree in all axes, in the order of the first row of each group.
+def each_sorted(cells: pd.DataFrame, axes: list[str]) -> Iterator[Row]:
+    """Return the rows of a frame in the order of the values of these axes."""
+    return each(sort_cells(cells, axes))
 
-    One frame per group, as `DataFrame.groupby` makes it, takes about 100 times as long.
-    """
+
+def groups(cells: pd.DataFrame, axes: list[str], then: Sequence[str] = ()) -> list[list[Row]]:
+    """Return the rows that agree in all axes, each group sorted by the axes `then`."""
+    # One frame per group, as `DataFrame.groupby` makes it, takes about 100 times as long.
     members: dict[tuple[str, ...], list[Row]] = {}
-    for row in each(cells):
+    for row in each_sorted(cells, [*axes, *then]):
         members.setdefault(tuple(axis_texts(row, axes)), []).append(row)
-    yield from members.values()
+    return list(members.values())
 
 
 @dataclass(frozen=True)
 class CellRows:
-    """One row per cell. `always`: axes that are shown even if they do not vary."""
+    """One row per cell."""
 
     columns: Columns
-    always: tuple[str, ...] = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        always = [axis for axis in self.always if axis in results.axes]
-        axes = list(dict.fromkeys([*key_axes(results), *always]))
+        axes = key_axes(results)
         rows: Rows = []
-        for row in each(sort_cells(results.cells, axes)):
+        for row in each_sorted(results.cells, axes):
             rows.append([*axis_texts(row, axes), *_values(row, self.columns)])
         return [*axes, *_titles(self.columns)], rows
 
@@ -132,19 +133,18 @@ class PhaseRows:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results)
-        columns = {phase: self._columns_of(phase) for phase, _ in self.phases}
+        formatters: dict[str, list[Value]] = {}
+        for phase, _ in self.phases:
+            formatters[phase] = [formatter(phase) for _, formatter in self.columns]
         rows: Rows = []
-        for row in each(sort_cells(results.cells, axes)):
+        for row in each_sorted(results.cells, axes):
             texts = axis_texts(row, axes)
             phases = [phase for phase in self.phases if self._is_known(row, phase[0])]
             for phase, name in phases:
-                rows.append([*texts, name, *_values(row, columns[phase])])
+                rows.append([*texts, name, *(show(row) for show in formatters[phase])])
             if not phases:
                 rows.append([*texts, NOTHING, *[missing_text(row)] * len(self.columns)])
         return [*axes, self.title, *(title for title, _ in self.columns)], rows
-
-    def _columns_of(self, phase: str) -> Columns:
-        return tuple((title, formatter(phase)) for title, formatter in self.columns)
 
     def _is_known(self, row: Row, phase: str) -> bool:
         return any(has_value(row, column.format(phase)) for column in self.known_by)
@@ -169,14 +169,14 @@ class CompareColumns:
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
         axes = key_axes(results, without=self.axes)
-        sorted_by_value = sort_cells(results.cells, list(self.axes))
-        values = list(dict.fromkeys(self._value(row) for row in each(sorted_by_value)))
+        in_order = each_sorted(results.cells, list(self.axes))
+        values = list(dict.fromkeys(self._value(row) for row in in_order))
         rows: Rows = []
-        for group in groups(sort_cells(results.cells, axes), axes):
+        for group in groups(results.cells, axes):
             by_value = {self._value(row): row for row in group}
             if len(by_value) < 2:
                 continue
-            texts = axis_texts(next(iter(by_value.values())), axes)
+            texts = axis_texts(group[0], axes)
             for value in values:
                 texts += self._texts(by_value.get(value))
                 if value != values[0]:
@@ -194,99 +194,82 @@ class CompareColumns:
                 yield f"{value} {title}".strip()
 
     def _texts(self, row: Row | None) -> list[str]:
-        return [show(row) if row else NOTHING for _, show in self.columns]
+        return _values(row, self.columns) if row else [NOTHING] * len(self.columns)
 
     def _compared(self, row: Row | None, baseline: Row | None) -> list[str]:
-        texts = []
-        for _, compare in self.against:
-            texts.append(compare(row, baseline) if row and baseline else NOTHING)
-        for _, show in self.extra:
-            texts.append(show(row) if row else NOTHING)
-        return texts
+        if row is None:
+            return [NOTHING] * len((*self.against, *self.extra))
+        return [*_comparisons(row, baseline, self.against), *_values(row, self.extra)]
 
 
 @dataclass(frozen=True)
 class CompareRows:
-    """One row per cell. Cells that differ in `axes` alone follow each other and are compared.
+    """One row per cell. Cells that differ in `axis` alone follow each other and are compared.
 
-    baseline: the value of the first axis with which the others are compared. Without a cell of this
+    baseline: the value of the axis with which the others are compared. Without a cell of this
     value nothing is compared.
     """
 
-    axes: tuple[str, ...]
+    axis: str
     baseline: str
     columns: Columns
-    against: Comparisons = ()
+    against: Comparisons
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        others = key_axes(results, without=self.axes)
-        present = [axis for axis in self.axes if axis in results.cells]
-        varying = [axis for axis in present if results.cells[axis].nunique(dropna=False) > 1]
-        shown_axes = [*others, *varying]
+        others = key_axes(results, without=(self.axis,))
         rows: Rows = []
-        for members in groups(sort_cells(results.cells, [*others, *present]), others):
+        for members in groups(results.cells, others, (self.axis,)):
             if len(members) < 2:
                 continue
-            baseline = self._baseline_among(members)
+            baseline = next((row for row in members if row[self.axis] == self.baseline), None)
             for row in members:
                 values = _values(row, self.columns)
-                rows.append([*axis_texts(row, shown_axes), *values, *self._compared(row, baseline)])
-        compared_titles = [title for title, _ in self.against]
-        return [*shown_axes, *_titles(self.columns), *compared_titles], rows
-
-    def _baseline_among(self, rows: list[Row]) -> Row | None:
-        return next((row for row in rows if row[self.axes[0]] == self.baseline), None)
-
-    def _compared(self, row: Row, baseline: Row | None) -> list[str]:
-        return [compare(row, baseline) if baseline else NOTHING for _, compare in self.against]
+                compared = _comparisons(row, baseline, self.against)
+                rows.append([*axis_texts(row, [*others, self.axis]), *values, *compared])
+        return [*others, self.axis, *_titles(self.columns), *_titles(self.against)], rows
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """One row per combination of the other axes, and one column per value of the axis `across`."""
+    """One row per combination of the other axes, and one column per context length."""
 
     value: Value
-    across: str = "context_length"
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes = key_axes(results, without=(self.across,))
-        values = ordered_values(self.across, results.cells[self.across])
+        axes = key_axes(results, without=(_LENGTH,))
+        lengths = ordered_values(_LENGTH, results.cells[_LENGTH])
         rows: Rows = []
-        for group in groups(sort_cells(results.cells, axes), axes):
-            by_value = {row[self.across]: row for row in group}
-            texts = axis_texts(next(iter(by_value.values())), axes)
-            for value in values:
-                texts.append(self.value(by_value[value]) if value in by_value else NOTHING)
-            rows.append(texts)
-        return [*axes, *(str(value) for value in values)], rows
+        for group in groups(results.cells, axes):
+            texts = {row[_LENGTH]: self.value(row) for row in group}
+            in_order = [texts.get(length, NOTHING) for length in lengths]
+            rows.append([*axis_texts(group[0], axes), *in_order])
+        return [*axes, *map(str, lengths)], rows
 
 
 @dataclass(frozen=True)
 class ScalingExponents:
-    """How columns grow along an axis: the value, and its exponent since the row above.
+    """Growth of columns with the context length: the value, and its exponent since the row above.
 
     The local exponent of y along x is log(y2 / y1) / log(x2 / x1).
 
     columns: title, column and formatter.
     """
 
-    along: str
     columns: tuple[tuple[str, str, Value], ...]
     extra: Columns = ()
 
     def lay_out(self, results: Results) -> tuple[Header, Rows]:
-        axes = key_axes(results, without=(self.along,))
+        axes = key_axes(results, without=(_LENGTH,))
         rows: Rows = []
-        for group in groups(sort_cells(results.cells, [*axes, self.along]), axes):
+        for group in groups(results.cells, axes, (_LENGTH,)):
             if len(group) < 2:
                 continue
             for row, previous in zip(group, [None, *group], strict=False):
-                texts = axis_texts(row, axes)
-                texts.append(str(row[self.along]))
+                texts = axis_texts(row, [*axes, _LENGTH])
                 for _, column, show in self.columns:
                     texts += [show(row), self._exponent(row, previous, column)]
                 rows.append([*texts, *_values(row, self.extra)])
-        header = [*axes, self.along]
+        header = [*axes, _LENGTH]
         for title, _, _ in self.columns:
             header += [title, f"exponent of {title}"]
         return [*header, *_titles(self.extra)], rows
@@ -295,12 +278,16 @@ class ScalingExponents:
         if previous is None or not (has_value(row, column) and has_value(previous, column)):
             return NOTHING
         growth = math.log(row[column] / previous[column])
-        return f"{growth / math.log(row[self.along] / previous[self.along]):.2f}"
+        return f"{growth / math.log(row[_LENGTH] / previous[_LENGTH]):.2f}"
 
 
-def _titles(columns: Columns) -> list[str]:
+def _titles(columns: Sequence[tuple[str, object]]) -> list[str]:
     return [title for title, _ in columns]
 
 
 def _values(row: Row, columns: Columns) -> list[str]:
     return [show(row) for _, show in columns]
+
+
+def _comparisons(row: Row, baseline: Row | None, against: Comparisons) -> list[str]:
+    return [compare(row, baseline) if baseline else NOTHING for _, compare in against]

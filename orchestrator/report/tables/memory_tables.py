@@ -1,6 +1,10 @@
-"""The tables of memory by phase, predicted and measured, as data."""
+"""Tables of memory by phase: measured, predicted without a GPU, and by formula."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+
+import pandas as pd
 
 from orchestrator.report.tables.cell_filters import both, having, of_task
 from orchestrator.report.tables.formatters import (
@@ -10,8 +14,9 @@ from orchestrator.report.tables.formatters import (
     gib_predicted,
     memory_need,
     mib_measured,
-    over,
+    peak_gib,
     predicted,
+    ratio,
     saved_mib_predicted,
     saving_operation,
     share_of_block,
@@ -19,41 +24,65 @@ from orchestrator.report.tables.formatters import (
 from orchestrator.report.tables.layouts import CellRows, Matrix, PhaseRows
 from orchestrator.report.tables.table import Table
 
+_PHASES = ("forward", "backward", "optimizer")
+_PREDICTED_ROLES = (
+    "parameters",
+    "gradients",
+    "optimizer_state",
+    "attention_squares",
+    "activations",
+    "autocast_weight_copies",
+    "temporary",
+    "workspace",
+    "slack",
+)
+_WHOLE = {"predicted": "predicted_peak_allocated_bytes", "closed_form": "closed_form_bytes"}
 
-def _peaks_by_phase(kind: str) -> tuple[tuple[str, Value], ...]:
-    titles = {"forward": "forward", "backward": "backward", "optimizer": "optimizer step"}
-    phases = tuple((title, gib(f"{phase}_peak_{kind}_bytes")) for phase, title in titles.items())
-    return (("first step", gib(f"first_peak_{kind}_bytes")), *phases)
+
+def _with_peaks(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return all cells of a run that measured memory: a cell that failed shows its status."""
+    has_peaks = {"peak_allocated_bytes", "peak_rss_bytes"} & set(cells)
+    return cells if has_peaks else cells.iloc[:0]
+
+
+def _prediction_ratio(column: str) -> Value:
+    return ratio(f"predicted_{column}", column, ".4f")
+
+
+def _of_role(role: str) -> Callable[[str], Value]:
+    return lambda source: gib_predicted(f"{source}_of_{role}_bytes")
 
 
 MEMORY_TABLES: tuple[Table, ...] = (
     Table(
         "memory",
         "Peak memory",
-        "GiB as the allocator counts it. The first step has no optimizer state yet; steady state is what training needs.",
+        "GiB as the allocator counts it; on a CPU the process's resident set, which includes the"
+        " interpreter and libraries and is an upper bound of what the tensors take. The first step"
+        " has no optimizer state yet; steady state is what training needs.",
         CellRows(
             (
-                *_peaks_by_phase("allocated"),
-                ("peak allocated", gib("peak_allocated_bytes")),
+                ("first step", peak_gib("first_")),
+                ("forward", peak_gib("forward_")),
+                ("backward", peak_gib("backward_")),
+                ("optimizer step", peak_gib("optimizer_")),
+                ("peak", peak_gib()),
                 ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
                 ("peak reserved", gib("peak_reserved_bytes")),
             )
         ),
-        lambda cells: cells if "peak_allocated_bytes" in cells else cells.iloc[:0],
+        _with_peaks,
     ),
     Table(
-        "prediction",
-        "Predicted memory against measured",
-        "Peaks in GiB, as the allocator counts them: predicted without a GPU, then measured. `tracked`: every storage was "
-        "followed; `modelled`: but for fused kernels; `as eager`: what is compiled may do with less.",
+        "memory-prediction",
+        "Predicted and measured memory",
+        "Peaks in GiB, as the allocator counts them: predicted without a GPU, then measured."
+        " `tracked`: every storage was followed; `modelled`: all but those inside of fused kernels;"
+        " `as eager`: compiled code may need less.",
         PhaseRows(
             (
-                ("first_forward", "first forward"),
-                ("first_backward", "first backward"),
-                ("first_optimizer", "first optimizer"),
-                ("forward", "forward"),
-                ("backward", "backward"),
-                ("optimizer", "optimizer"),
+                *((f"first_{phase}", f"first {phase}") for phase in _PHASES),
+                *((phase, phase) for phase in _PHASES),
             ),
             (
                 (
@@ -61,23 +90,13 @@ MEMORY_TABLES: tuple[Table, ...] = (
                     lambda phase: gib_predicted(f"predicted_{phase}_peak_allocated_bytes"),
                 ),
                 ("measured GiB", lambda phase: gib(f"{phase}_peak_allocated_bytes")),
-                (
-                    "ratio",
-                    lambda phase: over(
-                        f"predicted_{phase}_peak_allocated_bytes", f"{phase}_peak_allocated_bytes"
-                    ),
-                ),
+                ("ratio", lambda phase: _prediction_ratio(f"{phase}_peak_allocated_bytes")),
                 (
                     "predicted reserved",
                     lambda phase: gib_predicted(f"predicted_{phase}_peak_reserved_bytes"),
                 ),
                 ("measured reserved", lambda phase: gib(f"{phase}_peak_reserved_bytes")),
-                (
-                    "reserved ratio",
-                    lambda phase: over(
-                        f"predicted_{phase}_peak_reserved_bytes", f"{phase}_peak_reserved_bytes"
-                    ),
-                ),
+                ("reserved ratio", lambda phase: _prediction_ratio(f"{phase}_peak_reserved_bytes")),
                 ("how", lambda phase: predicted("predicted_how", str)),
             ),
             ("predicted_{}_peak_allocated_bytes",),
@@ -85,60 +104,33 @@ MEMORY_TABLES: tuple[Table, ...] = (
         having("predicted_peak_allocated_bytes"),
     ),
     Table(
-        "predicted-roles",
-        "What the predicted peak is made of",
-        "GiB at the moment of the steady peak; `slack` is by how much the allocator's blocks are larger than what was asked.",
-        CellRows(
-            tuple(
-                (role.replace("_", " "), gib_predicted(f"predicted_of_{role}_bytes"))
-                for role in (
-                    "parameters",
-                    "gradients",
-                    "optimizer_state",
-                    "attention_squares",
-                    "activations",
-                    "autocast_weight_copies",
-                    "temporary",
-                    "workspace",
-                    "slack",
-                )
-            )
-        ),
-        having("predicted_of_parameters_bytes"),
-    ),
-    Table(
-        "closed-form",
-        "Memory by formula",
-        "GiB at the steady peak by the closed form, by term, beside what was predicted and measured. With N parameters and A "
-        "bytes of activations: the largest of 12 N + A + 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. For a "
-        "model that does not run without data, what its parameters take at the least.",
-        CellRows(
+        "memory-parts",
+        "Parts of the predicted peak",
+        "GiB at the moment of the steady peak, predicted by running the model without a GPU, and by"
+        " formula. Slack: how much larger the allocator's blocks are than what was requested. The"
+        " formula, with N parameters and A bytes of activations, is the largest of 12 N + A +"
+        " 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. At least: what the"
+        " parameters of a model need that cannot run without data.",
+        PhaseRows(
+            (("predicted", "prediction"), ("closed_form", "formula")),
             (
-                *(
-                    (role.replace("_", " "), gib_predicted(f"closed_form_of_{role}_bytes"))
-                    for role in (
-                        "parameters",
-                        "gradients",
-                        "optimizer_state",
-                        "attention_squares",
-                        "activations",
-                        "temporary",
-                    )
-                ),
-                ("at least", gib_predicted("at_least_bytes")),
-                ("closed form", gib_predicted("closed_form_bytes")),
-                ("predicted", gib_predicted("predicted_peak_allocated_bytes")),
-                ("measured", gib("peak_allocated_bytes")),
-                ("closed form / measured", over("closed_form_bytes", "peak_allocated_bytes")),
-            )
+                *((role.replace("_", " "), _of_role(role)) for role in _PREDICTED_ROLES),
+                ("at least", lambda source: gib_predicted("at_least_bytes")),
+                ("in all", lambda source: gib_predicted(_WHOLE[source])),
+                ("measured", lambda source: gib("peak_allocated_bytes")),
+                ("ratio", lambda source: ratio(_WHOLE[source], "peak_allocated_bytes", ".4f")),
+            ),
+            ("{}_of_parameters_bytes",),
+            "source",
         ),
-        having("closed_form_bytes", "at_least_bytes"),
+        having("predicted_of_parameters_bytes", "closed_form_of_parameters_bytes"),
     ),
     Table(
         "saved-tensors",
-        "What a block saves for the backward pass",
-        "MiB of one block, each storage once; the five operations that save most, by the part of the block and the node of the "
-        "graph; beside them what the block hands to the next. Compiled code is predicted as eager, and not looked into.",
+        "Tensors that a block saves for the backward pass",
+        "MiB of one block, each storage once; the five operations that save most, by the part of"
+        " the block and the node of the graph; and what the block passes on to the next one."
+        " Compiled code is predicted as if it were eager, and is not examined.",
         PhaseRows(
             (
                 ("saved_block", "one block"),
@@ -157,22 +149,11 @@ MEMORY_TABLES: tuple[Table, ...] = (
         both(of_task("train_step"), having("saved_block_bytes", "predicted_saved_block_bytes")),
     ),
     Table(
-        "memory-cpu",
-        "Peak memory on the CPU",
-        "GiB of the process's resident set, interpreter and libraries included: an upper bound of what the tensors take.",
-        CellRows(
-            (
-                *_peaks_by_phase("rss"),
-                ("peak resident", gib("peak_rss_bytes")),
-            )
-        ),
-        having("peak_rss_bytes"),
-    ),
-    Table(
         "oom-map",
-        "Where it runs out of memory",
-        "Peak memory reserved and the smallest GPU that has it, its CUDA context included, and that precision; or OOM, with the "
-        "allocation refused. What was predicted to be reserved, and whether it would fit, stands beside it.",
+        "Out-of-memory map",
+        "Peak memory reserved and the smallest GPU that has this memory, with room for its CUDA"
+        " context, and that precision; or OOM, with the size of the refused allocation. Then the"
+        " predicted reserved memory, and whether it would fit.",
         Matrix(memory_need),
         of_task("train_step"),
     ),

@@ -1,8 +1,6 @@
-"""Tables about the measuring itself: how long it took, and what failed."""
+"""Tables about the measuring itself: time spent, and failed cells."""
 
 from __future__ import annotations
-
-import pandas as pd
 
 from orchestrator.report.tables.cell_filters import having
 from orchestrator.report.tables.formatters import end_location, failure_reason, number, text
@@ -10,7 +8,7 @@ from orchestrator.report.tables.layouts import CellRows
 from orchestrator.report.tables.table import Table
 
 TIME_SPENT = Table(
-    "took",
+    "time-spent",
     "Time spent measuring",
     "Seconds of an attempt: starting and ending its process, building (device included), compiling"
     " and warming up, timed steps, and all other instruments.",
@@ -27,11 +25,6 @@ TIME_SPENT = Table(
     having("time_process_s"),
 )
 
-
-def _failed(cells: pd.DataFrame) -> pd.DataFrame:
-    return cells[cells["status"] != "ok"]
-
-
 FAILURES = Table(
     "failures",
     "Cells without a result",
@@ -44,5 +37,5 @@ FAILURES = Table(
             ("why", failure_reason),
         )
     ),
-    _failed,
+    lambda cells: cells[cells["status"] != "ok"],
 )

@@ -1,22 +1,20 @@
-"""Tables of step times: by phase, against the GPU's peak, CPU-bound steps, and scaling with the
-context length.
-"""
+"""Tables of step times: by phase, against the GPU's peak, CPU-bound steps, and scaling."""
 
 from __future__ import annotations
 
-from orchestrator.report.tables.cell_filters import both, having, marked, of_task, varying
+from orchestrator.report.tables.cell_filters import both, having, of_task, varying
 from orchestrator.report.tables.formatters import (
     gib,
     mean_sd,
-    measured,
     median_interval,
     ms,
     number,
     of_steps,
+    peak_bytes_per_pair,
     ratio,
-    relative_sd,
     step_ms,
     text,
+    yes_or_no,
 )
 from orchestrator.report.tables.layouts import (
     CellRows,
@@ -28,7 +26,7 @@ from orchestrator.report.tables.table import Table
 
 TIMINGS = Table(
     "timings",
-    "End to end",
+    "Step time",
     "Milliseconds, mean ± sample standard deviation. The timing waits at the end of each phase, but"
     " not between the phases of a whole step, so the phases may add up to more than the total."
     " Backward / forward and tokens/s use medians, which one slow step does not change."
@@ -39,6 +37,7 @@ TIMINGS = Table(
             ("backward", of_steps(mean_sd("backward_ms"))),
             ("optimizer step", of_steps(mean_sd("optimizer_ms"))),
             ("total", of_steps(mean_sd("step_ms"))),
+            # One slow step would move a quotient of means, and hardly a quotient of medians.
             ("backward / forward", ratio("backward_ms_median", "forward_ms_median")),
             ("tokens/s", number("tokens_per_s", ",.0f")),
             ("SM MHz", number("sm_clock_after", ".0f")),
@@ -50,9 +49,11 @@ TIMINGS = Table(
 
 PHASES = Table(
     "phases",
-    "Each phase, with its interval",
+    "Time of each phase, with its interval",
     "Milliseconds. The interval contains the median with 95 % confidence (order statistics);"
-    " std/mean is the relative spread.",
+    " std/mean is the relative spread. Total: the timing waits once, after the whole step."
+    " Total, waited for: it waits after each phase. Rows without a size are the matrix product"
+    " whose speed is the ceiling in the table utilisation.",
     PhaseRows(
         (
             ("forward", "forward"),
@@ -66,10 +67,10 @@ PHASES = Table(
             ("mean ± sd", lambda phase: of_steps(mean_sd(f"{phase}_ms"))),
             ("median [95 % interval]", lambda phase: of_steps(median_interval(f"{phase}_ms"))),
             ("min", lambda phase: of_steps(ms(f"{phase}_ms_min"))),
-            ("std/mean", lambda phase: relative_sd(f"{phase}_ms")),
+            ("std/mean", lambda phase: ratio(f"{phase}_ms_sd", f"{phase}_ms_mean", ".2%")),
         ),
     ),
-    of_task("train_step"),
+    of_task("train_step", "matmul"),
 )
 
 WARMUP = Table(
@@ -81,18 +82,18 @@ WARMUP = Table(
         ("warmup_steps",),
         (
             ("warm-up: mean ± sd", of_steps(mean_sd("step_synced_ms"))),
-            ("std/mean", relative_sd("step_synced_ms")),
+            ("std/mean", ratio("step_synced_ms_sd", "step_synced_ms_mean", ".2%")),
         ),
     ),
-    varying("train_step", "warmup_steps"),
+    varying("warmup_steps", "train_step"),
 )
 
 UTILISATION = Table(
     "utilisation",
-    "Share of the possible speed",
+    "Utilisation",
     "TFLOP/s counts the model's own FLOPs. MFU is their share of the GPU's dense peak in that"
     " precision, if a source gives this peak. The ceiling is the speed of one large matrix product"
-    " in the same run.",
+    " of random matrices in the same run, under the GPU's power limit: the rows without a size.",
     CellRows(
         (
             ("step ms", step_ms),
@@ -105,31 +106,18 @@ UTILISATION = Table(
             ("stored", text("parameter_dtype")),
         )
     ),
-    both(of_task("train_step"), having("achieved_tflops")),
+    both(of_task("train_step", "matmul"), having("achieved_tflops")),
 )
 
-CEILING = Table(
-    "ceiling",
-    "The ceiling of matrix products",
-    "One large product of random matrices, repeated. Its fastest precision is what this GPU reaches"
-    " under its power limit.",
-    CellRows(
-        (
-            ("ms", of_steps(median_interval("step_ms"))),
-            ("TFLOP/s", number("achieved_tflops", ".1f")),
-            ("peak TFLOP/s", number("peak_tflops", ".1f")),
-            ("of peak", number("mfu", ".1%")),
-        )
-    ),
-    of_task("matmul"),
-)
-
-MODES = Table(
-    "modes",
-    "Waiting after each phase, or once after the step",
-    "Median of the whole step in milliseconds in both modes. If the CPU is hardly ahead of the GPU"
-    " at the end of a phase, the GPU waited for the CPU to launch its kernels. A step is CPU-bound"
-    " if such phases take more than a tenth of it.",
+CPU_BOUND = Table(
+    "cpu-bound",
+    "CPU-bound and GPU-bound steps",
+    "Median of the whole step in milliseconds: synced, the timing waits after each phase; pipelined,"
+    " once after the step. If the CPU is hardly ahead of the GPU at the end of a phase, the GPU"
+    " waited for the CPU to launch its kernels. A step is CPU-bound if such phases take more than a"
+    " tenth of it: another CPU gives another time. Other cells: how many ran on the same host."
+    " Waited for a core: the share of the timing in which other processes had the core. Operations"
+    " a ms: how many small torch operations the CPU dispatched before and after the timing.",
     CellRows(
         (
             ("synced", of_steps(median_interval("step_synced_ms"))),
@@ -137,46 +125,32 @@ MODES = Table(
             ("synced / pipelined", ratio("step_synced_ms_median", "step_pipelined_ms_median")),
             ("CPU ahead, at most ms", ms("host_lead_ms")),
             ("phases that wait", number("cpu_bound_share", ".0%")),
-            ("CPU-bound", measured("cpu_bound", lambda waits: "yes" if waits else "no")),
+            ("CPU-bound", yes_or_no("cpu_bound")),
             ("drain ms", ms("drain_ms")),
-        )
-    ),
-    having("step_pipelined_ms_median"),
-)
-
-CPU_BOUND = Table(
-    "host",
-    "CPU-bound steps",
-    "More than a tenth of each of these steps is in phases in which the GPU waits for the CPU that"
-    " launches its kernels, so another CPU gives another time. Other cells: how many ran on the"
-    " same host. Waited for a core: the share of the timing in which other processes had the core."
-    " Operations a ms: how many small torch operations the CPU dispatched before and after the"
-    " timing.",
-    CellRows(
-        (
-            ("step", of_steps(median_interval("step_ms"))),
-            ("CPU ahead, at most ms", ms("host_lead_ms")),
-            ("phases that wait", number("cpu_bound_share", ".0%")),
             ("other cells", number("concurrent_attempts")),
             ("waited for a core", number("waited_for_core", ".1%")),
             ("operations a ms before", number("host_pace_before", ".0f")),
             ("after", number("host_pace_after", ".0f")),
         )
     ),
-    marked("cpu_bound"),
+    # Without pipelined steps it is unknown how far the CPU was ahead.
+    having("step_pipelined_ms_median"),
 )
 
 SCALING = Table(
     "scaling",
     "Scaling with context length",
     "Each exponent is computed from a row and the row above it: 1 is linear in the context length,"
-    " 2 is quadratic.",
+    " 2 is quadratic. Peak bytes / pair, for attention alone: bytes per pair of positions of one"
+    " sequence, constant if memory is quadratic.",
     ScalingExponents(
-        "context_length",
         (
             ("step ms", "step_ms_median", step_ms),
+            ("forward ms", "forward_ms_median", of_steps(ms("forward_ms_median"))),
+            ("backward ms", "backward_ms_median", of_steps(ms("backward_ms_median"))),
             ("peak GiB", "peak_allocated_bytes", gib("peak_allocated_bytes")),
         ),
+        (("peak bytes / pair", peak_bytes_per_pair),),
     ),
-    varying("train_step", "context_length"),
+    varying("context_length", "train_step", "attention"),
 )

@@ -266,10 +266,11 @@ def test_a_run_keeps_predictions_beside_measurements(
     assert set(training["predicted_verdict"]) == {"oom"}
     assert pd.isna(cells.loc["matmul", "predicted_peak_allocated_bytes"])
     pages = {page.table.name: page for page in lay_out(load_results(request.run))}
-    rows = pd.DataFrame(pages["prediction"].rows, columns=pages["prediction"].header)
+    rows = pd.DataFrame(pages["memory-prediction"].rows, columns=pages["memory-prediction"].header)
     assert list(rows.loc[rows["phase"] == "forward", "ratio"]) == ["0.8000"] * 3
     assert "predicted" in pages["memory"].header
-    assert pages["predicted-roles"].rows[0][-1] == "1.00"
+    parts = pd.DataFrame(pages["memory-parts"].rows, columns=pages["memory-parts"].header)
+    assert parts["parameters"].iloc[0] == "1.00"
     assert any("; predicted 2.2 GiB, oom" in text for row in pages["oom-map"].rows for text in row)
 
 

@@ -40,7 +40,7 @@ def report(*words: object) -> Result:
 
 def rows(text: str) -> list[str]:
     """Those of the table of timings, without its header."""
-    (_, table) = text.split("## End to end\n")
+    (_, table) = text.split("## Step time\n")
     return [line for line in table.split("\n## ")[0].splitlines() if line.startswith("|")][2:]
 
 

@@ -98,7 +98,7 @@ def results_of_speed_ups(sizes: Sequence[str]) -> Results:
 
 def test_a_speed_up_is_shown_of_every_size() -> None:
     sizes = ["small", "medium", "large", "xl", "2.7B"]
-    chart = SpeedUps(varying("train_step", "precision"), "precision").draw(
+    chart = SpeedUps(varying("precision", "train_step"), "precision").draw(
         results_of_speed_ups(sizes)
     )
     assert facets_of(chart) == [
@@ -109,7 +109,7 @@ def test_a_speed_up_is_shown_of_every_size() -> None:
         "the tables have the others",
         "all of these: full · train_step",
     ]
-    small = SpeedUps(varying("train_step", "precision"), "precision").draw(
+    small = SpeedUps(varying("precision", "train_step"), "precision").draw(
         results_of_speed_ups(["small"])
     )
     assert (len(facets_of(small)), title_of(small)) == (8, None)

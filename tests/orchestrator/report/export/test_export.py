@@ -246,9 +246,7 @@ def test_cells_that_were_not_measured_yet_are_said(
 
 def test_a_table_alone_is_that_alone(published: Path) -> None:
     done = command("report", published, "--table", "timings")
-    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == [
-        "## End to end"
-    ]
+    assert [line for line in done.stdout.splitlines() if line.startswith("## ")] == ["## Step time"]
     assert (
         command("report", published, "--table", "reference").exit_code == 0
     )  # known without --reference

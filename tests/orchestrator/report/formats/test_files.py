@@ -153,10 +153,10 @@ def test_what_is_printed_is_what_the_frame_has(
     """To the last printed digit, by a way of its own: each number of a column is one of the frame, rounded."""
     for table, title, column, scale in (
         ("timings", "forward", "forward_ms_mean", 1),
-        ("memory", "peak", "peak_allocated_bytes", 2**-30),
+        ("memory", "peak reserved", "peak_reserved_bytes", 2**-30),
         ("utilisation", "MFU", "mfu", 100),
-        ("snapshots", "events", "snapshot_events", 1),
-        ("kernel-coverage", "busy", "busy", 100),
+        ("coverage", "events", "snapshot_events", 1),
+        ("coverage", "busy", "busy", 100),
     ):
         (page,) = (page for page in every_page if page.table.name == table)
         place = next(place for place, name in enumerate(page.header) if name.startswith(title))

@@ -250,7 +250,7 @@ def test_the_command_prints_and_writes_the_table(run: Run) -> None:
     done = report(run, "--reference", "h100", "--table", "timings")
     assert done.exit_code == 0
     assert re.findall(r"^## (.+)$", done.stdout, re.MULTILINE) == [
-        "End to end",
+        "Step time",
         "Published on H100 80 GB",
     ]
     assert (run.folder / "report" / "reference.tex").exists()

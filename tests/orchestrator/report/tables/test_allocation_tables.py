@@ -1,4 +1,4 @@
-"""The tables of what memory is made of, from rows written by hand."""
+"""Tables of allocations, from rows written by hand."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_composition_adds_up(
     assert rows[-1]["share"] == "100.0%"
 
 
-def test_two_moments_of_one_cell_are_two_compositions(
+def test_each_moment_of_a_cell_has_its_own_composition(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     later = tuple(replace(row, moment="end", phase="optimizer") for row in STEP)
@@ -97,23 +97,26 @@ def test_two_moments_of_one_cell_are_two_compositions(
     ]  # fmt: skip
 
 
-def test_the_largest_of_each_role(
+def test_the_largest_allocation_of_each_role_is_shown(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
-    rows = table(results_of(replace(make_outcome(), allocations=STEP)), "largest-allocations")
+    many = tuple(alike("activations", f"part {n}", 60, 9, "forward") for n in range(10))
+    rows = table(results_of(replace(make_outcome(), allocations=STEP + many)), "top-allocations")
+    assert [row["part"] for row in rows[:10]] == [f"part {n}" for n in range(10)]
     assert [
-        (row["role"], row["MiB"], row["as large"], row["part"], row["made in"]) for row in rows
+        (row["role"], row["MiB each"], row["allocations"], row["part"], row["made in"])
+        for row in rows[10:]
     ] == [
+        ("activations", "64.00", "8", "softmax", "forward"),
         ("parameters", "100.00", "2", "ffn", "before"),
         ("temporary", "90.00", "1", "loss", "backward"),
-        ("activations", "64.00", "8", "softmax", "forward"),
         ("buffers", "6.00", "1", "–", "before"),
         ("unlabelled", "4.00", "1", "–", "before"),
     ]
-    assert rows[2]["call chain"] == "model/attention.py:32 softmax"
+    assert rows[10]["call chain"] == "model/attention.py:32 softmax"
 
 
-def test_the_ten_that_take_most(
+def test_the_ten_allocations_that_take_most(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     many = tuple(
@@ -125,7 +128,7 @@ def test_the_ten_that_take_most(
     assert (rows[0]["role"], rows[0]["part"]) == ("activations", "part 19")
 
 
-def test_predicted_beside_measured(
+def test_predicted_and_measured_bytes_of_each_role(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     outcome = replace(make_outcome(), allocations=STEP)
@@ -160,7 +163,7 @@ def test_predicted_beside_measured(
     }
 
 
-def test_what_filled_the_memory_stands_beside_the_peaks(
+def test_a_cell_that_ran_out_of_memory_has_a_composition(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     filled = tuple(replace(row, moment="out of memory", phase="forward") for row in STEP)
@@ -173,16 +176,15 @@ def test_what_filled_the_memory_stands_beside_the_peaks(
     }
 
 
-def test_without_snapshots_there_are_no_such_tables(
+def test_without_snapshots_there_are_no_tables_of_allocations(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     results = results_of(make_outcome())
     for name in (
         "composition",
-        "largest-allocations",
         "top-allocations",
         "composition-predicted",
-        "snapshots",
+        "coverage",
     ):
         assert table(results, name) == []
     assert "memory-timeline" not in {
@@ -190,7 +192,7 @@ def test_without_snapshots_there_are_no_such_tables(
     }
 
 
-def test_how_much_the_record_explains(
+def test_coverage_of_a_memory_snapshot(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     outcome = make_outcome()
@@ -200,14 +202,14 @@ def test_how_much_the_record_explains(
         Sample("memory_snapshot", metric, "", value) for metric, value in numbers.items()
     )
     results = results_of(with_samples(outcome, *samples))
-    (row,) = table(results, "snapshots")
+    (row,) = table(results, "coverage")
     assert (row["allocated"], row["replayed / requested"], row["unlabelled"]) == (
         "4.00",
         "1.0000",
         "25.00%",
     )
     assert (row["events"], row["wrapped"]) == ("200000", "yes")
-    assert "peak_allocated_bytes" not in results.cells  # of a step on record: no peak of training
+    assert "peak_allocated_bytes" not in results.cells  # recording changes the peak of a step
 
 
 def curve(scale: float) -> tuple[LiveRow, ...]:
@@ -219,7 +221,7 @@ def curve(scale: float) -> tuple[LiveRow, ...]:
     )
 
 
-def test_what_lives_when_is_a_picture(
+def test_live_memory_during_a_step_is_a_chart(
     results_of: Callable[..., Results], make_outcome: MakeOutcome
 ) -> None:
     training, forward = (
@@ -237,7 +239,11 @@ def test_what_lives_when_is_a_picture(
     rows = pd.DataFrame(data)
     assert sorted(rows["panel"].unique()) == ["forward", "train_step"]
     moments = rows[(rows["panel"] == "train_step") & rows["at_ms"].notna()]
-    assert moments["at_ms"].tolist() == [0.0, 0.001, 2.0]  # of two at one place the higher
+    assert moments["at_ms"].tolist() == [
+        0.0,
+        0.001,
+        2.0,
+    ]  # of two samples at one time, the higher one
     assert moments["activations"].tolist() == [2.0, 6.0, 8.0]
     begins = rows[rows["begin_ms"].notna()].set_index(["panel", "phase"])["begin_ms"].to_dict()
     assert begins["train_step", "backward"] == 2.0
@@ -245,7 +251,7 @@ def test_what_lives_when_is_a_picture(
         assert f">{phase}</text>" in figure.svg
 
 
-def test_frames_hold_what_counts(
+def test_frames_hold_the_latest_attempt_alone(
     results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path
 ) -> None:
     import orchestrator

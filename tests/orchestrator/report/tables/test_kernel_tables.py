@@ -1,4 +1,4 @@
-"""The tables of kernels, from rows written by hand: every number in them can be worked out on paper."""
+"""Tables of kernels, from rows written by hand: each number can be calculated on paper."""
 
 from __future__ import annotations
 
@@ -108,61 +108,59 @@ def test_top_kernels_by_phase(results_of: Callable[..., Results]) -> None:
     assert "outside operators" not in {row["name"] for row in rows}
 
 
-def test_the_top_kernel_that_is_no_matrix_product(results_of: Callable[..., Results]) -> None:
-    rows = table(results_of((TRAINING, {})), "non-gemm")
-    assert [(row["phase"], row["name"], row["time"]) for row in rows] == [
-        ("forward", "exp_kernel", "25.0%"), ("backward", "add_kernel", "50.0%"), ("optimizer", "adam", "100.0%"),
-        ("outside", "unknown", "100.0%"),
-    ]  # fmt: skip
+def test_the_top_kernel_that_is_no_matrix_product_is_shown(
+    results_of: Callable[..., Results],
+) -> None:
+    products = [kernel(f"gemm_{n}", "forward", "ffn", "GEMM", (500, 500)) for n in range(9)]
+    rows = table(results_of(((*TRAINING, *products), {})), "kernels")
+    shown = [(row["name"], row["class"]) for row in rows if row["phase"] == "forward"]
+    assert len(shown) == 9
+    assert {kind for _, kind in shown[:8]} == {"GEMM"}
+    assert shown[8] == ("exp_kernel", "elementwise")
 
 
-def test_matrix_products_in_inference_and_training(results_of: Callable[..., Results]) -> None:
-    rows = table(results_of((TRAINING, {}), (FORWARD, {"pass": "forward"})), "gemm-share")
-    by_pass = {row["pass"]: row for row in rows}
-    assert by_pass["forward"]["precision"] == "fp32"
-    assert (by_pass["forward"]["of all"], by_pass["forward"]["of forward"]) == ("80.0%", "80.0%")
-    training = by_pass["train_step"]
-    assert (training["of forward"], training["of backward"], training["of optimizer"]) == (
-        "62.5%",
-        "50.0%",
-        "0.0%",
-    )
-    assert training["of all"] == f"{(500 + 400) / 1760:.1%}"
+def test_share_of_matrix_products_in_inference_and_training(
+    results_of: Callable[..., Results],
+) -> None:
+    rows = table(results_of((TRAINING, {}), (FORWARD, {"pass": "forward"})), "kernel-classes")
+    shares = {(row["pass"], row["phase"]): row["GEMM share"] for row in rows}
+    assert shares == {
+        ("forward", "forward"): "80.0%",
+        ("train_step", "forward"): "62.5%",
+        ("train_step", "backward"): "50.0%",
+        ("train_step", "optimizer"): "–",
+        ("train_step", "outside"): "–",
+        ("train_step", "step"): f"{(500 + 400) / 1760:.1%}",
+    }
 
 
-def test_softmax_against_matrix_products(results_of: Callable[..., Results]) -> None:
-    (row,) = table(results_of((TRAINING, {})), "softmax-matmul")
-    assert (row["softmax ms"], row["matmul ms"], row["softmax / matmul"]) == (
-        "0.300",
-        "0.100",
-        "3.00",
-    )
-    assert row["in FLOPs"] == "0.125"
-    assert "backward softmax ms" not in row
+def softmax_and_matmul(row: dict[str, str]) -> list[str]:
+    return [row[title] for title in ("softmax ms", "matmul ms", "softmax / matmul", "in FLOPs")]
 
 
-def test_a_softmax_that_is_fused_with_more_is_not_told_by_what_is_left_of_it(
+def test_softmax_next_to_the_matrix_products_of_attention(
+    results_of: Callable[..., Results],
+) -> None:
+    rows = {row["phase"]: row for row in table(results_of((TRAINING, {})), "kernel-classes")}
+    assert softmax_and_matmul(rows["forward"]) == ["0.300", "0.100", "3.00", "0.125"]
+    assert softmax_and_matmul(rows["backward"]) == ["–"] * 4
+
+
+def test_a_softmax_that_is_fused_with_another_part_has_no_time(
     results_of: Callable[..., Results],
 ) -> None:
     fused = kernel(
         "triton_per_fused__softmax_mul", "forward", "scores+softmax", "softmax", (80, 80)
     )
-    eager, compiled = table(
-        results_of((TRAINING, {}), ((*TRAINING, fused), {"compile": "blocks"})), "softmax-matmul"
+    rows = table(
+        results_of((TRAINING, {}), ((*TRAINING, fused), {"compile": "blocks"})), "kernel-classes"
     )
-    assert (eager["compile"], eager["softmax ms"], eager["softmax / matmul"]) == (
-        "eager",
-        "0.300",
-        "3.00",
-    )
-    assert (compiled["softmax ms"], compiled["matmul ms"], compiled["softmax / matmul"]) == (
-        "–",
-        "0.100",
-        "–",
-    )
+    forward = {row["compile"]: row for row in rows if row["phase"] == "forward"}
+    assert softmax_and_matmul(forward["eager"]) == ["0.300", "0.100", "3.00", "0.125"]
+    assert softmax_and_matmul(forward["blocks"]) == ["–", "0.100", "–", "–"]
 
 
-def test_a_class_is_what_is_known_of_the_name_today(results_of: Callable[..., Results]) -> None:
+def test_a_kernel_has_the_class_that_its_name_has_today(results_of: Callable[..., Results]) -> None:
     cast = kernel(
         "bfloat16_copy_kernel_cuda(at::TensorIteratorBase&)", "forward", "", "elementwise", (70, 70)
     )
@@ -174,7 +172,7 @@ def test_a_class_is_what_is_known_of_the_name_today(results_of: Callable[..., Re
     }
 
 
-def test_classes_of_each_phase(results_of: Callable[..., Results]) -> None:
+def test_share_of_each_class_in_a_phase(results_of: Callable[..., Results]) -> None:
     rows = table(results_of((TRAINING, {})), "kernel-classes")
     assert rows[0]["kernel ms"] == "0.800"
     assert [rows[0][f"{name} share"] for name in ("GEMM", "elementwise", "reduction")] == [
@@ -185,7 +183,7 @@ def test_classes_of_each_phase(results_of: Callable[..., Results]) -> None:
     assert rows[2]["optimizer share"] == "100.0%"
 
 
-def test_modules_by_phase(results_of: Callable[..., Results]) -> None:
+def test_kernel_time_by_module_and_phase(results_of: Callable[..., Results]) -> None:
     rows = {row["module"]: row for row in table(results_of((TRAINING, {})), "kernel-modules")}
     assert (rows["ffn"]["forward ms"], rows["ffn"]["backward ms"], rows["ffn"]["optimizer ms"]) == (
         "0.400",
@@ -197,7 +195,7 @@ def test_modules_by_phase(results_of: Callable[..., Results]) -> None:
     assert rows["ffn"]["share"] == f"{800 / 1760:.1%}"
 
 
-def test_what_was_fused(results_of: Callable[..., Results]) -> None:
+def test_kernels_by_class_eager_and_compiled(results_of: Callable[..., Results]) -> None:
     forward = {"pass": "forward"}
     rows = {
         row["class"]: row
@@ -211,11 +209,13 @@ def test_what_was_fused(results_of: Callable[..., Results]) -> None:
     assert (rows["softmax"]["eager kernels"], rows["softmax"]["blocks ms"]) == ("–", "0.050")
 
 
-def test_nothing_was_fused_where_nothing_was_compiled(results_of: Callable[..., Results]) -> None:
+def test_without_compiled_cells_there_is_no_table_of_fused_kernels(
+    results_of: Callable[..., Results],
+) -> None:
     assert table(results_of((TRAINING, {}), (FORWARD, {"pass": "forward"})), "fused") == []
 
 
-def test_kernels_that_differ(results_of: Callable[..., Results]) -> None:
+def test_kernels_in_which_two_cells_differ(results_of: Callable[..., Results]) -> None:
     cells = (
         (FORWARD, {"pass": "forward"}),
         (COMPILED, {"pass": "forward", "compile": "blocks"}),
@@ -233,7 +233,7 @@ def test_kernels_that_differ(results_of: Callable[..., Results]) -> None:
     assert any("pass=train_step" in title for title in table(chosen, "kernel-diff")[0])
 
 
-def test_cells_are_chosen_by_how_their_ids_begin(results_of: Callable[..., Results]) -> None:
+def test_cells_are_chosen_by_the_beginning_of_their_ids(results_of: Callable[..., Results]) -> None:
     results = results_of((TRAINING, {}), (FORWARD, {"pass": "forward"}))
     cell = results.cells["cell"].iloc[0]
     assert list(choose_cells(results, [cell[:6]]).cells["cell"]) == [cell]
@@ -241,7 +241,7 @@ def test_cells_are_chosen_by_how_their_ids_begin(results_of: Callable[..., Resul
         choose_cells(results, ["zzz"])
 
 
-def test_a_run_that_watched_no_kernels_reads_none(
+def test_a_run_without_kernels_does_not_read_them(
     results_of: Callable[..., Results], make_outcome: MakeOutcome, tmp_path: Path
 ) -> None:
     run = Run(tmp_path / "plain")
@@ -250,7 +250,7 @@ def test_a_run_that_watched_no_kernels_reads_none(
         writer.append(make_outcome(), None)
 
     def refuse() -> Any:
-        raise AssertionError("read for nothing")
+        raise AssertionError("the table of kernels was read")
 
     results = replace(load_results(run), read_kernels=refuse)
     assert not {page.table.name for page in lay_out(results)} & {one.name for one in KERNEL_TABLES}

@@ -1,4 +1,4 @@
-"""Tables of memory: what was predicted and what was measured, side by side."""
+"""Tables of memory: predicted and measured, next to each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Samples = Iterable[Sample]
 
 @pytest.fixture
 def results_of(tmp_path: Path) -> Callable[..., Results]:
-    """Of cells, each with what was measured of it and what was predicted."""
+    """Results of cells, each with its measured and its predicted samples."""
 
     def make(task: str, *cells: tuple[dict[str, Any], Samples, Samples]) -> Results:
         with open_for_writing(Run(tmp_path / "run")) as writer:
@@ -66,7 +66,7 @@ def saved(instrument: str, *operations: tuple[str, float]) -> list[Sample]:
     ]
 
 
-def test_saved_tensors_are_held_against_each_other_by_their_operation(
+def test_saved_tensors_are_compared_by_their_operation(
     results_of: Callable[..., Results],
 ) -> None:
     results = results_of(
@@ -108,7 +108,7 @@ def by_formula(**gib: float) -> list[Sample]:
     ]
 
 
-def test_the_closed_form_stands_beside_what_was_predicted_and_measured(
+def test_parts_of_the_peak_by_prediction_and_by_formula(
     results_of: Callable[..., Results],
 ) -> None:
     peak = [
@@ -120,7 +120,8 @@ def test_the_closed_form_stands_beside_what_was_predicted_and_measured(
             "steady",
             "backward",
             note="tracked",
-        )
+        ),
+        Sample("prediction", "at_peak_bytes", "bytes", 2 * GIB, "steady", note="parameters"),
     ]
     measured = [Sample("memory", "peak_allocated_bytes", "bytes", 12.5 * GIB, "steady", "backward")]
     whole = by_formula(
@@ -142,34 +143,16 @@ def test_the_closed_form_stands_beside_what_was_predicted_and_measured(
             ],
         ),
     )
-    rows = table(results, "closed-form").set_index("size")
-    shown = [
-        "parameters",
-        "attention squares",
-        "activations",
-        "temporary",
-        "at least",
-        "closed form",
-        "predicted",
-        "measured",
-    ]
-    assert list(rows.loc["tiny", shown]) == [
-        "1.00",
-        "3.00",
-        "5.00",
-        "1.00",
-        "–",
-        "10.00",
-        "11.00",
-        "12.50",
-    ]
-    assert rows.loc["tiny", "closed form / measured"] == "0.8000"
-    assert list(rows.loc["–", ["parameters", "at least", "closed form", "measured"]]) == [
-        "4.00",
-        "4.00",
-        "–",
-        "–",
-    ]
+    rows = table(results, "memory-parts").set_index(["size", "source"])
+    shown = ["parameters", "attention squares", "activations", "temporary"]
+    whole_columns = ["at least", "in all", "measured", "ratio"]
+    formula, prediction = rows.loc[("tiny", "formula")], rows.loc[("tiny", "prediction")]
+    assert list(formula[shown]) == ["1.00", "3.00", "5.00", "1.00"]
+    assert list(formula[whole_columns]) == ["–", "10.00", "12.50", "0.8000"]
+    assert list(prediction[shown]) == ["2.00", "–", "–", "–"]
+    assert list(prediction[whole_columns]) == ["–", "11.00", "12.50", "0.8800"]
+    without_data = rows.loc[("–", "formula"), ["parameters", *whole_columns]]
+    assert list(without_data) == ["4.00", "4.00", "–", "–", "–"]
 
 
 def test_squares_of_attention_by_formula_predicted_and_measured(
