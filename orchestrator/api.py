@@ -1,6 +1,4 @@
-"""A run as pandas frames: `import orchestrator as sweep; run = sweep.load("results/full");
-run.cells`.
-"""
+"""A run as pandas frames: `import orchestrator as sweep; sweep.load("results/full").cells`."""
 
 from __future__ import annotations
 
@@ -24,17 +22,18 @@ from orchestrator.store.run import Run
 
 
 class LoadedRun:
-    """What a results folder holds, read once when it is first asked for. Reading needs neither
-    torch nor a GPU.
+    """The frames of a results folder. Each is read when it is first used, without torch or a GPU.
 
-    cells: one wide row a cell, nullable dtypes; the same as cells.parquet. columns: what each of
-    its columns is, and its unit. samples: every number as it was measured, of every attempt:
-    instrument, mode, phase, metric, unit, step, value. kernels: one row a kernel, operator, phase
-    and module, of the attempts that count; times in ns, and `ms` a step. allocations: what of the
-    device's memory lived at the peak of a step, or when it ran out, of the attempts that count:
-    role, part, call chain, bytes of each, how many. live: how many bytes of each role lived when,
-    in ms into that step. predictions: what was foreseen of each cell's memory, in bytes, by step
-    and phase. manifest: run.json.
+    cells: one wide row per cell with nullable dtypes, the same as cells.parquet.
+    columns: meaning and unit of each column of `cells`.
+    samples: every measured number of every attempt.
+    kernels: one row per kernel, operator, phase and module; times in ns, and `ms` for one step.
+    allocations: device memory that was live at the peak of a step, or when memory ran out.
+    live: bytes of each role during the recorded step, by time in ms.
+    predictions: predicted memory of each cell in bytes, by step and phase.
+    manifest: run.json.
+
+    Kernels, allocations and live are those of the latest valid attempt of each cell.
     """
 
     def __init__(self, run: Run) -> None:
@@ -50,7 +49,7 @@ class LoadedRun:
 
     @property
     def columns(self) -> pd.DataFrame:
-        """What each column of `cells` is, and its unit: column, unit, meaning."""
+        """One row per column of `cells`: column, unit, meaning."""
         described = describe_columns(map(str, self.cells))
         return pd.DataFrame(
             [(one.name, one.unit, one.doc) for one in described],
@@ -82,13 +81,12 @@ class LoadedRun:
         return self._run.read("predictions")
 
     def table(self, name: str, reference: str | None = None) -> pd.DataFrame:
-        """A table of the report as it is printed, null where it prints nothing; a column of plain
-        numbers, also of 12,313, has numbers. The last columns say which times of a row have the
-        mark `†`.
+        """Return a table of the report, with null for a dash. It is empty if the run has no rows.
 
-        reference: a device, for the table `reference` of what others published for it (`sweep
-        report --reference`). Raises ConfigError for a name that is no table and a device that is
-        none. Empty where the run has nothing for it.
+        The last columns list the values of a row that have the mark `†`. Raise ConfigError for an
+        unknown table or device.
+
+        reference: a device, for the table `reference` of the numbers that others published.
         """
         published = reference_tables(find_device(reference) if reference else None)
         for page in lay_out(self._results, [name], (*TABLES, *published)):
@@ -102,8 +100,9 @@ class LoadedRun:
 
 
 def load(*folders: str | Path) -> LoadedRun:
-    """One run, or several side by side, of which `run` among the columns of `cells` says which:
-    folders, or addresses such as s3://bucket/folder. Raises RunError for no run.
+    """Return one run, or several together; then the column `run` of `cells` names the run.
+
+    folders: folders, or addresses such as s3://bucket/folder. Raise RunError if there is no run.
     """
     if not folders:
         raise RunError(
@@ -113,6 +112,6 @@ def load(*folders: str | Path) -> LoadedRun:
 
 
 def _numbers(column: pd.Series[Any]) -> pd.Series[Any]:
-    """As numbers, if all of it is plain numbers."""
+    """Return a column as numbers if all its texts are plain numbers, such as 12313."""
     numeric = pd.to_numeric(column, errors="coerce")
     return numeric.convert_dtypes() if numeric.notna().equals(column.notna()) else column

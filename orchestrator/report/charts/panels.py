@@ -1,16 +1,16 @@
-"""PanelChoice of panels for a chart that would have too many.
+"""Choice of panels for a chart that would have too many.
 
-Repetitions of another run are removed first. Each value of the first axis, such as the size,
-then gets as many panels as fit: preferably those that most other values have too, so that they
-can be compared, and of these the most different ones.
+Repetitions of another run are removed first. Each value of the first axis, such as the size, then
+gets equally many panels: preferably those that most other values have too, so that they can be
+compared, and of these the most different ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from typing import Any
 
 import pandas as pd
@@ -22,13 +22,14 @@ MOST_PANELS = 12
 _RUN = "run"  # the axis that `orchestrator.store.run_collection` adds
 
 # Sort key of a panel: the position of its value on each axis except the run, and a number.
-Places = tuple[int, ...]
+Positions = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class PanelChoice:
-    """Chosen panels. chosen: labels of the panels to draw. note: how many of how many, and by
-    which rule; empty for all.
+    """Panels to draw.
+
+    chosen: their labels. note: how many of how many, and by which rule; empty if all are drawn.
     """
 
     chosen: frozenset[Any]
@@ -37,117 +38,96 @@ class PanelChoice:
 
 @dataclass(frozen=True)
 class Shown:
-    """The content of panels by label. much: panels with more are preferred. marks: empty if a
-    panel is one cell.
+    """The content of panels by label.
+
+    amount: panels that show more are preferred. marks: empty if a panel is one cell.
     """
 
-    much: Mapping[Any, float]
+    amount: Mapping[Any, float]
     marks: Mapping[Any, frozenset[Any]] = field(default_factory=dict)
 
 
 def choose_panels(
-    panels: pd.DataFrame, axes: Sequence[str], shown: Shown, called: str = "panels"
+    panels: pd.DataFrame, axes: Sequence[str], shown: Shown, plural: str = "panels"
 ) -> PanelChoice:
-    """Return the panels to draw. A panel is a repetition if an earlier one shows the same for
-    another run.
+    """Return the panels to draw. A panel is a repetition if an earlier run shows the same.
 
-    panels: one row for each panel, with the varying axes. called: the plural noun for the
-    panels.
+    panels: one row for each panel, with the varying axes. plural: the noun for the note.
     """
     if len(panels) <= MOST_PANELS:
         return PanelChoice(frozenset(panels.index))
-    apart = [axis for axis in axes if axis != _RUN] or list(axes)
-    labels = _different(panels, apart, shown.marks)
-    chosen = list(labels)
+    other_axes = [axis for axis in axes if axis != _RUN] or list(axes)
+    labels = _without_repetitions(panels, other_axes, shown.marks)
     rules = ["none that repeats another run's"] if len(labels) < len(panels) else []
+    chosen = list(labels)
     if len(labels) > MOST_PANELS:
-        chosen = _as_many_of_each({places: shown.much[label] for places, label in labels.items()})
-        one_of_each_fits = len({places[0] for places in labels}) <= MOST_PANELS
-        of_each = f"of each {apart[0]} " if one_of_each_fits else ""
-        rules.append(f"as many {of_each}as fit, the most different first")
-    note = (
-        f"{len(chosen)} of {len(panels)} {called}: {', '.join(rules)}; the tables have the others"
-    )
-    return PanelChoice(frozenset(labels[places] for places in chosen), note)
+        chosen = _equally_many({key: shown.amount[label] for key, label in labels.items()})
+        if len({key[0] for key in labels}) <= MOST_PANELS:
+            rules.append(f"equally many of each {other_axes[0]}")
+        rules.append("the most different first")
+    count = f"{len(chosen)} of {len(panels)} {plural}"
+    note = f"{count}: {', '.join(rules)}; the tables have the others"
+    return PanelChoice(frozenset(labels[key] for key in chosen), note)
 
 
-def _different(
+def _without_repetitions(
     panels: pd.DataFrame, axes: Sequence[str], marks: Mapping[Any, frozenset[Any]]
-) -> dict[Places, Any]:
-    """Return the labels of panels with a mark that no earlier panel with equal axes has.
-
-    Equal panels are numbered downwards: the earliest, which shows most, is the last in order.
-    """
-    known: dict[Places, list[frozenset[Any]]] = defaultdict(list)
-    labels: dict[Places, Any] = {}
-    values = zip(*(places_in_order(axis, panels[axis]) for axis in axes), strict=True)
-    for places, label in zip(values, panels.index, strict=True):
-        earlier, own = known[places], marks.get(label, frozenset())
+) -> dict[Positions, Any]:
+    """Return the labels of panels with a mark that no earlier panel with equal axes has."""
+    known: dict[Positions, list[frozenset[Any]]] = defaultdict(list)
+    labels: dict[Positions, Any] = {}
+    columns = [places_in_order(axis, panels[axis]) for axis in axes]
+    for key, label in zip(zip(*columns, strict=True), panels.index, strict=True):
+        earlier, own = known[key], marks.get(label, frozenset())
         if not earlier or own - frozenset().union(*earlier):
-            labels[(*places, -len(earlier))] = label
+            # Numbered downwards: the earliest panel shows most, and the last in order comes first.
+            labels[(*key, -len(earlier))] = label
             earlier.append(own)
     return labels
 
 
-def _as_many_of_each(shows: Mapping[Places, float]) -> list[Places]:
-    """Return panels of the values of the first axis in rotation, while there is room for another
-    round.
-    """
-    of_each: dict[int, list[Places]] = {}
-    rank = {kind: place for place, kind in enumerate(_kinds(shows))}
-    for places in sorted(shows, key=lambda places: rank[places[1:]]):
-        of_each.setdefault(places[0], []).append(places)
-    chosen: list[Places] = []
-    for turn in zip_longest(*of_each.values()):
-        taken = _known(turn)
-        if len(chosen) + len(taken) > MOST_PANELS:
+def _equally_many(amounts: Mapping[Positions, float]) -> list[Positions]:
+    """Return one panel of each value of the first axis, then another one, while all of them fit."""
+    by_value: dict[int, list[Positions]] = defaultdict(list)
+    rank = {group: index for index, group in enumerate(_groups_by_size(amounts))}
+    for key in sorted(amounts, key=lambda key: rank[key[1:]]):
+        by_value[key[0]].append(key)
+    chosen: list[Positions] = []
+    for turn in _in_turns(by_value.values()):
+        if len(chosen) + len(turn) > MOST_PANELS:
             break
-        chosen += taken
-    return chosen or _spread(shows)[:MOST_PANELS]  # where not even one of each fits
+        chosen += turn
+    return chosen or _spread(amounts)[:MOST_PANELS]  # not even one of each value fits
 
 
-def _kinds(shows: Mapping[Places, float]) -> list[Places]:
-    """Return groups of panels that agree in all but the first axis; groups with most values come
-    first.
-    """
-    in_all: dict[Places, float] = defaultdict(float)
-    for places, much in shows.items():
-        in_all[places[1:]] += much
-    known_of = Counter(places[1:] for places in shows)
-    alike = [
-        {kind: in_all[kind] for kind in known_of if known_of[kind] == often}
-        for often in sorted(set(known_of.values()))
-    ]
-    return [kind for kinds in reversed(alike) for kind in _spread(kinds)]
+def _groups_by_size(amounts: Mapping[Positions, float]) -> list[Positions]:
+    """Return groups of panels that agree in all but the first axis, those of most values first."""
+    totals: dict[Positions, float] = defaultdict(float)
+    for key, amount in amounts.items():
+        totals[key[1:]] += amount
+    by_size: dict[int, dict[Positions, float]] = defaultdict(dict)
+    for group, size in Counter(key[1:] for key in amounts).items():
+        by_size[size][group] = totals[group]
+    in_order = [_spread(by_size[size]) for size in sorted(by_size, reverse=True)]
+    return list(chain(*in_order))
 
 
-def _spread(shows: Mapping[Places, float], axis: int = 0) -> list[Places]:
-    """Return the panels of each value in rotation, spread over the next axis, so that the first
-    few differ most.
-
-    Values come in the order of how much their panels show.
-    """
-    if len(shows) < 2:
-        return list(shows)
-    of_each: dict[int, dict[Places, float]] = defaultdict(dict)
-    for places, much in shows.items():
-        of_each[places[axis]][places] = much
-    values = sorted(
-        _ends_first(sorted(of_each)), key=lambda value: max(of_each[value].values()), reverse=True
-    )
-    return [
-        places
-        for turn in zip_longest(*(_spread(of_each[value], axis + 1) for value in values))
-        for places in _known(turn)
-    ]
+def _spread(amounts: Mapping[Positions, float], axis: int = 0) -> list[Positions]:
+    """Return the panels of each value in turns, so that the first few differ most."""
+    if len(amounts) < 2:
+        return list(amounts)
+    by_value: dict[int, dict[Positions, float]] = defaultdict(dict)
+    for key, amount in amounts.items():
+        by_value[key[axis]][key] = amount
+    values = sorted(by_value)
+    # The last value first: a whole step, the narrowest precision, the largest size. Then the
+    # opposite end. Sorting is stable, so that this order counts among equal amounts.
+    values = [*values[-1:], *values[:-1]]
+    values.sort(key=lambda value: max(by_value[value].values()), reverse=True)
+    return list(chain(*_in_turns(_spread(by_value[value], axis + 1) for value in values)))
 
 
-def _ends_first(values: list[int]) -> list[int]:
-    """Return values from both ends inwards, the last first: a whole step, the narrowest
-    precision, the largest size.
-    """
-    return [*values[-1:], *values[:-1]]
-
-
-def _known(turn: Iterable[Places | None]) -> list[Places]:
-    return [places for places in turn if places is not None]
+def _in_turns(lists: Iterable[Sequence[Positions]]) -> Iterator[list[Positions]]:
+    """Yield the first entries of all lists, then the second ones."""
+    for turn in zip_longest(*lists):
+        yield [key for key in turn if key is not None]

@@ -1,6 +1,4 @@
-"""All charts as data. A new chart is one entry in PLOTS; it appears on the page, as SVG and as
-PNG.
-"""
+"""All charts as data. A new chart is one entry in PLOTS; it appears on the page, as SVG and as PNG."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ from orchestrator.report.tables.cell_filters import of_task, varying, with_eager
 from orchestrator.report.tables.formatters import KERNEL_TIME
 
 PICTURES = ("svg", "png")
-_IN_SEVERAL_PRECISIONS = varying("precision", "train_step")
-# The first is vl-convert's own, so that a chart is as wide on every machine; the others are as
-# wide for who looks at it.
+_SEVERAL_PRECISIONS = varying("precision", "train_step")
+# The first font is vl-convert's own, so that a chart is equally wide on every machine. The others
+# have the same letter widths, for the machine that shows the page.
 _FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 
 
@@ -42,8 +40,9 @@ class Plot:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawn chart. spec: Vega-Lite with its data. problem: the reason for a missing drawing,
-    otherwise empty.
+    """A drawn chart.
+
+    spec: Vega-Lite with its data. problem: the reason for a missing drawing, otherwise empty.
     """
 
     plot: Plot
@@ -57,43 +56,38 @@ PLOTS: tuple[Plot, ...] = (
     Plot(
         "step-time",
         "Step time by context length",
-        "Median of the whole step, both scales logarithmic: a power of the length is a straight line. "
-        "Cells that ran out of memory have no point. "
-        "Click the legend to select a series; hold shift and turn the wheel to zoom.",
-        Lines(
-            of_task("train_step"),
-            "context_length",
-            "ms a step",
-            (ChartMeasure("step", "step_ms_median"),),
-        ),
+        "Median of the whole step, both scales logarithmic: a power of the length is a straight"
+        " line. Cells that ran out of memory have no point. Click the legend to select a series;"
+        " hold shift and turn the wheel to zoom.",
+        Lines(of_task("train_step"), "ms a step", (ChartMeasure("step", "step_ms_median"),)),
     ),
     Plot(
         "compile-speed-up",
-        "Eager against compiled",
-        "How many times faster the compiled step is than the eager one; "
-        "below the dashed line it is slower.",
+        "Speed-up by compiling",
+        "How many times faster the compiled step is than the eager one;"
+        " below the dashed line it is slower.",
         SpeedUps(with_eager_baseline, "compile"),
     ),
     Plot(
         "compile-kernels",
-        "Eager against compiled: kernels alone",
-        "How many times faster the kernels of the compiled step are than those of the eager one. "
-        "The CPU has no influence.",
+        "Speed-up by compiling: kernels alone",
+        "How many times faster the kernels of the compiled step are than those of the eager one."
+        " The CPU has no influence.",
         SpeedUps(with_eager_baseline, "compile", KERNEL_TIME),
     ),
     Plot(
         "precision-speed-up",
-        "What precision gains",
-        "How many times faster a step is than in the first precision; "
-        "below the dashed line it is slower.",
-        SpeedUps(_IN_SEVERAL_PRECISIONS, "precision"),
+        "Speed-up by precision",
+        "How many times faster a step is than in the first precision;"
+        " below the dashed line it is slower.",
+        SpeedUps(_SEVERAL_PRECISIONS, "precision"),
     ),
     Plot(
         "precision-kernels",
-        "What precision gains: kernels alone",
-        "How many times faster the kernels of a step are than in the first precision. "
-        "The CPU has no influence.",
-        SpeedUps(_IN_SEVERAL_PRECISIONS, "precision", KERNEL_TIME),
+        "Speed-up by precision: kernels alone",
+        "How many times faster the kernels of a step are than in the first precision."
+        " The CPU has no influence.",
+        SpeedUps(_SEVERAL_PRECISIONS, "precision", KERNEL_TIME),
     ),
     Plot(
         "peak-memory",
@@ -101,7 +95,6 @@ PLOTS: tuple[Plot, ...] = (
         "The allocator's peak in steady state, both scales logarithmic; predicted and measured.",
         Lines(
             of_task("train_step"),
-            "context_length",
             "GiB",
             (
                 ChartMeasure("measured", "peak_allocated_bytes", 1 / GIB),
@@ -111,12 +104,11 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "attention-scaling",
-        "Attention by length",
-        "Median of forward and backward pass, both scales logarithmic. "
-        "Time that is quadratic in the length rises by two decades for each decade of length.",
+        "Attention by context length",
+        "Median of forward and backward pass, both scales logarithmic. Time that is quadratic in"
+        " the length rises by two decades for each decade of length.",
         Lines(
             of_task("attention"),
-            "context_length",
             "ms",
             (
                 ChartMeasure("forward", "forward_ms_median"),
@@ -126,21 +118,21 @@ PLOTS: tuple[Plot, ...] = (
     ),
     Plot(
         "phases",
-        "What a step is made of",
-        "The share of each phase in the medians of all phases, each waited for at its end.",
+        "Share of each phase in a step",
+        "The share of each phase in the medians of all phases; the timing waits at the end of each.",
         Phases(of_task("train_step")),
     ),
     Plot(
         "kernel-classes",
         "Kernels by phase and class",
-        "Milliseconds of kernels a step, stacked by the kind of work.",
+        "Milliseconds of kernels in a step, stacked by the class of work.",
         KernelClasses(),
     ),
     Plot(
         "memory-timeline",
-        "What lives when",
-        "Requested GiB by role during the recorded step, on the host's clock; "
-        "dashed lines mark the beginning of a phase.",
+        "Live memory during a step",
+        "Requested GiB by role during the recorded step, on the host's clock;"
+        " dashed lines mark the beginning of a phase.",
         LiveMemory(),
     ),
 )
@@ -150,7 +142,7 @@ PLOTS: tuple[Plot, ...] = (
 class Drawing:
     """The charts of a report, possibly still being drawn. `figures()` waits for them.
 
-    script: shows them on a page; empty without any chart.
+    script: returns the script that shows them on a page; empty without any chart.
     """
 
     figures: Callable[[], list[Figure]] = list
@@ -158,9 +150,7 @@ class Drawing:
 
 
 def begin_drawing(results: Results) -> Drawing:
-    """Start to draw the charts that the data supports. A chart that fails has a problem; the
-    others are not affected.
-    """
+    """Start to draw the charts that the data supports."""
     charts = [chart for chart in (_chart(plot, results) for plot in PLOTS) if chart is not None]
     specs = [_with_title(chart) for chart in charts if not chart.problem]
     if not specs:
@@ -171,50 +161,46 @@ def begin_drawing(results: Results) -> Drawing:
 
 
 def _with_title(chart: Figure) -> dict[str, Any]:
-    """Return the specification for a picture: the title of the plot, with the chart's own title
-    as subtitle.
-    """
-    subtitle = chart.spec.get("title")
-    return {
-        **chart.spec,
-        "title": {"text": chart.plot.title, "subtitle": subtitle} if subtitle else chart.plot.title,
-    }
+    """Return the specification of a picture: the plot's title, and the chart's own as subtitle."""
+    # On the page, the title is a heading of the page and only the note belongs to the chart.
+    title: Any = chart.plot.title
+    if chart.spec.get("title"):
+        title = {"text": title, "subtitle": chart.spec["title"]}
+    return {**chart.spec, "title": title}
 
 
 def _chart(plot: Plot, results: Results) -> Figure | None:
-    """Return a figure without its pictures."""
+    """Return a figure without its pictures, or None if the data does not support the chart."""
     try:
         chart = plot.layout.draw(results)
         if chart is None:
             return None
         spec = chart.properties(description=f"{plot.title}. {plot.read}").to_dict()
     except Exception as error:
+        # A chart that fails must not cost the report: the figure shows the problem.
         return Figure(plot, {}, problem=described(error))
     return Figure(plot, {**spec, "config": {**spec["config"], "font": _FONT}})
 
 
 def _with_pictures(charts: Sequence[Figure], pictures: Sequence[Picture]) -> list[Figure]:
-    """Return figures with their pictures, unless a figure has a problem."""
-    drawn = iter(pictures)
-    return [chart if chart.problem else _with_picture(chart, next(drawn)) for chart in charts]
-
-
-def _with_picture(chart: Figure, picture: Picture) -> Figure:
-    return Figure(
-        chart.plot, {} if picture.problem else chart.spec, picture.svg, picture.png, picture.problem
-    )
+    drawn = iter(pictures)  # charts with a problem have none
+    figures = []
+    for chart in charts:
+        if not chart.problem:
+            picture = next(drawn)
+            spec = {} if picture.problem else chart.spec
+            chart = Figure(chart.plot, spec, picture.svg, picture.png, picture.problem)
+        figures.append(chart)
+    return figures
 
 
 def figure_files(
     figures: Sequence[Figure], pictures: Collection[str] = PICTURES
 ) -> dict[str, str | bytes]:
     """Return the content of the requested formats by path within the report folder."""
-    found: dict[str, str | bytes] = {}
+    files: dict[str, str | bytes] = {}
     for figure in figures:
         made: dict[str, str | bytes] = {"svg": figure.svg, "png": figure.png}
-        found |= {
-            f"figures/{figure.plot.name}.{suffix}": made[suffix]
-            for suffix in pictures
-            if not figure.problem
-        }
-    return found
+        for suffix in pictures if not figure.problem else ():
+            files[f"figures/{figure.plot.name}.{suffix}"] = made[suffix]
+    return files

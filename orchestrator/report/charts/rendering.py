@@ -49,11 +49,12 @@ def draw(charts: Sequence[Mapping[str, Any]]) -> list[Picture]:
 
 
 def _draw(chart: Mapping[str, Any]) -> Picture:
-    import vl_convert  # not at the top: a separate process may do the drawing
+    # Loaded here, because a separate process may do the drawing: it takes seconds and much memory.
+    import vl_convert
 
     _load_fonts()
     try:
-        svg = with_short_paths(numbered_anew(vl_convert.vegalite_to_svg(dict(chart))))
+        svg = with_short_paths(with_numbered_clips(vl_convert.vegalite_to_svg(dict(chart))))
         return Picture(svg, vl_convert.svg_to_png(svg, scale=_PNG_SCALE))
     except Exception as error:
         return Picture(problem=described(error))
@@ -61,23 +62,17 @@ def _draw(chart: Mapping[str, Any]) -> Picture:
 
 @cache
 def _load_fonts() -> None:
-    """Register the machine's fonts, for letters that the Liberation Sans of vl-convert lacks.
-
-    Another Liberation Sans is skipped: it would replace the built-in one, and text widths would
-    depend on the machine.
-    """
+    """Register the machine's fonts, for letters that the Liberation Sans of vl-convert lacks."""
     import vl_convert
 
     before = os.environ.get(_FONT_CONFIG)
     with TemporaryDirectory() as empty:
-        listed = "".join(
-            f"<dir>{escape(str(folder))}</dir>" for folder in (empty, *_font_folders())
-        )
+        folders = [empty, *map(str, _font_folders())]
+        listed = "".join(f"<dir>{escape(folder)}</dir>" for folder in folders)
         config = Path(empty, "fonts.conf")
         config.write_text(f"<fontconfig>{listed}</fontconfig>")
-        os.environ[_FONT_CONFIG] = str(
-            config
-        )  # it is read once, when something is drawn for the first time
+        # The variable is read once, when something is drawn for the first time.
+        os.environ[_FONT_CONFIG] = str(config)
         try:
             vl_convert.svg_to_png('<svg xmlns="http://www.w3.org/2000/svg" width="1" height="1"/>')
         finally:
@@ -88,35 +83,30 @@ def _load_fonts() -> None:
 
 def _font_folders() -> list[Path]:
     roots = [Path(os.path.expanduser(root)) for root in _FONTS]
+    # Another Liberation Sans would replace the built-in one, and text widths would depend on the
+    # machine.
     folders = {font.parent for root in roots for font in root.rglob("*.[ot]t[fc]")}
     return sorted(folder for folder in folders if not any(folder.rglob("Liberation*")))
 
 
-def numbered_anew(svg: str) -> str:
-    """Number the clips of an SVG from 0. Vega counts across drawings, so that equal charts would
-    differ.
-    """
+def with_numbered_clips(svg: str) -> str:
+    """Number the clips of an SVG from 0."""
+    # Vega counts clips across drawings, so that equal charts would differ.
     names = dict.fromkeys(re.findall(r'id="(clip\d+)"', svg))
-    places = {name: f"clip{place}" for place, name in enumerate(names)}
-    return re.sub(r"\bclip\d+\b", lambda found: places.get(found[0], found[0]), svg)
+    numbered = {name: f"clip{index}" for index, name in enumerate(names)}
+    return re.sub(r"\bclip\d+\b", lambda found: numbered.get(found[0], found[0]), svg)
 
 
 def with_short_paths(svg: str) -> str:
-    """Round paths to a tenth of a point. In a chart with thousands of points, paths are most of
-    the bytes.
-    """
+    """Round paths to a tenth of a point."""
+    # In a chart with thousands of points, paths are most of the bytes.
     return re.sub(r'(?<= d=")[^"]+', lambda found: _short_path(found[0]), svg)
 
 
 def _short_path(path: str) -> str:
-    """Return a path in which a line along an axis is one number, and a line of no length is
-    omitted.
-    """
+    """Write a line along an axis as one number, and omit a line of no length."""
     steps: list[str] = []
-    here = [
-        "",
-        "",
-    ]  # after a step that says not where it ends: nowhere that another is compared with
+    here = ["", ""]  # end of the last step; empty if the step does not contain it
     for letter, numbers in re.findall(r"([A-Za-z])([^A-Za-z]*)", _NUMBER.sub(_rounded, path)):
         there = numbers.split(",") if letter in "ML" else ["", ""]
         if letter != "L" or (here[0] != there[0] and here[1] != there[1]):
@@ -145,18 +135,17 @@ def script_of_charts() -> str:
 
 
 def begin(cells: int, work: Callable[..., T], *given: object) -> Callable[[], T]:
-    """Start `work` and return a function that waits for its result. Many cells are drawn in a
-    separate process.
+    """Start `work` and return a function that waits for its result.
+
+    Many cells are drawn in a separate process, few when the result is first needed.
     """
     if cells < MANY:
         return cache(partial(work, *given))
-    return _ONE_BY_ONE.submit(_apart, work, *given).result
+    return _ONE_BY_ONE.submit(_in_a_process, work, *given).result
 
 
-def _apart(work: Callable[..., T], *given: object) -> T:
-    """Run in a process that imports only this module; multiprocessing would import the main
-    module again.
-    """
+def _in_a_process(work: Callable[..., T], *given: object) -> T:
+    # This process imports only this module. One of multiprocessing imports the main module again.
     command = [sys.executable, "-m", __name__]
     paths = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
@@ -166,11 +155,11 @@ def _apart(work: Callable[..., T], *given: object) -> T:
     return made
 
 
-def _work_here() -> None:
-    """Read work from standard input and write its result to standard output, for `_apart`."""
+def _serve() -> None:
+    """Read work from standard input and write its result to standard output."""
     work, given = pickle.load(sys.stdin.buffer)
     sys.stdout.buffer.write(pickle.dumps(work(*given)))
 
 
 if __name__ == "__main__":
-    _work_here()
+    _serve()

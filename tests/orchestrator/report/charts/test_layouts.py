@@ -22,7 +22,7 @@ def points(*rows: tuple[str | None, str, int]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["run", "size", "context_length"]).assign(value=1.0)
 
 
-def test_a_panel_is_named_by_what_tells_it_apart() -> None:
+def test_a_panel_is_named_by_the_axes_that_vary() -> None:
     rows = points(
         ("full", "small", 128), ("full", "small", 256), ("full", "large", 128), (None, "large", 256)
     )
@@ -31,7 +31,7 @@ def test_a_panel_is_named_by_what_tells_it_apart() -> None:
         "full · small",
         "full · large",
         "large",
-    ]  # what there is nothing of goes unsaid
+    ]  # a null is in no title
     assert shown["panel"].value_counts().to_dict() == {
         "full · small": 2,
         "full · large": 1,
@@ -42,8 +42,8 @@ def test_a_panel_is_named_by_what_tells_it_apart() -> None:
     assert not panels.note
 
 
-def test_of_too_many_panels_those_that_repeat_another_run_are_not_shown() -> None:
-    """The fullest stands for the others, of equals that of the run that was named first; what it has not is no repetition."""
+def test_panels_that_repeat_another_run_are_not_shown_if_there_are_too_many() -> None:
+    """The fullest panel is shown, among equals that of the first run; new content is no repetition."""
     poor = [(f"a{number:02}", "small", 128) for number in range(MOST_PANELS)]
     rich = [
         (run, size, context)
@@ -60,7 +60,7 @@ def test_of_too_many_panels_those_that_repeat_another_run_are_not_shown() -> Non
     assert len(shown) == 5
 
 
-def test_what_all_that_are_shown_have_in_common_is_said_where_others_differ_in_it() -> None:
+def test_the_note_names_a_shared_value_if_panels_that_are_not_drawn_differ_in_it() -> None:
     rows = [
         ("full", size, context, "eager")
         for size in ("small", "large")
@@ -75,7 +75,7 @@ def test_what_all_that_are_shown_have_in_common_is_said_where_others_differ_in_i
 
 
 def results_of_speed_ups(sizes: Sequence[str]) -> Results:
-    """Of two runs, of which the second repeats a part of the first."""
+    """Return the results of two runs; the second repeats a part of the first."""
     rows = [
         {
             "run": run,
@@ -96,7 +96,7 @@ def results_of_speed_ups(sizes: Sequence[str]) -> Results:
     return Results(cells, tuple(rows[0]), {"runs": ["full", "again"]})
 
 
-def test_a_speed_up_is_shown_of_every_size() -> None:
+def test_speed_ups_are_shown_for_every_size() -> None:
     sizes = ["small", "medium", "large", "xl", "2.7B"]
     chart = SpeedUps(varying("precision", "train_step"), "precision").draw(
         results_of_speed_ups(sizes)
@@ -105,7 +105,7 @@ def test_a_speed_up_is_shown_of_every_size() -> None:
         f"{size} · {compiled}" for size in sizes for compiled in ("eager", "blocks")
     ]
     assert title_of(chart) == [
-        "10 of 40 panels: none that repeats another run's, as many of each size as fit, the most different first; "
+        "10 of 40 panels: none that repeats another run's, equally many of each size, the most different first; "
         "the tables have the others",
         "all of these: full · train_step",
     ]
@@ -127,7 +127,7 @@ def title_of(chart: Chart | None) -> object:
 
 
 def results_with_kernels(cells: Sequence[dict[str, Any]]) -> Results:
-    """In the order given, a kernel of each phase in each cell."""
+    """Return results with a kernel of each phase in each cell."""
     frame = pd.DataFrame(
         [{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)]
     ).convert_dtypes()
@@ -152,7 +152,7 @@ def results_with_kernels(cells: Sequence[dict[str, Any]]) -> Results:
 
 
 def titles_of(results: Results) -> tuple[list[str], object]:
-    """Of the panels, in their order, and of the whole."""
+    """Return the titles of the panels in order, and that of the chart."""
     chart = KernelClasses().draw(results)
     return facets_of(chart), title_of(chart)
 
@@ -176,18 +176,18 @@ def test_panels_of_cells_are_in_the_order_of_tables_and_titled_by_what_differs()
     assert titles_of(results_with_kernels(alone))[0] == ["context_length=128", "context_length=512"]
 
 
-def test_panels_that_are_not_drawn_are_counted_and_name_no_other() -> None:
-    """What only the cells differ in that are left out is in no title; what another task does not have is in none of its."""
+def test_panels_that_are_not_drawn_are_counted_and_change_no_title() -> None:
+    """An axis in which no drawn cells of one task differ is in no title."""
     many = [
         {"task": "train_step", "size": size, "seed": seed}
         for size in ("xl", "small")
         for seed in range(MOST_PANELS)
     ]
-    titles, said = titles_of(results_with_kernels(many))
+    titles, note = titles_of(results_with_kernels(many))
     seeds = [0, 1, 2, 3, 4, MOST_PANELS - 1]
     assert titles == [f"{size} · seed={seed}" for size in ("small", "xl") for seed in seeds]
-    assert said == [
-        f"{MOST_PANELS} of {2 * MOST_PANELS} cells: as many of each size as fit, the most different first; "
+    assert note == [
+        f"{MOST_PANELS} of {2 * MOST_PANELS} cells: equally many of each size, the most different first; "
         "the tables have the others",
         "each panel has its own scale",
     ]
@@ -196,7 +196,7 @@ def test_panels_that_are_not_drawn_are_counted_and_name_no_other() -> None:
 
 
 def results_with_live_memory(cells: Sequence[dict[str, Any]]) -> Results:
-    """Of each cell a moment of its `peak`."""
+    """Return results with one moment of each cell, with `peak` bytes."""
     frame = pd.DataFrame(
         [{"cell": f"c{place}", "attempt": 1, **cell} for place, cell in enumerate(cells)]
     )
@@ -206,7 +206,7 @@ def results_with_live_memory(cells: Sequence[dict[str, Any]]) -> Results:
     return Results(frame.convert_dtypes(), axes, {}, read_live=lambda: live)
 
 
-def test_a_timeline_is_shown_of_each_task_and_of_each_size_the_largest() -> None:
+def test_timelines_show_each_task_and_the_largest_cells_of_each_size() -> None:
     attention = [
         {"task": "attention", "attention": f"a{place:02}", "peak": 2**20 + place}
         for place in range(2 * MOST_PANELS)
@@ -237,7 +237,7 @@ def test_a_timeline_is_shown_of_each_task_and_of_each_size_the_largest() -> None
     assert title_of(few) is None
 
 
-def test_a_picture_has_the_title_and_below_it_what_the_chart_says_of_itself() -> None:
+def test_a_picture_has_the_title_of_the_plot_and_the_note_as_subtitle() -> None:
     (plot,) = (plot for plot in PLOTS if plot.name == "kernel-classes")
     assert _with_title(Figure(plot, {}))["title"] == plot.title
     assert _with_title(Figure(plot, {"title": "12 of 36"}))["title"] == {

@@ -1,4 +1,4 @@
-"""Where the charts of a large report are drawn, and what their pictures take."""
+"""Where the charts of a large report are drawn, and how large their pictures are."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from orchestrator.report.charts.rendering import MANY, begin, with_short_paths
 from tests.conftest import ROOT
 
 
-def test_of_many_cells_in_a_process_of_its_own() -> None:
+def test_charts_of_many_cells_are_drawn_in_a_separate_process() -> None:
     assert begin(MANY - 1, os.getpid)() == os.getpid()
     assert begin(MANY, os.getpid)() != os.getpid()
 
 
-def test_one_at_a_time_and_each_is_there_however_often_it_is_asked_for() -> None:
+def test_drawings_are_made_one_at_a_time_and_can_be_read_repeatedly() -> None:
     first, second = begin(MANY, divmod, 7, 2), begin(MANY, divmod, 9, 2)
     assert (second(), first(), first()) == ((4, 1), (3, 1), (3, 1))
 
 
-def test_few_cells_are_drawn_once_and_when_they_are_asked_for() -> None:
+def test_charts_of_few_cells_are_drawn_once_when_they_are_needed() -> None:
     drawn: list[int] = []
     picture = begin(1, drawn.append, 1)
     assert drawn == []
@@ -48,14 +48,14 @@ def test_few_cells_are_drawn_once_and_when_they_are_asked_for() -> None:
         ("M2.739,0A2.739,2.739,0,1,1,-2.739,0L2.739,0L5,0", "M2.7,0A2.7,2.7,0,1,1,-2.7,0L2.7,0H5"),
     ],
 )
-def test_a_path_goes_where_it_went_in_fewer_letters(path: str, short: str) -> None:
+def test_a_short_path_goes_through_the_same_points(path: str, short: str) -> None:
     around = '<path id="M1.234,5" aria-label="GiB: 2.3935508728" d="{}" fill="#54a24b"/>'
     assert with_short_paths(around.format(path)) == around.format(short)
 
 
 @pytest.mark.render
-def test_a_chart_is_as_wide_whatever_fonts_the_machine_has(tmp_path: Path) -> None:
-    """Also one that calls another font Liberation Sans, as older versions of that are."""
+def test_the_width_of_a_chart_does_not_depend_on_the_fonts_of_the_machine(tmp_path: Path) -> None:
+    """Older versions of Liberation Sans have other widths: another font stands for one here."""
     bare, furnished = tmp_path / "bare", tmp_path / "furnished"
     for folder in (bare, furnished):
         folder.mkdir()
