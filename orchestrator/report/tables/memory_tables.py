@@ -107,9 +107,9 @@ MEMORY_TABLES: tuple[Table, ...] = (
         "memory-parts",
         "Parts of the predicted peak",
         "GiB at the moment of the steady peak, predicted by running the model without a GPU, and by"
-        " formula. Slack: how much larger the allocator's blocks are than what was requested. The"
-        " formula, with N parameters and A bytes of activations, is the largest of 12 N + A +"
-        " 2·4·BSV, 16 N + A/L and 16 N + T, in fp32 with naive attention. At least: what the"
+        " formula. Slack: how much larger the allocator's blocks are than what was requested."
+        " N parameters, A bytes of activations: the formula is the largest of 12 N + A + 2·4·BSV,"
+        " 16 N + A/L and 16 N + T. It is for fp32 with naive attention. At least: what the"
         " parameters of a model need that cannot run without data.",
         PhaseRows(
             (("predicted", "prediction"), ("closed_form", "formula")),
