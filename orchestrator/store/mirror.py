@@ -26,7 +26,7 @@ from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LO
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
 from orchestrator.store.remote_address import RunLocation, is_address
-from orchestrator.store.remote_folder import Entry, RemoteFolder, reaching
+from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.store.tables import tables
 from tasks.spec.attempt import ATTEMPT_FILE, LOG_FILE, RERUN_FILE
@@ -103,7 +103,7 @@ class Mirror:
         rows = self._rows()
         with reaching(self.remote), writing(self.folder):
             names = []
-            for name in self.remote.entries(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True):
+            for name in self.remote.sizes(f"{ARTIFACTS}/{cell}".rstrip("/"), recursive=True):
                 _, cell_id, number, *_, last = name.split("/")
                 is_read = last in (ATTEMPT_FILE, LOG_FILE, RERUN_FILE)
                 if is_read and f"{cell_id}-{number}" in rows and not self._has(name):
@@ -117,10 +117,8 @@ class Mirror:
 
     def parts(self) -> set[str]:
         """Return the names of all Parquet parts of the copy."""
-        found: set[str] = set()
-        for table in tables():
-            found.update(f"{table}/{path.name}" for path in (self.folder / table).glob("*.parquet"))
-        return found
+        parts = [path for table in tables() for path in (self.folder / table).glob("*.parquet")]
+        return {f"{path.parent.name}/{path.name}" for path in parts}
 
     def files_in(self, folder: Path) -> list[str]:
         """Return the files below a folder of the copy.
@@ -175,11 +173,11 @@ class Mirror:
             replace_file(self.folder / MANIFEST_FILE, manifest)
 
     def _refresh_parts(self) -> None:
-        listed: dict[str, Entry] = {}
+        listed: dict[str, int] = {}
         for table in _ROWS_FIRST:
-            for name, entry in self.remote.entries(table).items():
+            for name, size in self.remote.sizes(table).items():
                 if name.endswith(".parquet") and not name.startswith(f"{table}/."):
-                    listed[name] = entry
+                    listed[name] = size
         # A merged part that never arrived holds nothing new: only uploaded parts are merged.
         for name in filter(is_merged, self.parts() - listed.keys()):
             (self.folder / name).unlink()
@@ -194,8 +192,8 @@ class Mirror:
         removed = self.parts() - listed.keys()
         self._set_aside(name for name in removed if not self.is_pending(Path(name).stem))
 
-    def _settle_pending(self, listed: Mapping[str, Entry]) -> None:
-        """Keep the bucket's version of pending attempts that it has a row of."""
+    def _settle_pending(self, listed: Mapping[str, int]) -> None:
+        # Another host may have measured a pending attempt since. The row in the bucket counts.
         merged = replaced_parts(self.folder / ATTEMPTS)
         for attempt in self.pending():
             row = _parts_of(attempt)[-1]
@@ -207,14 +205,14 @@ class Mirror:
                 self._set_aside([_artifacts_of(attempt), *_parts_of(attempt)])
             self.unmark_pending(attempt)
 
-    def _download_missing(self, names: Iterable[str], listed: Mapping[str, Entry]) -> None:
-        """Download parts that are missing here, or were torn by a crash, which their size shows."""
+    def _download_missing(self, names: Iterable[str], listed: Mapping[str, int]) -> None:
         missing = []
         for name in names:
             path = self.folder / name
             if self.is_pending(path.stem):
                 continue
-            if not path.exists() or path.stat().st_size != listed[name].size:
+            # A part that was torn by a crash has another size.
+            if not path.exists() or path.stat().st_size != listed[name]:
                 missing.append(name)
         self._download(missing)
 
@@ -236,13 +234,12 @@ class Mirror:
         return {name.removesuffix(".parquet") for name in names if not is_merged(name)}
 
     def _is_of_another_run(self, manifest: bytes | None) -> bool:
-        """True if the run of the copy was removed from the bucket, perhaps to begin again."""
+        # The run may have been removed from the bucket, to start again.
         if not self._has(MANIFEST_FILE):
             return False
         return _created(manifest) != _created((self.folder / MANIFEST_FILE).read_bytes())
 
     def _set_aside(self, names: Iterable[str]) -> None:
-        """Move files and folders that exist to `aside/`, and say so."""
         existing = sorted(filter(self._has, names))
         if not existing:
             return
@@ -277,7 +274,6 @@ def warn(text: str) -> None:
 
 
 def _parts_of(attempt: str) -> list[str]:
-    """Return the names of all parts that an attempt CELL-NUMBER may have, its row last."""
     return [f"{table}/{attempt}.parquet" for table in _ROWS_LAST]
 
 
@@ -287,7 +283,7 @@ def _artifacts_of(attempt: str) -> str:
 
 
 def _created(manifest: bytes | None) -> object:
-    """Return when the run of a manifest was begun, which distinguishes it from other runs."""
+    # The time at which a run was created distinguishes it from other runs.
     try:
         return json.loads(manifest or b"null").get("created")
     except (ValueError, AttributeError):

@@ -148,7 +148,7 @@ class Uploader:
             except RunUnreachable:
                 if time.monotonic() > deadline:
                     raise
-            time.sleep(min(1.0, RETRY_S))
+                time.sleep(min(1.0, RETRY_S))
 
     def finish(self) -> None:
         """Wait until everything is uploaded. Raise RunUnwritable or RunLocked if that fails."""
@@ -215,6 +215,6 @@ class Uploader:
 
 
 def _lower_priority() -> None:
-    """Give this thread the lowest priority, so that uploads do not slow a measured process."""
+    # Uploads must not slow a measured process. On Linux, each thread has its own priority.
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)  # per thread on Linux
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)

@@ -87,11 +87,8 @@ def _this_process() -> dict[str, Any]:
 
 
 def _machine() -> str:
-    """Return the boot of this machine and the process namespace, or an empty string.
-
-    A host name is not enough: containers on one machine may share it, and each has process ids of
-    its own.
-    """
+    # A host name is not enough: containers on one machine may share it, although each has its own
+    # process ids.
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
@@ -107,7 +104,7 @@ def _parse(content: bytes) -> Mapping[str, Any]:
 
 
 def _is_dead(owner: Mapping[str, Any]) -> bool:
-    """True if the owner was a process of this machine that has ended."""
+    # Only of a process of this machine can be known that it has ended.
     this = _this_process()
     names = ("host", "machine")
     if not this["machine"] or any(owner.get(name) != this[name] for name in names):

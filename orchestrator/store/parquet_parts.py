@@ -107,11 +107,11 @@ def write_part(path: Path, table: pa.Table) -> None:
 
 
 def _current_parts(folder: Path) -> list[Path]:
-    """Return all parts that no merged part replaces.
-
-    Raise FileNotFoundError during a merge, RunError for a file that is not a part.
-    """
-    listed = _list_consistently(folder)
+    # A listing may miss a merged part that arrives during it, together with the parts that it
+    # replaces. It is complete if a second one finds the same merged parts.
+    listed = sorted(folder.glob("*.parquet"))
+    while set(filter(is_merged, listed)) != set(folder.glob(f"{_MERGED}*.parquet")):
+        listed = sorted(folder.glob("*.parquet"))
     replaced = _replaced_by(filter(is_merged, listed))
     parts = [path for path in listed if path.name not in replaced]
     for path in parts:
@@ -121,17 +121,6 @@ def _current_parts(folder: Path) -> list[Path]:
                 "Move it away: a copy of a part would count twice",
             )
     return parts
-
-
-def _list_consistently(folder: Path) -> list[Path]:
-    """Return the parts as of one moment.
-
-    A listing may miss a merged part that arrives during it, together with the parts it replaces.
-    """
-    listed = sorted(folder.glob("*.parquet"))
-    while set(filter(is_merged, listed)) != set(folder.glob(f"{_MERGED}*.parquet")):
-        listed = sorted(folder.glob("*.parquet"))
-    return listed
 
 
 def _replaced_by(merged: Iterable[Path]) -> set[str]:
@@ -144,7 +133,6 @@ def _replaced_by(merged: Iterable[Path]) -> set[str]:
 
 
 def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.Table:
-    """Return a part's table in the types of the schema, categories included."""
     with _open_part(path, schema) as part:
         names = part.schema_arrow.names
         if columns is not None:
@@ -162,11 +150,8 @@ def _read_part(path: Path, schema: pa.Schema, columns: list[str] | None) -> pa.T
 
 @contextmanager
 def _open_part(path: Path, schema: pa.Schema) -> Iterator[pq.ParquetFile]:
-    """Open a part. Raise RunError if it is damaged or lacks a column that each part has.
-
-    Python opens the file: pyarrow would encode the path by the locale, take "a:b/x" for an
-    address, and "~" for a home.
-    """
+    # Python opens the file: pyarrow would encode the path by the locale, take "a:b/x" for an
+    # address, and "~" for a home.
     with _damage_as_run_error(path), path.open("rb") as file:
         metadata = pq.read_metadata(file)
         names = metadata.schema.to_arrow_schema().names
@@ -194,7 +179,6 @@ def _require_valid_rows(table: pa.Table) -> None:
 
 @contextmanager
 def _damage_as_run_error(part: Path) -> Iterator[None]:
-    """Raise RunError, with what to do about the part, for whatever reading it raises."""
     try:
         yield
     except FileNotFoundError:
@@ -207,7 +191,7 @@ def _damage_as_run_error(part: Path) -> Iterator[None]:
 
 
 def _remedy(part: Path) -> str:
-    """Return how the cells of a part are measured again. A cell counts as done if it has a row."""
+    # A cell counts as done if it has a row.
     row = part.parent.with_name(ATTEMPTS) / part.name
     if part == row:
         return "to measure its cells again"

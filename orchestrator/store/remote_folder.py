@@ -7,14 +7,13 @@ AWS_ENDPOINT_URL, or `?endpoint_override=HOST:PORT&scheme=http`, names another o
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlsplit
@@ -39,14 +38,6 @@ _REMEDIES = {
         "Then run again"
     ),
 }
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file in a remote folder."""
-
-    size: int
-    modified: datetime | None  # by the server's clock, if it gives a time
 
 
 class RemoteFolder:
@@ -82,13 +73,13 @@ class RemoteFolder:
         parts = [part for part in self._base.split("/") if part not in ("", ".", "..")]
         return Path(name, *parts)
 
-    def entries(self, folder: str, recursive: bool = False) -> dict[str, Entry]:
-        """Return the files of a folder by name. A folder that is missing has none."""
+    def sizes(self, folder: str, recursive: bool = False) -> dict[str, int]:
+        """Return the sizes of the files of a folder by name, of none if it is missing."""
         selector = pafs.FileSelector(self._full(folder), allow_not_found=True, recursive=recursive)
         found = {}
         for info in self._files.get_file_info(selector):
             if info.type == pafs.FileType.File:
-                found[info.path[len(self._base) + 1 :]] = Entry(info.size, info.mtime)
+                found[info.path[len(self._base) + 1 :]] = info.size
         return found
 
     def read(self, name: str) -> bytes | None:
@@ -133,11 +124,8 @@ class RemoteFolder:
             self.remove(name)
 
     def _write(self, path: str, source: Path | bytes) -> None:
-        if isinstance(source, bytes):
-            with self._files.open_output_stream(path) as stream:
-                stream.write(source)
-            return
-        with source.open("rb") as file, self._files.open_output_stream(path) as stream:
+        file = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        with file, self._files.open_output_stream(path) as stream:
             shutil.copyfileobj(file, stream, _PIECE_BYTES)
 
     def _full(self, name: str) -> str:
@@ -161,7 +149,7 @@ def reaching(remote: RemoteFolder | str) -> Iterator[None]:
 
 
 def _shorten(reason: str) -> str:
-    """Return the server's or the network's own words in a message of the AWS SDK."""
+    # The AWS SDK wraps the server's words in the name of the operation and the id of the request.
     found = re.search(
         r"AWS Error (\w+) during \w+ operation: (.*?)(?: \(Request ID.*|; Details.*)?$", reason
     )
@@ -205,20 +193,15 @@ def _s3_file_system(parts: SplitResult) -> Any:
 
 
 def _region(bucket: str, options: dict[str, Any]) -> str:
-    for region in (
-        options.get("region"),
-        os.environ.get("AWS_REGION"),
-        os.environ.get("AWS_DEFAULT_REGION"),
-    ):
-        if region:
-            return str(region)
+    environment = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region := options.get("region") or environment:
+        return str(region)
     if "endpoint_override" in options:
         return "us-east-1"  # servers of the S3 protocol ignore it, but the SDK needs one
     return str(pafs.resolve_s3_region(bucket))  # asks Amazon
 
 
 def _endpoint() -> str:
-    """Return the S3 server that the environment names, or an empty string."""
     return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
 
 

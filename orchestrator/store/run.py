@@ -46,7 +46,6 @@ class Run:
         self.folder = folder
 
     def __str__(self) -> str:
-        """Return the name by which the command line calls the run."""
         return str(self.folder)
 
     @property
@@ -157,13 +156,10 @@ class Run:
         )
 
     def _read_categories(self, table: str, columns: list[str] | None) -> pd.DataFrame:
-        """Return a table with categories, built from 16 parts at a time.
-
-        Reading takes several times the memory of the result, and pandas takes its time for each
-        batch.
-        """
         import pandas as pd
 
+        # Reading takes several times the memory of the result, and pandas takes its time for each
+        # batch: 16 parts are a compromise.
         schema = with_categories(SCHEMAS[table])
         empty = empty_table(schema, columns)
 
@@ -190,10 +186,8 @@ class Run:
                 yield path.parent.name, int(path.name)
 
     def _measured_attempts(self) -> Iterator[tuple[str, int]]:
-        """Yield the attempts that have samples, with or without a row.
-
-        In a bucket, a driver on another host may have been cut off between the two.
-        """
+        # In a bucket, a driver on another host may have been cut off between an attempt's samples
+        # and its row.
         for table in MEASURED_TABLES:
             folder = self.folder / table
             names = {path.name for path in folder.glob("*.parquet")} | replaced_parts(folder)
@@ -221,12 +215,12 @@ def find_cell(prefix: str, cells: Iterable[str], run: Run, kind: str = "cell") -
 
 
 def _join(columns: list[pd.Series[Any]]) -> Any:
-    """Return the batches of a column as one. Categories stay, although batches differ in them."""
     import pandas as pd
     from pandas.api.types import union_categoricals
 
     if not isinstance(columns[0].dtype, pd.CategoricalDtype):
         return pd.concat(columns, ignore_index=True)
+    # pd.concat would turn categories that differ between batches into text.
     # A batch of nulls has no categories, not even of text, and cannot be joined with others.
     text = [
         column if len(column.cat.categories) else column.cat.set_categories([""])

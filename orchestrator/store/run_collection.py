@@ -76,11 +76,8 @@ class RunCollection(Run):
         return sum(run.unfinished_count() for run in self._runs.values())
 
     def unfinished_runs(self) -> dict[str, str]:
-        found = {}
-        for name, run in self._runs.items():
-            for text in run.unfinished_runs().values():
-                found[name] = text
-        return found
+        unfinished = {name: run.unfinished_runs() for name, run in self._runs.items()}
+        return {name: next(iter(texts.values())) for name, texts in unfinished.items() if texts}
 
     def attempt_folder(self, cell: str, number: int) -> Path:
         name, _, cell_id = cell.rpartition(RUN_SEPARATOR)
@@ -99,7 +96,6 @@ def _title(names: list[str]) -> str:
 
 
 def _with_run(name: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the frame with the run's name before cell ids and among the parameters."""
     prefix = f"{name}{RUN_SEPARATOR}"
     if "cell" in frame:
         cell = frame["cell"]

@@ -144,16 +144,13 @@ class RunWriter(Run):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise RunUnwritable for what the disk refuses, and if the folder is another one now."""
         with writing(self.folder):
             self._require_lock()
             yield
 
     def _require_lock(self) -> None:
-        """Raise RunUnwritable if the folder was removed and another driver has begun a new one.
-
-        The lock of a removed file is still held, but excludes nobody.
-        """
+        # If the folder was removed, another driver may have begun a new one: the lock of a removed
+        # file is still held, but excludes nobody.
         path = self.folder / LOCK_FILE
         if self.lock is None or not path.exists():
             return
@@ -193,7 +190,6 @@ def open_folder_for_writing(run: Run) -> Iterator[RunWriter]:
 
 
 def _lock(file: IO[str], run: Run) -> None:
-    """Lock the file and write into it which process holds it. Raise RunLocked or RunUnwritable."""
     # The kernel releases this lock when the process dies, also by -9, so that none is ever stale.
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -212,8 +208,7 @@ def _lock(file: IO[str], run: Run) -> None:
 
 
 def _remove_empty(paths: Iterable[Path]) -> None:
-    """Remove files, and folders if they are empty. Each folder comes after its contents."""
-    for path in paths:
+    for path in paths:  # each folder comes after its contents
         with suppress(OSError):  # not empty
             if path.is_dir():
                 path.rmdir()

@@ -81,8 +81,9 @@ def print_limits(axis: str, chosen: dict[str, Any]) -> None:
     from orchestrator.execution.host_probe import probe_here
     from orchestrator.hardware.gpu_catalog import find_gpu
     from orchestrator.planning.preflight import require_devices
-    from orchestrator.sweep.capacity_search import Bounds, find_limits
-    from orchestrator.sweep.runtime import default_runtime
+    from orchestrator.sweep.capacity_limits import Bounds
+    from orchestrator.sweep.capacity_search import find_limits
+    from orchestrator.sweep.default_runtime import default_runtime
     from tasks.spec.cell import varying_axes
 
     measures = chosen["confirm"]

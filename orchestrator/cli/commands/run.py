@@ -33,8 +33,8 @@ def run(config: Path, **chosen: Any) -> None:
 
     Example: sweep run configs/demo.yaml
     """
+    from orchestrator.sweep.default_runtime import default_runtime
     from orchestrator.sweep.pipeline import run_sweep
-    from orchestrator.sweep.runtime import default_runtime
 
     request = parse_request({"config": config, **chosen})
     result = run_sweep(request, default_runtime(request.expansion.label))

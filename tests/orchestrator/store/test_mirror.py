@@ -181,7 +181,7 @@ def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> Non
 
     def measure(attempt: Attempt) -> Outcome:
         if attempt.cell.params.values()["context_length"] == 64:
-            while len(place.entries("attempts")) < 2:
+            while len(place.sizes("attempts")) < 2:
                 time.sleep(0.02)
             measured(attempt)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -619,21 +619,21 @@ def test_places_of_all_kinds_are_alike(bucket: Bucket, tmp_path: Path, scheme: s
     large = tmp_path / "large"
     large.write_bytes(os.urandom(11_000_000))
     with reaching(place):
-        assert place.entries("t") == {}
+        assert place.sizes("t") == {}
         assert place.read("t/x") is None
         place.put("t/x", b"1")
         place.put("t/x", b"22")
         place.put("t/deep/large", large)
-        assert {name: entry.size for name, entry in place.entries("t").items()} == {"t/x": 2}
-        assert set(place.entries("t", recursive=True)) == {"t/x", "t/deep/large"}
+        assert place.sizes("t") == {"t/x": 2}
+        assert set(place.sizes("t", recursive=True)) == {"t/x", "t/deep/large"}
         assert place.read("t/x") == b"22"
         place.fetch("t/deep/large", tmp_path / "again")
         for _ in range(2):
             place.remove("t/x")
-        assert place.entries("t") == {}
+        assert place.sizes("t") == {}
         with pytest.raises(FileNotFoundError):
             place.fetch("t/x", tmp_path / "again")
-        assert place.entries("t", recursive=True).keys() == {"t/deep/large"}
+        assert place.sizes("t", recursive=True).keys() == {"t/deep/large"}
 
 
 def test_a_cell_is_told_from_an_address() -> None:
