@@ -18,8 +18,6 @@ KNOWN = {
     "orchestrator/config",
     "orchestrator/planning",
     "orchestrator/report",
-    "orchestrator/store",
-    "orchestrator/sweep",
     "tasks",
     "tasks/harness",
     "tasks/instruments",

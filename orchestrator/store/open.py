@@ -36,7 +36,7 @@ def collect_runs(runs: Sequence[Run]) -> RunCollection:
     """Return several runs read as one. Raise RunError if one is given twice."""
     named = _by_name(runs)
     first, *others = named
-    # The report of all of them goes into the first run's folder, under a name that lists the others.
+    # The report of all goes into the first run's folder, under a name that lists the others.
     report = "-".join(["with", *others]).replace("/", "-")
     return RunCollection(named, named[first].folder / _shorten(report))
 

@@ -87,7 +87,7 @@ def is_merged(part: Path | str) -> bool:
 
 
 def merge(parts: list[Path], schema: pa.Schema) -> None:
-    """Replace several parts by a merged one. Raise RunError, changing nothing, for a damaged one."""
+    """Replace parts by a merged one. Raise RunError, changing nothing, if one is damaged."""
     whole = pa.concat_tables(
         [_read_part(path, schema, None) for path in parts], promote_options="permissive"
     )

@@ -41,8 +41,8 @@ from tasks.spec.tables import Sample
 if TYPE_CHECKING:
     import pandas as pd
 
-# Reading a part back takes about 1 ms (measured), however few rows it has: 10,000 single parts would
-# take 10 s a table.
+# Reading a part takes about 1 ms (measured), however few rows it has: 10,000 parts would take 10 s
+# a table.
 MERGE_BATCH = 128
 
 

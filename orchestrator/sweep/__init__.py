@@ -1,1 +1,1 @@
-"""Use cases that measure: the sweep itself, the search for the largest cell that fits, and imported traces."""
+"""Use cases that measure: the sweep, the search for the largest cell, imported traces."""

@@ -1,4 +1,4 @@
-"""What a search for the largest context or batch finds: the bounds, the searches, their limits.
+"""Results of a search for the largest context or batch: bounds, searches and limits.
 
 Apart from `capacity_search`, so that the command line prints limits without importing a sweep.
 """

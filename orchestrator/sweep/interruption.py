@@ -21,7 +21,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
 
 class StopReason(StrEnum):
-    """What ended a sweep before its last cell."""
+    """A reason to end a sweep before its last cell."""
 
     SIGINT = "SIGINT"
     SIGTERM = "SIGTERM"

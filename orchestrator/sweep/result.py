@@ -14,7 +14,7 @@ from tasks.spec.status import Status
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep did, what it left, and why it ended.
+    """The outcome of a sweep: stored attempts, remaining cells, and why it ended.
 
     folder: the results folder as the command line names it.
     counts: stored outcomes by status; with repetitions, a cell has several.

@@ -48,18 +48,18 @@ PROOFS: dict[str, list[str]] = {
         "::test_a_run_without_a_working_gpu_stops_and_the_next_run_continues",
     ],
     "the disk is full": [
-        "orchestrator/store/test_run.py::test_a_full_disk_loses_nothing_that_was_finished",
-        "orchestrator/store/test_run.py::test_a_read_only_folder_is_said_so",
-        "orchestrator/sweep/test_pipeline.py::test_a_results_folder_that_is_taken_away",
+        "orchestrator/store/test_run.py::test_a_full_disk_loses_no_finished_cell",
+        "orchestrator/store/test_run.py::test_a_read_only_folder_is_reported",
+        "orchestrator/sweep/test_pipeline.py::test_a_removed_results_folder_ends_the_sweep",
     ],
     "a damaged Parquet file": [
         "orchestrator/sweep/test_pipeline.py"
-        "::test_a_torn_part_is_named_and_what_it_held_is_done_again"
+        "::test_a_torn_row_is_reported_and_its_cell_measured_again"
     ],
     "the driver is killed with -9": [
         f"{RAY}::test_a_killed_driver_loses_and_repeats_no_finished_cell",
         "orchestrator/store/test_run.py"
-        "::test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished",
+        "::test_a_kill_while_an_outcome_is_stored_leaves_it_complete_or_absent",
     ],
     "Ctrl-C": [
         f"{RAY}::test_ctrl_c_ends_the_cells_and_keeps_the_finished_ones",
@@ -88,9 +88,9 @@ PROOFS: dict[str, list[str]] = {
         "orchestrator/store/test_mirror.py::test_a_second_driver_is_refused_unless_it_takes_over",
     ],
     "a bucket fails": [
-        "orchestrator/store/test_mirror.py::test_what_fails_at_times_is_there_at_the_end",
+        "orchestrator/store/test_mirror.py::test_uploads_that_fail_are_repeated",
         "orchestrator/store/test_mirror.py"
-        "::test_what_cannot_be_carried_is_said_and_carried_by_the_next_run",
+        "::test_results_that_cannot_be_uploaded_are_reported_and_uploaded_by_the_next_run",
     ],
     "a config that is wrong": [
         "orchestrator/config/test_schema.py"

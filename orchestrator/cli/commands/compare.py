@@ -37,7 +37,7 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
     """
     from orchestrator.analysis import comparison
     from orchestrator.report.text.comparison_text import describe_comparison
-    from orchestrator.store.open import open_run
+    from orchestrator.store.mirror import open_run
 
     (run_a, cell_a), (run_b, cell_b) = _run_and_cell(before), _run_and_cell(after)
     if bool(cell_a) != bool(cell_b):

@@ -25,7 +25,7 @@ def import_nsys(file: Path, out: RunLocation | None) -> None:
     """
     from orchestrator.analysis.results import choose_cells, load_results
     from orchestrator.report.formats.markdown import lay_out, to_markdown
-    from orchestrator.store.open import open_run
+    from orchestrator.store.mirror import open_run
     from orchestrator.sweep.nsys_import import import_nsys
 
     run = open_run(out or Path("results") / file.stem)

@@ -18,7 +18,7 @@ def status(run_folder: RunLocation) -> None:
     """
     from orchestrator.cli.text.status import describe_status
     from orchestrator.planning.request import resolve_again
-    from orchestrator.store.open import open_run
+    from orchestrator.store.mirror import open_run
 
     for line in describe_status(resolve_again(open_run(run_folder))):
         click.echo(line)
@@ -38,7 +38,7 @@ def show(run_folder: RunLocation, cell: str) -> None:
     """
     from orchestrator.cli.text.cell import describe_cell
     from orchestrator.store.layout import RUN_SEPARATOR
-    from orchestrator.store.open import open_run
+    from orchestrator.store.mirror import open_run
     from orchestrator.store.publication import is_publication
 
     name, separator, cell_of_run = cell.partition(RUN_SEPARATOR)

@@ -8,7 +8,7 @@ from orchestrator.cli.text import format_table
 from orchestrator.config.grid import Expansion
 from orchestrator.planning.memory_prediction import cap_bytes
 from orchestrator.planning.request import SweepRequest
-from orchestrator.sweep.capacity_search import Bounds, Found, Limit, Search
+from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN
 
 _GIB = 1024**3

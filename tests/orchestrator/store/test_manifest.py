@@ -1,4 +1,4 @@
-"""A run.json that is torn, or of another program, is one line with the remedy, whichever command reads it."""
+"""A damaged or foreign run.json is reported in one line with the remedy by every command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WRONG = (None, 3, "x", [3], {"a": 3})
 
 @pytest.fixture
 def file(request_of: Callable[..., SweepRequest]) -> Path:
-    """Of a run that a sweep wrote."""
+    """Return the run.json of a run that a sweep wrote."""
     go(request_of(), FakeScheduler(outcome_of))
     return request_of().run.folder / "run.json"
 
@@ -34,7 +34,7 @@ def sweep(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
 
 
-def of_its_own_program(file: Path) -> dict[str, Any]:
+def read_checked(file: Path) -> dict[str, Any]:
     found = read_manifest(file, "run.json", 1)
     require_sweep(found, "run")
     return found
@@ -53,7 +53,9 @@ def of_its_own_program(file: Path) -> dict[str, Any]:
         b'{"defaults": 3}',
     ],
 )
-def test_whatever_reads_it_says_so_in_one_line(content: bytes, file: Path, tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported_in_one_line(
+    content: bytes, file: Path, tmp_path: Path
+) -> None:
     file.write_bytes(content)
     for words in (
         ("run", tmp_path / "test.yaml", "--scheduler", "serial", "--out", file.parent),
@@ -71,13 +73,13 @@ def test_whatever_reads_it_says_so_in_one_line(content: bytes, file: Path, tmp_p
         )
 
 
-def test_that_of_a_newer_program(file: Path) -> None:
+def test_a_manifest_of_a_newer_program_asks_for_an_update(file: Path) -> None:
     file.write_text('{"schema_version": 2, "defaults": "written otherwise since"}')
     with pytest.raises(RunMismatch, match=r"schema 2, newer than 1\. Update"):
-        of_its_own_program(file)
+        read_checked(file)
 
 
-READ = {  # of what is read of it, by the names that lead there
+READ = {  # the keys that the program reads, by the path to their object
     (): (
         "name",
         "config",
@@ -108,10 +110,10 @@ def within(value: Any, place: Iterable[str | int]) -> Any:
 @pytest.mark.parametrize(
     ("place", "name"), [(place, name) for place, names in READ.items() for name in names]
 )
-def test_what_is_read_of_it_is_of_its_type(
+def test_a_key_of_a_wrong_type_is_refused(
     place: tuple[str | int, ...], name: str, file: Path
 ) -> None:
-    good = of_its_own_program(file)
+    good = read_checked(file)
     for wrong in (wrong for wrong in WRONG if type(wrong) is not type(within(good, place)[name])):
         bad = deepcopy(good)
         within(bad, place)[name] = wrong
@@ -119,26 +121,26 @@ def test_what_is_read_of_it_is_of_its_type(
         with pytest.raises(
             RunError, match=r"is damaged, or of another program: .*Restore it, or move it away"
         ):
-            of_its_own_program(file)
+            read_checked(file)
 
 
-def test_what_a_later_program_adds_is_passed_over(file: Path) -> None:
-    good = of_its_own_program(file)
+def test_unknown_keys_are_ignored(file: Path) -> None:
+    good = read_checked(file)
     file.write_text(
         json.dumps(
             {**good, "weather": "fine", "invocations": [{**good["invocations"][0], "mood": 1}]}
         )
     )
-    assert of_its_own_program(file)["weather"] == "fine"
+    assert read_checked(file)["weather"] == "fine"
 
 
-def test_words_that_are_no_text_stay_what_they_are(file: Path) -> None:
-    """Of a command line: a folder's name may be of any bytes."""
-    good = of_its_own_program(file)
+def test_bytes_that_are_not_utf8_stay_in_a_command(file: Path) -> None:
+    # A command line may name a folder whose name is not UTF-8.
+    good = read_checked(file)
     odd = {
         **good,
         "config_path": "\udcff.yaml",
         "invocations": [{**good["invocations"][0], "command": ["run", "\udcff.yaml"]}],
     }
     file.write_text(json.dumps(odd))
-    assert of_its_own_program(file) == odd
+    assert read_checked(file) == odd

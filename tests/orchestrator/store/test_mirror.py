@@ -1,4 +1,4 @@
-"""Runs in a bucket: nothing measured is lost or done twice, whatever is killed, fails or is done by two at once."""
+"""Runs in a bucket lose no cell and measure none twice, whatever is killed, fails or races."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,7 +67,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 @pytest.fixture
 def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
-    """From then on this is a host of that name, with working copies of its own."""
+    """Return a function that makes this the host of a name, with its own working copies."""
 
     this = socket.gethostname()
 
@@ -104,11 +105,23 @@ def go(
     return result, lengths_of(scheduler)
 
 
+@contextmanager
+def cut_off(bucket: Bucket, fails: Callable[[str, str], bool]) -> Iterator[None]:
+    """Have requests fail during the body, in which drivers give up after a moment."""
+    bucket.fails = fails
+    with pytest.MonkeyPatch.context() as impatient:
+        impatient.setattr(mirror_writer, "PATIENCE_S", 0.5)
+        yield
+    bucket.fails = lambda method, key: False
+
+
 def call(*words: object) -> Result:
     return CliRunner().invoke(main, [str(word) for word in words], prog_name="sweep")
 
 
-def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
+def test_another_host_reads_and_continues_a_run(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
     assert go(tmp_path, 16, 32)[1] == [16, 32]
     assert {"run.json", "cells.parquet"} <= bucket.names("runs/x/")
     assert OWNER_FILE not in bucket.names("runs/x/")
@@ -137,15 +150,15 @@ def test_another_host_reads_it_and_goes_on(bucket: Bucket, on_host: Host, tmp_pa
     }
 
 
-def test_which_run_it_is_is_there_before_anything_is_measured(
+def test_the_manifest_is_uploaded_before_the_first_cell_is_measured(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a second driver would begin another run, beside which what the first measured would not count."""
+    # Otherwise a second driver could begin another run, and the rows of the first would not count.
     put = RemoteFolder.put
 
-    def put_slowly(place: RemoteFolder, name: str, source: Path | bytes) -> None:
+    def put_slowly(remote: RemoteFolder, name: str, source: Path | bytes) -> None:
         time.sleep(1.0 if name == "run.json" else 0.0)
-        put(place, name, source)
+        put(remote, name, source)
 
     def measure(attempt: Attempt) -> Outcome:
         assert "run.json" in bucket.names("runs/x/")
@@ -155,7 +168,7 @@ def test_which_run_it_is_is_there_before_anything_is_measured(
     assert go(tmp_path, 16, measure=measure)[1] == [16]
 
 
-def test_a_row_is_there_after_all_that_it_is_of(
+def test_a_row_is_uploaded_after_its_samples_and_artifacts(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
     early = []
@@ -175,13 +188,13 @@ def test_a_row_is_there_after_all_that_it_is_of(
 
 
 def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> None:
-    """The driver, killed when its third cell has ended, and two have gone to the bucket."""
+    """Run a driver that is killed when its third cell has ended and two are uploaded."""
     os.environ.update(environment, XDG_CACHE_HOME=str(cache))
-    place = RemoteFolder(ADDRESS)
+    remote = RemoteFolder(ADDRESS)
 
     def measure(attempt: Attempt) -> Outcome:
         if attempt.cell.params.values()["context_length"] == 64:
-            while len(place.sizes("attempts")) < 2:
+            while len(remote.sizes("attempts")) < 2:
                 time.sleep(0.02)
             measured(attempt)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -191,8 +204,10 @@ def kill_itself(tmp_path: Path, cache: Path, environment: dict[str, str]) -> Non
 
 
 @pytest.mark.process
-def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: Path) -> None:
-    """Begun again elsewhere, without a copy, all is kept that had gone; and where it was, all that had ended."""
+def test_a_killed_driver_loses_no_finished_cell(
+    bucket: Bucket, on_host: Host, tmp_path: Path
+) -> None:
+    """Another host continues after the uploaded cells, the same host after the finished ones."""
     driver = multiprocessing.get_context("spawn").Process(
         target=kill_itself, args=(tmp_path, tmp_path / "first", bucket.environment)
     )
@@ -216,7 +231,7 @@ def test_a_driver_killed_in_the_middle(bucket: Bucket, on_host: Host, tmp_path: 
     assert len(bucket.names("runs/x/attempts/")) == len(sweep.load(ADDRESS).samples) == 4
 
 
-def test_what_fails_at_times_is_there_at_the_end(
+def test_uploads_that_fail_are_repeated(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RemoteFolder, "put", at_times(RemoteFolder.put, random.Random(1)))
@@ -229,27 +244,27 @@ def test_what_fails_at_times_is_there_at_the_end(
 
 
 def at_times(put: Callable[..., None], chance: random.Random) -> Callable[..., None]:
-    def put_or_fail(place: RemoteFolder, name: str, source: Path | bytes) -> None:
+    def put_or_fail(remote: RemoteFolder, name: str, source: Path | bytes) -> None:
         if name != OWNER_FILE and chance.random() < 0.3:
             raise OSError("the network is not what it was")
-        put(place, name, source)
+        put(remote, name, source)
 
     return put_or_fail
 
 
-def test_what_cannot_be_carried_is_said_and_carried_by_the_next_run(
+def test_results_that_cannot_be_uploaded_are_reported_and_uploaded_by_the_next_run(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)  # of what is not there nothing is merged
-    bucket.fails = lambda method, key: method == "PUT" and "/samples/" in key
-    with pytest.raises(
-        RunUnwritable,
-        match=r"results could not be uploaded: .*the next `sweep run` from here uploads them",
+    monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)  # merges no part that is not uploaded
+    with (
+        cut_off(bucket, lambda method, key: method == "PUT" and "/samples/" in key),
+        pytest.raises(
+            RunUnwritable,
+            match=r"results could not be uploaded: .*the next `sweep run` from here uploads them",
+        ),
     ):
         go(tmp_path)
     assert not bucket.names("runs/x/attempts/")
-    bucket.fails = lambda method, key: False
     result, lengths = go(tmp_path)
     assert (result.recovered, lengths) == (0, [])
     on_host("second")
@@ -322,10 +337,10 @@ def test_a_driver_that_was_taken_over_uploads_nothing_afterwards(
     }
 
 
-def test_what_a_file_system_raises_that_is_no_error_of_ours_loses_nothing(
+def test_foreign_errors_of_a_file_system_lose_nothing(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of fsspec have errors of their own: the rows stay here, that is said, and the next run carries them."""
+    # File systems of fsspec raise their own errors. The rows stay here until the next run.
     monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     put = RemoteFolder.put
 
@@ -355,20 +370,19 @@ def test_an_owner_is_dead_only_if_its_process_was_on_this_machine() -> None:
     assert not owner._is_dead({**own, "process": no_process, "host": "another"})
 
 
-def test_what_two_hosts_measured_counts_once(
+def test_an_attempt_that_two_hosts_measured_counts_once(
     bucket: Bucket,
     on_host: Host,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """One was cut off from the bucket with rows that another then measured: those there count, its own are set aside."""
-    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
+    """The rows in the bucket count; those of a host that was cut off are set aside."""
     go(tmp_path, 16)
-    bucket.fails = lambda method, key: method == "PUT" and OWNER_FILE not in key
-    with pytest.raises(RunUnwritable):
+    with (
+        cut_off(bucket, lambda method, key: method == "PUT" and OWNER_FILE not in key),
+        pytest.raises(RunUnwritable),
+    ):
         go(tmp_path, 16, 32)
-    bucket.fails = lambda method, key: False
     on_host("second")
     assert go(tmp_path, 16, 32, measure=lambda attempt: replace(measured(attempt), wall_s=9.0))[
         1
@@ -392,7 +406,7 @@ def test_what_two_hosts_measured_counts_once(
     assert {part[0] for part in aside} >= {"attempts", "artifacts"}
 
 
-def test_merged_parts_replace_what_they_were_made_of(
+def test_merged_parts_replace_the_parts_that_they_contain(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_host("reader")
@@ -401,25 +415,25 @@ def test_merged_parts_replace_what_they_were_made_of(
     go(tmp_path, *lengths[:2])
     on_host("first")
     go(tmp_path, *lengths)
-    go(tmp_path, *lengths)  # when all are there
+    go(tmp_path, *lengths)  # merges, because all parts are uploaded
     assert len(bucket.names("runs/x/attempts/")) == 2 + 2 == len(bucket.names("runs/x/samples/"))
-    on_host("reader")  # who had read before they were merged
+    on_host("reader")  # its copy is older than the merged parts
     run = open_run(ADDRESS)
     assert len(run.read("attempts")) == len(run.read("samples")) == 10
     assert len(list((run.folder / "attempts").glob("*.parquet"))) == 4
 
 
-def test_what_two_hosts_merged_counts_once(
+def test_rows_that_two_hosts_merged_count_once(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One merges what the bucket has, and is cut off before that is there; the other merges the same."""
-    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
+    """One host is cut off before its merged part is uploaded, and another merges the same rows."""
     go(tmp_path, 16, 32)
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
-    bucket.fails = lambda method, key: method == "PUT" and "/merged-" in key
-    with pytest.raises(RunUnwritable):
+    with (
+        cut_off(bucket, lambda method, key: method == "PUT" and "/merged-" in key),
+        pytest.raises(RunUnwritable),
+    ):
         go(tmp_path, 16, 32)
-    bucket.fails = lambda method, key: False
     on_host("second")
     go(tmp_path, 16, 32)
     on_host("first")
@@ -429,17 +443,21 @@ def test_what_two_hosts_merged_counts_once(
     assert (len(run.read("attempts")), len(run.read("samples"))) == (2, 2)
 
 
-def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
-    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_samples_do_not_join_a_failed_attempt_of_another_host(
+    bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    """Cut off, one host has samples of an attempt at which another then failed, without samples or files."""
-    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
-    bucket.fails = lambda method, key: (
-        method == "PUT" and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
-    )
-    with pytest.raises(RunUnwritable):
+    """A host that was cut off has samples of an attempt that failed on another host."""
+    with (
+        cut_off(
+            bucket,
+            lambda method, key: (
+                method == "PUT"
+                and ("/attempts/" in key or "/samples/" in key or "/artifacts/" in key)
+            ),
+        ),
+        pytest.raises(RunUnwritable),
+    ):
         go(tmp_path, 16)
-    bucket.fails = lambda method, key: False
     on_host("second")
     go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
     on_host("first")
@@ -448,15 +466,15 @@ def test_what_was_measured_of_an_attempt_that_failed_elsewhere_is_no_part_of_it(
     assert len(list(open_run(ADDRESS).folder.glob("aside/*/samples/*"))) == 1
 
 
-def test_what_was_measured_and_has_no_row_there_keeps_its_number(
-    bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_uploaded_samples_without_a_row_reserve_their_attempt_number(
+    bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
-    """Cut off between what an attempt measured and its row: the next host's attempt is another, with no sample of it."""
-    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
-    bucket.fails = lambda method, key: method == "PUT" and "/attempts/" in key
-    with pytest.raises(RunUnwritable):
+    """A host was cut off between samples and row: the next host uses another attempt number."""
+    with (
+        cut_off(bucket, lambda method, key: method == "PUT" and "/attempts/" in key),
+        pytest.raises(RunUnwritable),
+    ):
         go(tmp_path, 16)
-    bucket.fails = lambda method, key: False
     on_host("second")
     go(tmp_path, 16, measure=lambda attempt: outcome_of(attempt, Status.OOM))
     assert list(
@@ -476,7 +494,7 @@ def test_what_was_measured_and_has_no_row_there_keeps_its_number(
 def test_a_failed_upload_waits_for_those_under_way(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise a file could arrive after another driver has taken over."""
+    # Otherwise a file could arrive after another driver has taken over.
     monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.1)
     arriving: list[str] = []
     has_begun = threading.Event()
@@ -502,22 +520,22 @@ def test_a_failed_upload_waits_for_those_under_way(
 def test_a_file_that_cannot_be_uploaded_blocks_no_other(
     bucket: Bucket, on_host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mirror_writer, "PATIENCE_S", 0.5)
     monkeypatch.setattr(mirror_writer, "RETRY_S", 0.01)
     first = request_of(tmp_path).expansion.cells[0].id
-    bucket.fails = lambda method, key: method == "PUT" and f"/{first}/1/" in key
-    with pytest.raises(RunUnwritable):
+    with (
+        cut_off(bucket, lambda method, key: method == "PUT" and f"/{first}/1/" in key),
+        pytest.raises(RunUnwritable),
+    ):
         go(tmp_path)
     assert len(bucket.names("runs/x/attempts/")) == 3
-    bucket.fails = lambda method, key: False
     assert go(tmp_path)[1] == []
     assert len(bucket.names("runs/x/attempts/")) == 4
 
 
-def test_a_bucket_that_was_emptied_begins_anew(
+def test_an_emptied_bucket_starts_a_new_run(
     bucket: Bucket, on_host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What lies in a copy is not taken for it; nor is it thrown away."""
+    """The files of the copy are moved to aside/, and do not count."""
     go(tmp_path, 16, 32)
     bucket.objects.clear()
     with pytest.raises(RunError, match=f"{ADDRESS}: holds no run"):
@@ -527,7 +545,7 @@ def test_a_bucket_that_was_emptied_begins_anew(
     assert len(list(open_run(ADDRESS).folder.glob("aside/*/attempts/*.parquet"))) == 2
 
 
-def test_a_copy_that_a_driver_is_at_work_in_is_left_to_it(
+def test_readers_do_not_refresh_a_copy_while_a_driver_writes_to_it(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
@@ -543,7 +561,7 @@ def test_a_copy_that_a_driver_is_at_work_in_is_left_to_it(
     assert go(tmp_path, 16, 32, measure=measure)[1] == [16, 32]
 
 
-def test_a_copy_that_is_lost_or_torn_is_made_again(
+def test_a_lost_or_torn_copy_is_downloaded_again(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
     go(tmp_path)
@@ -559,7 +577,7 @@ def test_a_copy_that_is_lost_or_torn_is_made_again(
     assert len(sweep.load(ADDRESS).samples) == 4
 
 
-def test_files_of_an_attempt_that_was_killed_here_are_not_shown_as_those_of_another_host(
+def test_artifacts_of_a_killed_attempt_are_not_shown_for_another_host(
     bucket: Bucket, on_host: Host, tmp_path: Path
 ) -> None:
     def stop(attempt: Attempt) -> Outcome:
@@ -577,7 +595,7 @@ def test_files_of_an_attempt_that_was_killed_here_are_not_shown_as_those_of_anot
 
 
 @pytest.mark.parametrize(
-    ("address", "said"),
+    ("address", "message"),
     [
         (
             "s3://bukket/x",
@@ -592,17 +610,17 @@ def test_files_of_an_attempt_that_was_killed_here_are_not_shown_as_those_of_anot
         ("s4://bucket/x", "Protocol not known: s4"),
     ],
 )
-def test_a_place_that_does_not_answer_is_one_line(
-    bucket: Bucket, on_host: Host, tmp_path: Path, address: str, said: str
+def test_a_wrong_address_is_reported_in_one_line(
+    bucket: Bucket, on_host: Host, tmp_path: Path, address: str, message: str
 ) -> None:
     request_of(tmp_path)
     done = call("run", tmp_path / "test.yaml", "--out", address, "--scheduler", "serial")
     assert done.exit_code == 2, done.output
-    assert said in done.output
+    assert message in done.output
     assert len(done.output.splitlines()) == 1
 
 
-def test_who_may_not_come_in_is_told_what_to_set(
+def test_denied_access_names_the_variables_to_set(
     bucket: Bucket, on_host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
@@ -614,29 +632,29 @@ def test_who_may_not_come_in_is_told_what_to_set(
 
 
 @pytest.mark.parametrize("scheme", ["s3://bucket", "file://{tmp}", "memory://{tmp}"])
-def test_places_of_all_kinds_are_alike(bucket: Bucket, tmp_path: Path, scheme: str) -> None:
-    place = RemoteFolder(f"{scheme.format(tmp=tmp_path)}/a/b")
+def test_all_file_systems_behave_alike(bucket: Bucket, tmp_path: Path, scheme: str) -> None:
+    remote = RemoteFolder(f"{scheme.format(tmp=tmp_path)}/a/b")
     large = tmp_path / "large"
     large.write_bytes(os.urandom(11_000_000))
-    with reaching(place):
-        assert place.sizes("t") == {}
-        assert place.read("t/x") is None
-        place.put("t/x", b"1")
-        place.put("t/x", b"22")
-        place.put("t/deep/large", large)
-        assert place.sizes("t") == {"t/x": 2}
-        assert set(place.sizes("t", recursive=True)) == {"t/x", "t/deep/large"}
-        assert place.read("t/x") == b"22"
-        place.fetch("t/deep/large", tmp_path / "again")
+    with reaching(remote):
+        assert remote.sizes("t") == {}
+        assert remote.read("t/x") is None
+        remote.put("t/x", b"1")
+        remote.put("t/x", b"22")
+        remote.put("t/deep/large", large)
+        assert remote.sizes("t") == {"t/x": 2}
+        assert set(remote.sizes("t", recursive=True)) == {"t/x", "t/deep/large"}
+        assert remote.read("t/x") == b"22"
+        remote.fetch("t/deep/large", tmp_path / "again")
         for _ in range(2):
-            place.remove("t/x")
-        assert place.sizes("t") == {}
+            remote.remove("t/x")
+        assert remote.sizes("t") == {}
         with pytest.raises(FileNotFoundError):
-            place.fetch("t/x", tmp_path / "again")
-        assert place.sizes("t", recursive=True).keys() == {"t/deep/large"}
+            remote.fetch("t/x", tmp_path / "again")
+        assert remote.sizes("t", recursive=True).keys() == {"t/deep/large"}
 
 
-def test_a_cell_is_told_from_an_address() -> None:
+def test_an_address_and_a_cell_are_split() -> None:
     assert split_cell("s3://b/run:3f2a") == ("s3://b/run", "3f2a")
     assert split_cell("s3://b/run") == ("s3://b/run", "")
     assert split_cell("s3://b/run?endpoint_override=h:9000") == (

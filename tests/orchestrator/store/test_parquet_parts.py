@@ -1,4 +1,4 @@
-"""What a part holds is read as it was written, or named with its remedy."""
+"""A part is read as it was written, or its damage is reported with the remedy."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def run(tmp_path: Path) -> Run:
     "name",
     ["~", "~root", "a:b", "s3:x", "file:x", "with space", "é", "a%20b", "a#b", "a?b", "[x]", "*"],
 )
-def test_a_folder_may_be_called_as_one_likes(
+def test_a_folder_may_have_any_name(
     name: str, tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where it is named by a relative path, which could be an address, or in a home."""
+    # A relative path could be read as an address or as a home folder.
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 2)
     with open_for_writing(Run(Path(name))) as writer:
@@ -77,7 +77,7 @@ def test_parts_of_older_programs_have_nulls_for_newer_columns(
     assert list(run.read("attempts", ["cell", "status"]).columns) == ["cell", "status"]
 
 
-def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
+def test_categories_do_not_depend_on_the_number_of_parts_in_a_batch(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_module, "_PARTS_AT_ONCE", 2)
@@ -93,7 +93,7 @@ def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
 
 
 @pytest.mark.parametrize(
-    ("foreign", "said"),
+    ("foreign", "message"),
     [
         ({"a": [1.5], "b": ["of another program"]}, "no column attempt, cell"),
         (
@@ -103,8 +103,8 @@ def test_categories_are_the_same_texts_however_many_parts_are_read_at_once(
     ],
 )
 @pytest.mark.parametrize("table", ["attempts", "samples"])
-def test_a_part_of_another_program_is_named(
-    run: Run, make_outcome: MakeOutcome, foreign: dict[str, list[object]], said: str, table: str
+def test_a_part_of_another_program_is_reported(
+    run: Run, make_outcome: MakeOutcome, foreign: dict[str, list[object]], message: str, table: str
 ) -> None:
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
@@ -114,7 +114,7 @@ def test_a_part_of_another_program_is_named(
         RunError, match=r"foreign\.parquet: cannot be read: .*move it away"
     ) as caught:
         run.read(table)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert (
         "to measure its cells again" in str(caught.value)
         if table == "attempts"
@@ -128,7 +128,7 @@ def test_a_part_of_another_program_is_named(
     "copy", ["{} (copy)", "{} 2", "{}.sync-conflict-20261123-101010-ABCDEFG", "{}~"]
 )
 @pytest.mark.parametrize("table", ["attempts", "samples"])
-def test_a_copy_beside_a_part_is_named(
+def test_a_copy_of_a_part_is_reported(
     run: Run, make_outcome: MakeOutcome, table: str, copy: str
 ) -> None:
     with open_for_writing(run) as writer:
@@ -153,7 +153,7 @@ def test_a_copy_beside_a_part_is_named(
 
 
 @pytest.mark.parametrize(
-    ("table", "foreign", "said"),
+    ("table", "foreign", "message"),
     [
         ("attempts", {**ROW, "cell": pa.nulls(1, pa.string())}, "rows without cell"),
         ("attempts", {**ROW, "task": pa.nulls(1, pa.string())}, "rows without task"),
@@ -168,8 +168,8 @@ def test_a_copy_beside_a_part_is_named(
     ],
 )
 @pytest.mark.parametrize("categories", [False, True])
-def test_rows_of_another_program_are_named(
-    run: Run, table: str, foreign: dict[str, Any], said: str, categories: bool
+def test_rows_of_another_program_are_reported(
+    run: Run, table: str, foreign: dict[str, Any], message: str, categories: bool
 ) -> None:
     (run.folder / table).mkdir(parents=True)
     pq.write_table(pa.table(foreign), run.folder / table / "foreign.parquet")
@@ -177,10 +177,10 @@ def test_rows_of_another_program_are_named(
         RunError, match=r"foreign\.parquet: cannot be read: .*move it away"
     ) as caught:
         run.read(table, categories=categories)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_what_an_older_program_measured_is_read_as_categories_too(run: Run) -> None:
+def test_samples_of_an_older_program_are_read_as_categories(run: Run) -> None:
     (run.folder / "samples").mkdir(parents=True)
     pq.write_table(
         pa.table({"cell": ["c"], "attempt": FIRST, "value": [1.0]}),
@@ -193,10 +193,10 @@ def test_what_an_older_program_measured_is_read_as_categories_too(run: Run) -> N
 
 @pytest.mark.parametrize("table", ["samples", "attempts"])
 @pytest.mark.parametrize("spoilt", ["half a copy", "another program's"])
-def test_a_bad_part_among_those_that_are_merged_stops_nobody(
+def test_a_damaged_part_stops_no_merge_of_others(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, table: str, spoilt: str
 ) -> None:
-    """It is found by who reads, and nothing else is lost."""
+    """Readers report it, and nothing else is lost."""
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
@@ -215,10 +215,10 @@ def test_a_bad_part_among_those_that_are_merged_stops_nobody(
     assert run.read(table)["cell"].nunique() == 7
 
 
-def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(
+def test_a_torn_part_of_samples_names_the_row_to_move_away(
     run: Run, make_outcome: MakeOutcome
 ) -> None:
-    """With the row alone left, its cell would pass for measured."""
+    # If its row stayed, the cell would count as measured.
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     (samples,) = (run.folder / "samples").glob("*.parquet")
@@ -229,7 +229,7 @@ def test_a_torn_part_of_what_was_measured_names_the_row_that_goes_with_it(
         run.read("samples")
 
 
-def test_half_a_file_is_never_seen(run: Run, make_outcome: MakeOutcome) -> None:
+def test_partial_files_are_ignored(run: Run, make_outcome: MakeOutcome) -> None:
     with open_for_writing(run) as writer:
         writer.append(make_outcome(), None)
     (run.folder / "attempts" / ".torn.parquet.123").write_bytes(b"PAR1 half a file")

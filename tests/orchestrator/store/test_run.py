@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
-def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
+def test_appended_outcomes_are_read_back(run: Run, make_outcome: MakeOutcome) -> None:
     good, bad = make_outcome(), make_outcome(Status.OOM, seed=1)
     with open_for_writing(run) as writer:
         writer.append(good, "abc")
@@ -60,7 +60,7 @@ def test_what_is_appended_is_read(run: Run, make_outcome: MakeOutcome) -> None:
     ] == list(good.kernels)
 
 
-def test_allocations_are_kept_of_whatever_ended(run: Run, make_outcome: MakeOutcome) -> None:
+def test_allocations_of_a_failed_attempt_are_stored(run: Run, make_outcome: MakeOutcome) -> None:
     allocations = (
         AllocationRow(
             "out of memory",
@@ -84,10 +84,10 @@ def test_allocations_are_kept_of_whatever_ended(run: Run, make_outcome: MakeOutc
 
 
 @pytest.mark.parametrize("torn", ["samples", "kernels", "attempts"])
-def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
+def test_a_kill_while_an_outcome_is_stored_leaves_it_complete_or_absent(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch, torn: str
 ) -> None:
-    """The attempt is written last: whatever a kill cuts off, no attempt counts whose kernels or samples are missing."""
+    """The row is written last, so that no attempt counts without its kernels and samples."""
     write_part, outcome = run_writer.write_part, make_outcome()
 
     def die_at(path: Path, table: pa.Table) -> None:
@@ -101,7 +101,7 @@ def test_a_kill_while_an_outcome_is_kept_leaves_it_whole_or_unfinished(
         writer.append(outcome, None)
     assert run.read("attempts").empty
     monkeypatch.undo()
-    with open_for_writing(run) as writer:  # the next driver keeps it from the journal
+    with open_for_writing(run) as writer:  # the next driver stores it from the journal
         writer.append(outcome, None)
     assert len(run.read("attempts")) == 1
     assert (len(run.read("samples")), len(run.read("kernels"))) == (
@@ -124,7 +124,7 @@ def test_merging_changes_no_row(
         assert len(list((run.folder / table).glob("*.parquet"))) == 2 + 2
 
 
-def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
+def test_a_kill_before_merged_parts_are_removed_counts_no_row_twice(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_for_writing(run) as writer:
@@ -141,7 +141,7 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 3)
     with open_for_writing(
         run
-    ) as writer:  # the next driver clears away, and merges nothing a second time
+    ) as writer:  # the next driver removes the replaced parts, and merges none twice
         writer.merge_parts()
     for table, frame in before.items():
         assert len(list((run.folder / table).glob("*.parquet"))) == 1
@@ -151,7 +151,7 @@ def test_a_kill_between_merging_and_clearing_away_counts_nothing_twice(
 @pytest.mark.parametrize("listing", range(4))
 @pytest.mark.parametrize("moment", ["before", "during", "after"])
 @pytest.mark.parametrize("slow", [False, True])
-def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
+def test_a_reader_during_a_merge_sees_each_row_once(
     listing: int,
     moment: str,
     slow: bool,
@@ -159,7 +159,7 @@ def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
     make_outcome: MakeOutcome,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before, during or after one of the listings that a reader makes. slow: what was merged is there for a while yet."""
+    """The merge comes before, during or after a listing. slow: replaced parts are not removed."""
     with open_for_writing(run) as writer:
         for seed in range(5):
             writer.append(make_outcome(seed=seed), None)
@@ -174,21 +174,21 @@ def test_who_reads_while_parts_are_merged_loses_no_row_and_has_none_twice(
             RunWriter(run.folder).merge_parts()
 
     def glob(folder: Path, pattern: str) -> Iterator[Path]:
-        its_turn = folder.name == "attempts" and next(listings, None) == listing
-        if its_turn and moment == "before":
+        is_due = folder.name == "attempts" and next(listings, None) == listing
+        if is_due and moment == "before":
             merge()
         found = list(real(folder, pattern))
-        if its_turn and moment != "before":
+        if is_due and moment != "before":
             merge()
         return iter(
-            [path for path in found if path.exists()] if its_turn and moment == "during" else found
+            [path for path in found if path.exists()] if is_due and moment == "during" else found
         )
 
     monkeypatch.setattr(Path, "glob", glob)
     pd.testing.assert_frame_equal(_sorted(run.read("attempts")), whole)
 
 
-def test_more_parts_than_a_process_may_open(
+def test_a_run_may_have_more_parts_than_a_process_may_open(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -205,7 +205,7 @@ def test_more_parts_than_a_process_may_open(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_long_run_merges_as_it_goes(
+def test_a_long_run_merges_its_parts(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_writer, "MERGE_BATCH", 4)
@@ -216,18 +216,16 @@ def test_a_long_run_merges_as_it_goes(
         assert len(run.read("attempts")) == 9
 
 
-def test_an_attempt_of_a_task_that_changed_since_is_not_taken_for_another_cells(
-    run: Run, make_outcome: MakeOutcome
-) -> None:
+def test_an_attempt_of_a_changed_task_is_not_recovered(run: Run, make_outcome: MakeOutcome) -> None:
     outcome = make_outcome()
-    folder = run.attempt_folder("f" * 12, 1)  # as its cell was called before its version was raised
+    folder = run.attempt_folder("f" * 12, 1)  # the id before the task version was raised
     folder.mkdir(parents=True)
     (folder / ATTEMPT_FILE).write_text(outcome.attempt.to_json())
     with open_for_writing(run) as writer:
         assert not list(writer.attempts_without_row([]))
 
 
-def test_a_status_that_is_none_is_said_so(run: Run, make_outcome: MakeOutcome) -> None:
+def test_an_unknown_status_is_reported(run: Run, make_outcome: MakeOutcome) -> None:
     with open_for_writing(run) as writer:
         writer.write_manifest({})
         writer.append(make_outcome(), None)
@@ -262,7 +260,7 @@ def _hold(
 
 
 @pytest.mark.process
-def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
+def test_the_second_driver_is_refused_with_the_process_that_holds_the_folder(run: Run) -> None:
     context = multiprocessing.get_context("spawn")
     held, done = context.Event(), context.Event()
     holder = context.Process(target=_hold, args=(run.folder, held, done))
@@ -279,7 +277,7 @@ def test_the_second_driver_is_told_who_holds_the_folder(run: Run) -> None:
         pass
 
 
-def test_a_file_system_that_syncs_no_folders(
+def test_a_file_system_may_refuse_to_sync_folders(
     run: Run, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fsync
@@ -319,7 +317,7 @@ def test_a_driver_whose_folder_was_replaced_writes_nothing_into_the_new_one(
     assert len(run.read("attempts")) == 1
 
 
-def test_manifests(run: Run) -> None:
+def test_a_missing_or_wrong_manifest_is_reported(run: Run) -> None:
     with pytest.raises(RunError, match="holds no run"):
         run.require()
     with open_for_writing(run) as writer:
@@ -338,14 +336,14 @@ def test_manifests(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prefix", "what", "said"),
+    ("prefix", "what", "message"),
     [
         ("ad", "cell", "run: has no cell 'ad'. Allowed: 3f2a, 3fb1, 91c0"),
         ("91c1", "measured cell", "run: has no measured cell '91c1'. Did you mean '91c0'?"),
         ("3f", "measured cell", "run: '3f' begins 2 measured cells. Write more of one: 3f2a, 3fb1"),
     ],
 )
-def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said: str) -> None:
+def test_a_cell_is_found_by_the_beginning_of_its_id(prefix: str, what: str, message: str) -> None:
     cells, run = ["3f2a", "3fb1", "91c0"], Run(Path("run"))
     assert [find_cell(begin, cells, run) for begin in ("3f2", "9", "91c0")] == [
         "3f2a",
@@ -354,10 +352,10 @@ def test_a_cell_is_found_by_how_its_id_alone_begins(prefix: str, what: str, said
     ]
     with pytest.raises(RunError) as refused:
         find_cell(prefix, cells, run, what)
-    assert str(refused.value) == said
+    assert str(refused.value) == message
 
 
-def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("")
     with (
         pytest.raises(RunUnwritable, match="cannot be written"),
@@ -366,8 +364,8 @@ def test_a_file_where_the_folder_should_be(tmp_path: Path) -> None:
         pass
 
 
-def in_own_mounts(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a shell script as root of a name space of its own, where it may mount a small or read-only file system."""
+def in_mount_namespace(script: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    """Run a shell script in a mount name space, where it may mount a small or read-only disk."""
     probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True)
     if probe.returncode:
         pytest.skip("this machine allows no mount name spaces")
@@ -388,12 +386,13 @@ CONFIG = """
 cat > c.yaml <<END
 name: c
 grids: [{task: train_step, axes: {seed: [0, 1, 2]},
-         fixed: {device: cpu, size: tiny, context_length: 8, batch_size: 1, warmup_steps: 0, measured_steps: 1}}]
+         fixed: {device: cpu, size: tiny, context_length: 8, batch_size: 1,
+                 warmup_steps: 0, measured_steps: 1}}]
 END
 """
 
 
-# What is typed, line by line: all sweeps in one process, so that their cells come from one prepared parent.
+# Runs all commands in one process, so that one fork server starts the cells of all sweeps.
 STEPS = """
 import os, sys
 from click.testing import CliRunner
@@ -412,9 +411,9 @@ for line in sys.stdin:
 
 
 @pytest.mark.process
-def test_a_full_disk_loses_nothing_that_was_finished(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_finished_cell(tmp_path: Path) -> None:
     (tmp_path / "steps.py").write_text(STEPS)
-    done = in_own_mounts(
+    done = in_mount_namespace(
         CONFIG
         + """
         mkdir r; mount -t tmpfs -o size=200k tmpfs r
@@ -440,12 +439,12 @@ END
 
 
 @pytest.mark.process
-def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
-    done = in_own_mounts(
+def test_a_read_only_folder_is_reported(tmp_path: Path) -> None:
+    done = in_mount_namespace(
         CONFIG
         + """
         mkdir r; mount -t tmpfs -o ro tmpfs r
-        if $SWEEP run c.yaml --out r/deeper --scheduler serial 2> err; then exit 1; else echo "exit $?"; fi
+        $SWEEP run c.yaml --out r/deeper --scheduler serial 2> err && exit 1; echo "exit $?"
         cat err
         mkdir w; $SWEEP run c.yaml --out w --scheduler serial --where seed=0 > out
         mount --bind w r; mount -o remount,ro,bind r
@@ -459,9 +458,11 @@ def test_a_read_only_folder_is_said_so(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines() == [
         "exit 2",
-        "sweep: r/deeper: cannot be written: Read-only file system. Name a writable folder with --out",
+        "sweep: r/deeper: cannot be written: Read-only file system. "
+        "Name a writable folder with --out",
         "exit 2",
-        "sweep: r: cannot be written: Read-only file system. Copy the run to a folder of your own, and report that",
+        "sweep: r: cannot be written: Read-only file system. "
+        "Copy the run to a folder of your own, and report that",
         "exit 2",
         "sweep: r: cannot be written: Read-only file system. Name a writable folder with --out",
         "measured 2 cells: 2 ok",

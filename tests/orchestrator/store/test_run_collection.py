@@ -1,4 +1,4 @@
-"""Several runs read as one: the same cells side by side, each still what its own run says of it."""
+"""Several runs are read as one, with the cells of each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KERNEL = KernelRow(
 
 @pytest.fixture
 def runs(tmp_path: Path, make_outcome: Callable[..., Outcome]) -> list[Path]:
-    """The same two cells, of which one runs out of memory in the first run alone."""
+    """Return two runs of the same two cells. One cell runs out of memory in the first run."""
     folders = [tmp_path / "old", tmp_path / "new"]
     for folder, ms, status in zip(folders, (10.0, 8.0), (Status.OOM, Status.OK), strict=True):
         with open_for_writing(Run(folder)) as writer:
@@ -43,29 +43,29 @@ def report(*words: object) -> Result:
     return CliRunner().invoke(main, ["report", *map(str, words)], prog_name="sweep")
 
 
-def test_a_table_has_the_cells_of_both(runs: list[Path]) -> None:
-    together = sweep.load(*runs)
-    table = together.table("timings").set_index(["context_length", "run"])
+def test_a_table_has_the_cells_of_both_runs(runs: list[Path]) -> None:
+    both = sweep.load(*runs)
+    table = both.table("timings").set_index(["context_length", "run"])
     assert table.loc[(32, "old"), "forward"].startswith("10.0")
     assert table.loc[(32, "new"), "forward"].startswith("8.0")
     assert table.loc[(64, "old"), "total"] == "OOM"
     assert table.loc[(64, "new"), "forward"].startswith("16.0")
-    assert len(together.cells) == 4
-    assert together.cells["cell"].is_unique
+    assert len(both.cells) == 4
+    assert both.cells["cell"].is_unique
     for name, folder in zip(("old", "new"), runs, strict=True):
         own = sweep.load(folder).kernels
-        assert (together.kernels["cell"].str.startswith(f"{name}:")).sum() == len(own) > 0
-    assert set(together.samples["cell"]) <= set(together.cells["cell"])
+        assert (both.kernels["cell"].str.startswith(f"{name}:")).sum() == len(own) > 0
+    assert set(both.samples["cell"]) <= set(both.cells["cell"])
 
 
-def test_one_alone_is_as_ever(runs: list[Path]) -> None:
+def test_one_run_is_no_collection(runs: list[Path]) -> None:
     assert not isinstance(open_runs(runs[:1]), RunCollection)
     assert "run" not in sweep.load(runs[0]).cells
 
 
 def test_frames_with_categories_are_the_same(runs: list[Path]) -> None:
-    together = open_runs(runs)
-    plain, categories = together.read("samples"), together.read("samples", categories=True)
+    both = open_runs(runs)
+    plain, categories = both.read("samples"), both.read("samples", categories=True)
     assert categories["cell"].dtype == "category"
     assert categories["metric"].dtype == "category"
     assert plain["cell"].tolist() == categories["cell"].tolist()
@@ -87,7 +87,7 @@ def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
 
 
 @pytest.mark.render
-def test_what_is_written_of_many_runs_has_a_name_of_its_own(runs: list[Path]) -> None:
+def test_reports_of_many_runs_have_different_names(runs: list[Path]) -> None:
     many = [
         shutil.copytree(runs[1], runs[1].parent / f"{'ü' * 60}-{number}") for number in range(8)
     ]
@@ -96,19 +96,21 @@ def test_what_is_written_of_many_runs_has_a_name_of_its_own(runs: list[Path]) ->
     assert len(list(runs[0].glob("with-*/report/timings.md"))) == 2
 
 
-def test_what_a_cell_left_is_found_in_its_own_run(runs: list[Path]) -> None:
-    together = open_runs(runs)
+def test_the_attempt_folder_of_a_cell_is_in_its_run(runs: list[Path]) -> None:
+    both = open_runs(runs)
     (cell, *_) = sweep.load(runs[1]).cells["cell"]
-    assert together.attempt_folder(f"new:{cell}", 1) == Run(runs[1]).attempt_folder(cell, 1)
+    assert both.attempt_folder(f"new:{cell}", 1) == Run(runs[1]).attempt_folder(cell, 1)
 
 
-def test_names_are_as_long_as_they_must_be(runs: list[Path], tmp_path: Path) -> None:
+def test_runs_of_the_same_name_are_named_by_more_of_their_paths(
+    runs: list[Path], tmp_path: Path
+) -> None:
     for host in ("a", "b"):
         shutil.copytree(runs[0], tmp_path / host / "full")
-    together = sweep.load(tmp_path / "a" / "full", tmp_path / "b" / "full")
-    assert together.manifest["name"] == "a/full, b/full"
-    assert together.manifest["runs"] == ["a/full", "b/full"]
-    assert set(together.cells["run"]) == {"a/full", "b/full"}
+    both = sweep.load(tmp_path / "a" / "full", tmp_path / "b" / "full")
+    assert both.manifest["name"] == "a/full, b/full"
+    assert both.manifest["runs"] == ["a/full", "b/full"]
+    assert set(both.cells["run"]) == {"a/full", "b/full"}
 
 
 def test_a_title_names_the_first_of_many_runs(runs: list[Path], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The largest that fits: found in few steps, confirmed by rows of a run, and said where prediction and measurement differ."""
+"""The largest size that fits is found in few steps and confirmed by measuring."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ grids:
 @pytest.mark.parametrize("hints", [(), (640,), (640, 768), (128, 3968), (9999,)])
 @pytest.mark.parametrize("largest", [0, 1, 5, 6, 31, 32, 40])
 def test_a_search_finds_the_largest(largest: int, hints: tuple[int, ...]) -> None:
-    """In multiples of 128 up to 32 of them, and with what is next to it known not to fit."""
+    """Values are multiples of 128, at most 32 of them."""
     search, tried = Search(CONTEXT, hints), []
     while (value := search.next) is not None:
         tried.append(value)
@@ -67,7 +67,7 @@ def test_a_search_finds_the_largest(largest: int, hints: tuple[int, ...]) -> Non
     assert all(value % 128 == 0 and value <= 4096 for value in tried)
 
 
-def test_good_hints_are_all_that_is_tried() -> None:
+def test_a_search_tries_only_good_hints() -> None:
     search, tried = Search(CONTEXT, (640, 768)), []
     while (value := search.next) is not None:
         tried.append(value)
@@ -92,7 +92,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """Sets between which lengths, by size, a cell is predicted to fit surely and perhaps."""
+    """Return a function that sets, by size, the lengths that fit surely and perhaps."""
 
     def set_to(**bounds: tuple[int, int]) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"cache {bounds}"))
@@ -112,7 +112,7 @@ def predicted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., 
 
 
 class Gpu(Scheduler):
-    """A scheduler that measures nothing: what is longer than `largest` runs out of memory."""
+    """A scheduler whose cells run out of memory if they are longer than `largest`."""
 
     attempts: list[int] = []  # noqa: RUF012  of the last test, in their order
     largest: Mapping[str, int]
@@ -163,7 +163,7 @@ def text_of(request: SweepRequest, found: Found, bounds: Bounds = CONTEXT) -> li
     return [line.split() for line in lines[2 : 2 + len(found.groups)]]
 
 
-def test_each_cell_without_its_length_is_one_row(predicted: Any, request_where: Any) -> None:
+def test_cells_that_differ_in_length_alone_are_one_row(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000), mini=(3000, 3000))
     request = request_where()
     found = find_limits(request, CONTEXT, CARD, None)
@@ -186,12 +186,12 @@ def test_each_cell_without_its_length_is_one_row(predicted: Any, request_where: 
 
 
 @pytest.mark.parametrize(
-    ("perhaps", "largest", "is_said"), [(1000, None, True), (700, None, False), (1000, 800, False)]
+    ("perhaps", "largest", "is_reported"),
+    [(1000, None, True), (700, None, False), (1000, 800, False)],
 )
-def test_what_lies_between_is_said_to_be_undecided(
-    predicted: Any, request_where: Any, perhaps: int, largest: int | None, is_said: bool
+def test_lengths_between_the_limits_are_reported_as_undecided(
+    predicted: Any, request_where: Any, perhaps: int, largest: int | None, is_reported: bool
 ) -> None:
-    """Unless nothing does, or it was measured."""
     predicted(tiny=(700, perhaps))
     request = request_where("size=tiny")
     found = find_limits(request, CONTEXT, CARD, runtime_with(tiny=largest) if largest else None)
@@ -199,39 +199,37 @@ def test_what_lies_between_is_said_to_be_undecided(
         "between `fits up to` and `OOM from`: predicted within 3 % of the limit, undecided; "
         "on the GPU itself --confirm measures it"
     )
-    assert (footer in list(describe_limits(request, found, CONTEXT))) is is_said
+    assert (footer in list(describe_limits(request, found, CONTEXT))) is is_reported
 
 
-def test_what_is_to_be_said_of_a_row(predicted: Any, request_where: Any) -> None:
+def test_notes_of_predicted_rows(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(100, 100))
     request = request_where()
-    said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
-    assert "nothing fits: 128 takes 1.28 GiB" in said
-    assert "128 cannot be predicted: it does not run without data" in said
+    text = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    assert "nothing fits: 128 takes 1.28 GiB" in text
+    assert "128 cannot be predicted: it does not run without data" in text
     predicted(tiny=(9999, 9999), mini=(9999, 9999))
-    said = "\n".join(
+    text = "\n".join(
         describe_limits(
             request, find_limits(request, replace(CONTEXT, up_to=1000), CARD, None), CONTEXT
         )
     )
-    assert said.count("not tried above 896: increase --up-to") == 2
+    assert text.count("not tried above 896: increase --up-to") == 2
 
 
-def test_parameters_alone_may_be_too_large(
-    monkeypatch: pytest.MonkeyPatch, request_where: Any
-) -> None:
-    """What needs data to run is known by its parameters alone: that they fit says nothing, that they do not says all."""
+def test_parameters_may_be_too_large(monkeypatch: pytest.MonkeyPatch, request_where: Any) -> None:
+    # A model that needs data to run is predicted by its parameters alone. They are a lower bound.
     terms = (
         Sample("prediction", "closed_form_bytes", "bytes", 12 * GIB, "steady", note="parameters"),
     )
     known = Prediction("closed form", "it looks at its data", terms, {CARD.usable_bytes: "oom"})
     monkeypatch.setattr(prediction._Child, "ask", lambda child, asked: known)
     request = request_where("size=tiny")
-    said = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
-    assert "nothing fits: 128 takes ≥ 12.00 GiB" in said
+    text = "\n".join(describe_limits(request, find_limits(request, CONTEXT, CARD, None), CONTEXT))
+    assert "nothing fits: 128 takes ≥ 12.00 GiB" in text
 
 
-def test_compiled_nothing_is_said_not_to_fit(
+def test_no_compiled_cell_is_reported_not_to_fit(
     monkeypatch: pytest.MonkeyPatch, request_where: Any
 ) -> None:
     def answer(child: object, asked: Asked) -> Prediction:
@@ -245,7 +243,9 @@ def test_compiled_nothing_is_said_not_to_fit(
     )
     lines = "\n".join(describe_limits(request, found, CONTEXT)).splitlines()
     assert lines[0].index("note") == lines[2].index("compiled: predicted as eager, more may fit")
-    assert len(lines) == 3  # of what is compiled nothing is known not to fit
+    assert (
+        len(lines) == 3
+    )  # no line on undecided lengths: compiled cells may fit above the prediction
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_compiled_nothing_is_said_not_to_fit(
         (0, [640, 256, 128], "less fits than was predicted"),
     ],
 )
-def test_what_was_found_is_measured_and_what_is_next_to_it(
+def test_the_limit_and_its_neighbours_are_measured(
     predicted: Any, request_where: Any, largest: int, measured: list[int], remark: str
 ) -> None:
     predicted(tiny=(700, 1000))
@@ -275,7 +275,7 @@ def test_what_was_found_is_measured_and_what_is_next_to_it(
     )
 
 
-def test_what_is_measured_is_not_measured_again(predicted: Any, request_where: Any) -> None:
+def test_measured_values_are_not_measured_again(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000), mini=(700, 1000))
     request = request_where()
     find_limits(request, CONTEXT, CARD, runtime_with(tiny=640, mini=700))
@@ -289,7 +289,7 @@ def test_what_is_measured_is_not_measured_again(predicted: Any, request_where: A
     assert [row[-1] for row in text_of(request, found)] == ["confirmed"] * 2
 
 
-def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_where: Any) -> None:
+def test_unpredicted_cells_are_measured(predicted: Any, request_where: Any) -> None:
     predicted()
     request = request_where("size=mini")
     found = find_limits(request, CONTEXT, CARD, runtime_with(mini=1000))
@@ -302,7 +302,7 @@ def test_what_cannot_be_predicted_is_measured_alone(predicted: Any, request_wher
     assert "128 nothing fits; measured only" in " ".join(text_of(request, nothing)[0])
 
 
-def test_what_ends_otherwise_ends_the_search(predicted: Any, request_where: Any) -> None:
+def test_a_timeout_ends_the_search(predicted: Any, request_where: Any) -> None:
     predicted(tiny=(700, 1000))
     request = request_where("size=tiny")
     found = find_limits(request, CONTEXT, CARD, runtime_with(Status.TIMEOUT, tiny=640))
@@ -330,8 +330,10 @@ def test_a_cell_that_a_check_excludes_ends_the_search(
     assert found.groups[0].failure == "640 was not measured"
 
 
-def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_where: Any) -> None:
-    """Other lengths are tried than those of the config: what `sweep status` counts are still the config's."""
+def test_a_search_does_not_change_the_sweep_of_its_folder(
+    predicted: Any, request_where: Any
+) -> None:
+    # The search tries other lengths than those of the config, which `sweep status` must not count.
     predicted(tiny=(700, 1000))
     request = request_where("size=tiny")
     run_sweep(request, runtime_with(tiny=640))
@@ -341,7 +343,7 @@ def test_the_folder_stays_that_of_its_sweep(predicted: Any, request_where: Any) 
     assert list(describe_status(resolve_again(request.run)))[-1].endswith("would run 0 of 3 cells")
 
 
-def test_the_status_of_a_search_alone_names_the_search(
+def test_the_last_command_of_a_folder_may_be_a_search(
     predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted(tiny=(700, 1000))
@@ -373,7 +375,7 @@ def test_errors_have_a_remedy(
         find_limits(request_where(), CONTEXT, None, None)
 
 
-def test_of_this_machine_it_is_the_smallest_gpu(
+def test_limits_are_for_the_smallest_gpu_of_this_machine(
     predicted: Any, request_where: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predicted()
@@ -384,7 +386,7 @@ def test_of_this_machine_it_is_the_smallest_gpu(
     assert card.name == "Small"
 
 
-def test_to_confirm_needs_the_device_and_that_is_said_first(
+def test_confirming_without_the_device_is_refused_before_predicting(
     write_config: Any, sweep_here: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

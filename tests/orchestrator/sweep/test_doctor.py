@@ -12,13 +12,13 @@ from orchestrator.sweep import doctor
 from orchestrator.sweep.doctor import _host, _profiler
 
 
-def test_a_host_that_has_its_cores_to_itself_is_good() -> None:
+def test_a_host_with_steady_cores_is_good() -> None:
     finding = _host([440.0 + step % 7 for step in range(200)])
     assert finding.good is True
     assert str(finding) == "ok   host     launches 446 small operations a ms"
 
 
-def test_a_host_whose_cores_are_at_work_for_others_is_told_with_what_that_costs() -> None:
+def test_a_host_with_shared_cores_is_noted_with_the_cost() -> None:
     finding = _host([400.0, 400.0, 200.0, 400.0, 200.0] * 40)
     assert finding.good is None
     assert finding.message == (
@@ -31,17 +31,17 @@ def test_a_host_whose_cores_are_at_work_for_others_is_told_with_what_that_costs(
     )
 
 
-def test_a_moment_is_no_neighbour() -> None:
+def test_a_few_slow_readings_are_ignored() -> None:
     assert _host([400.0] * 98 + [150.0] * 2).good is True
 
 
-def test_it_is_read_again_and_again_as_long_as_it_is_asked_for() -> None:
+def test_the_dispatch_rate_is_read_for_the_whole_duration() -> None:
     few, many = dispatch_rates(0.05), dispatch_rates(0.6)
     assert all(pace > 0 for pace in [*few, *many])
     assert len(many) > 2 * len(few) > 0
 
 
-def test_where_torch_does_not_work_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_torch_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "orchestrator.execution.host_probe.PROGRAM",
         (sys.executable, "-c", "raise SystemExit('No module named torch')"),
@@ -50,11 +50,14 @@ def test_where_torch_does_not_work_it_says_so(monkeypatch: pytest.MonkeyPatch) -
         dispatch_rates(0.05)
 
 
-def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(
+def test_a_profiler_that_sees_no_kernels_is_noted_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    said = "init.cpp:146] function cbapi->getCuptiStatus() failed with error CUPTI_ERROR_NOT_INITIALIZED (15)\\nRuntimeError: none"
-    refusing = (sys.executable, "-c", f"import sys; sys.stderr.write('{said}'); sys.exit(1)")
+    error = (
+        "init.cpp:146] function cbapi->getCuptiStatus() failed with error "
+        "CUPTI_ERROR_NOT_INITIALIZED (15)\\nRuntimeError: none"
+    )
+    refusing = (sys.executable, "-c", f"import sys; sys.stderr.write('{error}'); sys.exit(1)")
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", refusing)
     assert profiler_failure() == "CUPTI_ERROR_NOT_INITIALIZED"
 
@@ -64,17 +67,16 @@ def test_a_profiler_that_sees_no_kernels_is_told_with_what_to_do(
     assert "dcgmi profiling --pause" in finding.remedy
 
 
-def test_a_profiler_that_sees_them_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_profiler_that_sees_kernels_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.execution.host_probe.PROGRAM", (sys.executable, "-c", ""))
     assert profiler_failure() is None
     assert _profiler(None).good is True
 
 
-def test_doctor_warns_where_it_is_the_first_process_of_a_container(
+def test_doctor_warns_as_the_first_process_of_a_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Without an init, `docker run IMAGE sweep run` collects the zombies of its cells."""
-
+    # Without an init, `docker run IMAGE sweep run` collects the zombies of its cells.
     def fail() -> None:
         raise PlatformError("no torch")
 

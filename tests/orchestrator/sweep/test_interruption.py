@@ -52,7 +52,7 @@ def test_handlers_can_be_installed_again_when_something_replaced_them() -> None:
     assert interruption.reason is StopReason.SIGTERM
 
 
-def test_an_interrupt_from_elsewhere_and_an_error_are_raised() -> None:
+def test_a_foreign_interrupt_and_an_error_are_raised() -> None:
     before = signal.getsignal(signal.SIGTERM)
     for error in (KeyboardInterrupt, ValueError):
         interruption = Interruption(None)

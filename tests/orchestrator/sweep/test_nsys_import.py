@@ -1,4 +1,4 @@
-"""What nsys wrote becomes rows of a run, beside what a sweep measured there or alone."""
+"""A trace of nsys becomes rows of a run, with or without cells of a sweep."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_an_export_becomes_a_run(export: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     cell = import_nsys(export, run)
     kernels = run.read("kernels").set_index("name")
-    assert list(kernels.loc["void softmax_warp_forward<float>", ["phase", "module", "kernel_class", "total_ns"]]) == [
-        "forward", "computing softmax", "softmax", 10_000,
-    ]  # fmt: skip
+    softmax = kernels.loc["void softmax_warp_forward<float>"]
+    assert (softmax["phase"], softmax["module"]) == ("forward", "computing softmax")
+    assert (softmax["kernel_class"], softmax["total_ns"]) == ("softmax", 10_000)
     assert kernels.loc["ampere_sgemm_128x64_nn", "phase"] == "backward"
     results = load_results(run)
     (row,) = results.cells.to_dict("records")
@@ -49,7 +49,7 @@ def test_an_export_becomes_a_run(export: Path, tmp_path: Path) -> None:
     assert results.kernels()["ms"].sum() == pytest.approx(0.1)
 
 
-def test_it_joins_what_is_there_and_the_same_again_is_a_further_attempt(
+def test_an_imported_trace_joins_a_run_and_a_second_import_is_another_attempt(
     export: Path, tmp_path: Path, make_outcome: Callable[..., Outcome]
 ) -> None:
     run = Run(tmp_path / "run")
@@ -64,11 +64,11 @@ def test_it_joins_what_is_there_and_the_same_again_is_a_further_attempt(
     assert list(load_results(run).kernels()["cell"]).count(cell) == 3  # of the attempt that counts
 
 
-def test_another_file_of_its_name_is_another_cell(export: Path, tmp_path: Path) -> None:
+def test_another_file_of_the_same_name_is_another_cell(export: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     first = import_nsys(export, run)
-    (tmp_path / "elsewhere").mkdir()
-    other = NsysExport(tmp_path / "elsewhere" / export.name)
+    (tmp_path / "other").mkdir()
+    other = NsysExport(tmp_path / "other" / export.name)
     other.kernel("void relu", 10, 20, 30)
     second = import_nsys(other.path, run)
     assert first != second
@@ -77,7 +77,7 @@ def test_another_file_of_its_name_is_another_cell(export: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("folder", ["a?mode=rwc", "a#b", "50%25", "%3f"])
-def test_a_path_may_have_what_an_address_gives_a_meaning(
+def test_a_path_may_contain_special_characters_of_addresses(
     folder: str, export: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     (tmp_path / folder).mkdir()
@@ -88,12 +88,12 @@ def test_a_path_may_have_what_an_address_gives_a_meaning(
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("none.sqlite", "is not there"), ("text.sqlite", "no export of Nsight Systems")],
 )
-def test_what_cannot_be_imported(name: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_export_is_refused(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all " * 100)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         import_nsys(tmp_path / name, Run(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
@@ -107,10 +107,10 @@ def test_a_report_without_nsys_says_how_to_export_it(
         import_nsys(tmp_path / "report1.nsys-rep", Run(tmp_path / "run"))
 
 
-def test_a_report_is_exported_where_nsys_is(
+def test_a_report_is_exported_by_an_installed_nsys(
     export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nsys itself is a script here, which copies what it would have written; its options are the documented ones."""
+    # nsys is a script here, which copies an export. Its options are the documented ones.
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "nsys"
@@ -124,7 +124,7 @@ def test_a_report_is_exported_where_nsys_is(
     assert len(Run(tmp_path / "run").read("kernels")) == 3
 
 
-def test_the_command(
+def test_the_import_command_prints_the_top_kernels(
     export: Path, sweep: Sweep, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     done = sweep("import-nsys", export)

@@ -1,4 +1,4 @@
-"""The run command around a scheduler that is a function: what is kept, resumed, refused and stopped."""
+"""A sweep stores, resumes, refuses and stops, with a function as its scheduler."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def request_of(write_config: Callable[..., Path], tmp_path: Path) -> Callable[..
     )
 
 
-def test_everything_is_measured_once_and_kept(request_of: Callable[..., SweepRequest]) -> None:
+def test_each_cell_is_measured_once_and_stored(request_of: Callable[..., SweepRequest]) -> None:
     scheduler = FakeScheduler(outcome_of)
     result = go(request_of(), scheduler)
     assert result.counts == {Status.OK: 4}
@@ -82,7 +82,7 @@ def test_everything_is_measured_once_and_kept(request_of: Callable[..., SweepReq
     assert not again.begun
 
 
-def test_only_what_failed_is_done_again_up_to_the_limit(
+def test_failed_cells_are_repeated_up_to_the_limit(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
@@ -100,7 +100,7 @@ def test_only_what_failed_is_done_again_up_to_the_limit(
     assert lengths_of(scheduler) == [32]
 
 
-def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(
+def test_repetitions_alternate_between_cells_and_skip_failed_ones(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
@@ -117,7 +117,7 @@ def test_repetitions_are_taken_by_turns_and_not_of_what_ended_badly(
     assert sum(go(request, FakeScheduler(measure), RunOptions(repeat=2)).counts.values()) == 0
 
 
-def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
+def test_cells_that_need_more_than_an_oom_cell_are_inferred(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = FakeScheduler(out_of_memory_from(32))
@@ -144,17 +144,17 @@ def test_what_asks_for_no_less_than_a_cell_that_ran_out_is_inferred(
     )
     assert go(request_of(), again).counts == {
         Status.OOM: 2
-    }  # what was inferred is measured where that was not asked for
+    }  # without --infer-oom, inferred cells are measured
 
 
 @pytest.mark.parametrize(
     "again", [{"retry": frozenset({"oom"})}, {"fresh": True}], ids=["retry", "fresh"]
 )
-def test_what_is_to_be_tried_again_is_not_inferred_from_itself(
+def test_a_cell_to_retry_is_not_inferred_from_itself(
     again: dict[str, Any], request_of: Callable[..., SweepRequest]
 ) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(64)))
-    scheduler = FakeScheduler(outcome_of)  # on a card with more memory, say
+    scheduler = FakeScheduler(outcome_of)  # such as on a GPU with more memory
     plan = plan_request(replace(request_of(), options=RunOptions(infer_oom=True, **again)))
     assert (len(plan.to_measure), plan.inferred) == (2 if "retry" in again else 4, {})
     result = go(request_of(), scheduler, RunOptions(infer_oom=True, **again))
@@ -164,7 +164,7 @@ def test_what_is_to_be_tried_again_is_not_inferred_from_itself(
 INFERRING = RunOptions(infer_oom=True)
 
 
-def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(
+def test_inferred_cells_are_measured_once_their_witness_fits(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(out_of_memory_from(32)), INFERRING)
@@ -176,14 +176,14 @@ def test_what_was_inferred_is_found_out_again_where_its_witness_fits_now(
 
 @pytest.mark.parametrize("status", ["oom_inferred", "ok"])
 @pytest.mark.parametrize("asked", ["retry", "only"])
-def test_nothing_is_inferred_of_what_fitted_or_is_asked_for(
+def test_a_cell_that_fitted_or_is_selected_is_not_inferred(
     status: str, asked: str, request_of: Callable[..., SweepRequest]
 ) -> None:
     ran_out = FakeScheduler(
         lambda one: outcome_of(one, Status.OOM if length_of(one) == 32 else Status.OK)
     )
     go(request_of(), ran_out, INFERRING)
-    if status == "ok":  # 64 fits although it was inferred that it does not
+    if status == "ok":  # 64 fits, although it was inferred to run out of memory
         inferred = RunOptions(only=frozenset({"oom_inferred"}))
         go(request_of(wheres=["context_length=64"]), ran_out, inferred)
     again = FakeScheduler(outcome_of)
@@ -240,7 +240,7 @@ def test_cells_that_failed_too_often_are_counted(
 
 
 @pytest.mark.parametrize("end", [Status.FAILED, Status.OOM])
-def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(
+def test_a_failing_repetition_is_tried_up_to_the_limit(
     end: Status, request_of: Callable[..., SweepRequest]
 ) -> None:
     narrow, scheduler = (
@@ -253,7 +253,7 @@ def test_a_repetition_that_comes_to_nothing_is_not_tried_for_ever(
     assert len(scheduler.begun) == request_of().config.limits.attempts
 
 
-def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., SweepRequest]) -> None:
+def test_a_plan_lists_the_cells_to_infer(request_of: Callable[..., SweepRequest]) -> None:
     request = request_of(sets=["context_length=16,32,64,128"])
     go(request_of(wheres=["context_length=16|32"]), FakeScheduler(out_of_memory_from(32)))
     plan = plan_request(replace(request, options=RunOptions(infer_oom=True)))
@@ -264,13 +264,13 @@ def test_a_plan_says_what_would_be_inferred(request_of: Callable[..., SweepReque
         [],
         {next(c for c in request.expansion.cells if c.id == witness)},
     )
-    said = list(
+    messages = list(
         describe_plan(
             plan, lambda cell: str(cell.params.values()["context_length"]), "", everything=True
         )
     )
-    assert said[1] == "0 to run, and 2 are inferred to run out of memory"
-    assert [line.split(maxsplit=2)[::2] for line in said[2:4]] == [
+    assert messages[1] == "0 to run, and 2 are inferred to run out of memory"
+    assert [line.split(maxsplit=2)[::2] for line in messages[2:4]] == [
         [
             "infer",
             f"{length}  (needs at least as much memory as {witness}, which ran out of memory)",
@@ -298,7 +298,7 @@ def test_a_narrower_selection_joins_the_same_run(request_of: Callable[..., Sweep
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_is_finished(
+def test_a_signal_loses_no_finished_cell(
     request_of: Callable[..., SweepRequest], number: int
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
@@ -321,7 +321,7 @@ def test_a_signal_keeps_what_is_finished(
     assert go(request_of(), FakeScheduler(outcome_of)).counts == {Status.OK: 2}
 
 
-def test_what_comes_after_a_signal_interrupts_nothing_of_what_is_still_written(
+def test_further_signals_do_not_interrupt_the_saving(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def measure(attempt: Attempt) -> Outcome:
@@ -367,7 +367,7 @@ print(interruption.reason, pandas.DataFrame({"a": [1]}).a[0])
 
 
 def test_a_signal_at_the_first_use_of_pandas_leaves_it_usable() -> None:
-    """Its compiled modules cannot be imported a second time once the first has been broken off."""
+    # Compiled modules cannot be imported again after an interrupted import.
     done = subprocess.run(
         [sys.executable, "-c", _STRUCK_WHILE_PANDAS_IS_IMPORTED],
         capture_output=True,
@@ -380,7 +380,7 @@ def test_a_signal_at_the_first_use_of_pandas_leaves_it_usable() -> None:
 def test_a_signal_in_the_middle_of_writing_loses_nothing(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The samples are on disk, the attempt is not: the next run finds the journal and keeps it."""
+    """The samples are on disk, the row is not: the next run stores it from the journal."""
     from orchestrator.store import run_writer
 
     real = run_writer.write_part
@@ -403,7 +403,7 @@ def test_a_signal_in_the_middle_of_writing_loses_nothing(
     assert len(request_of().run.read("samples")) == 4
 
 
-def test_what_is_recovered_is_of_the_run_that_measured_it_wherever_the_folder_lies_by_now(
+def test_a_recovered_attempt_has_the_facts_of_its_command_in_a_moved_folder(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(attempt: Attempt) -> Outcome:
@@ -420,12 +420,12 @@ def test_what_is_recovered_is_of_the_run_that_measured_it_wherever_the_folder_li
     rows = Run(moved).read("attempts")
     facts = [json.loads(text) for text in rows["facts"]]
     assert sorted(rows["commit"]) == ["now", "now", "now", "then"]
-    told = [(one["env"], one["instruments"], one["program_source"]) for one in facts]
-    assert told == [(facts[0]["env"], facts[0]["instruments"], program_source())] * 4
+    stored = [(one["env"], one["instruments"], one["program_source"]) for one in facts]
+    assert stored == [(facts[0]["env"], facts[0]["instruments"], program_source())] * 4
 
 
-def test_a_results_folder_that_is_taken_away(request_of: Callable[..., SweepRequest]) -> None:
-    """The run ends in one line; the next one begins anew, but for what the last cell had already left there again."""
+def test_a_removed_results_folder_ends_the_sweep(request_of: Callable[..., SweepRequest]) -> None:
+    """The run ends in one line, and the next one recovers the cell that ran during the removal."""
 
     def measure(attempt: Attempt) -> Outcome:
         if length_of(attempt) == 32:
@@ -443,7 +443,7 @@ def test_a_results_folder_that_is_taken_away(request_of: Callable[..., SweepRequ
     assert len(pd.read_parquet(request_of().run.folder / "cells.parquet")) == 4
 
 
-def test_a_torn_part_is_named_and_what_it_held_is_done_again(
+def test_a_torn_row_is_reported_and_its_cell_measured_again(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of()
@@ -461,7 +461,7 @@ def test_a_torn_part_is_named_and_what_it_held_is_done_again(
     assert len(pd.read_parquet(request.run.folder / "cells.parquet")) == 4
 
 
-def test_torn_samples_are_named_before_anything_is_measured_beside_them(
+def test_torn_samples_are_reported_before_anything_is_measured(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     request = request_of()
@@ -480,7 +480,9 @@ def test_torn_samples_are_named_before_anything_is_measured_beside_them(
     assert set(pd.read_parquet(request.run.folder / "cells.parquet")["step_ms_median"]) == {5.0}
 
 
-def test_an_attempt_cut_off_gets_the_next_number(request_of: Callable[..., SweepRequest]) -> None:
+def test_the_number_of_an_interrupted_attempt_is_not_used_again(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     request = request_of()
     cut = request.run.attempt_folder(request.expansion.cells[0].id, 1)
     cut.mkdir(parents=True)
@@ -489,10 +491,10 @@ def test_an_attempt_cut_off_gets_the_next_number(request_of: Callable[..., Sweep
     assert [attempt.number for attempt in scheduler.begun] == [2, 1, 1, 1]
 
 
-def test_the_time_limit_passes_over_what_would_not_end(
+def test_the_time_limit_skips_cells_that_would_not_end(
     request_of: Callable[..., SweepRequest],
 ) -> None:
-    """Of eight seconds, five are for saving: after one cell that says it took 2.9, no other would end in time."""
+    # Five of eight seconds are for saving. After a cell of 2.9 s, no other would end in time.
 
     def measure(attempt: Attempt) -> Outcome:
         time.sleep(0.5)
@@ -508,7 +510,7 @@ def test_the_time_limit_passes_over_what_would_not_end(
     ) == (1, 3, 3, None)
 
 
-def test_the_time_limit_ends_what_runs(request_of: Callable[..., SweepRequest]) -> None:
+def test_the_time_limit_ends_running_cells(request_of: Callable[..., SweepRequest]) -> None:
     def measure(attempt: Attempt) -> Outcome:
         time.sleep(20)
         return outcome_of(attempt)
@@ -519,7 +521,7 @@ def test_the_time_limit_ends_what_runs(request_of: Callable[..., SweepRequest]) 
     assert time.monotonic() - began < 6
 
 
-def test_other_hardware_is_refused_unless_asked_for(
+def test_other_hardware_is_refused_without_mixed(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(wheres=["context_length=16"]), FakeScheduler(outcome_of))
@@ -544,7 +546,7 @@ def test_a_grid_for_two_devices_may_be_measured_one_after_the_other(
     assert go(request_of(text), scheduler).counts == {Status.OK: 1}
 
 
-def test_a_device_that_is_not_here(request_of: Callable[..., SweepRequest]) -> None:
+def test_a_missing_device_is_reported(request_of: Callable[..., SweepRequest]) -> None:
     with pytest.raises(
         PlatformError,
         match=r"device cuda is not available \(available: cpu\).*--set device=cpu",
@@ -552,10 +554,10 @@ def test_a_device_that_is_not_here(request_of: Callable[..., SweepRequest]) -> N
         go(request_of(CONFIG.replace("device: cpu", "device: cuda")), FakeScheduler(outcome_of))
 
 
-def test_what_is_refused_before_anything_ran_leaves_no_new_folder(
+def test_a_refused_sweep_leaves_no_new_folder(
     request_of: Callable[..., SweepRequest], tmp_path: Path
 ) -> None:
-    """What was there before stays, whoever made it."""
+    """Folders and files that existed before stay."""
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
 
     def left_in(folder: Path) -> list[str]:
@@ -575,8 +577,10 @@ def test_what_is_refused_before_anything_ran_leaves_no_new_folder(
 @pytest.mark.parametrize(
     "axis", ["half_width=0.02", "compile_mode=max-autotune", "gpu_kind=H100,A100"]
 )
-def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., SweepRequest]) -> None:
-    """It is of adaptive timing, of what is compiled, of a GPU."""
+def test_an_axis_that_no_cell_has_is_refused(
+    axis: str, request_of: Callable[..., SweepRequest]
+) -> None:
+    """The axes belong to adaptive timing, compiled cells and GPUs."""
     with pytest.raises(
         ConfigError, match=f"--set {axis.partition('=')[0]}: no cell of these has it"
     ):
@@ -586,17 +590,20 @@ def test_what_is_set_in_vain_is_refused(axis: str, request_of: Callable[..., Swe
     ).expansion.cells
 
 
-EXCLUDING = f"{CONFIG}    exclude: [{{context_length: 64}}]\n    override: [{{when: {{context_length: 128}}, set: {{seed: 1}}}}]"
+EXCLUDING = (
+    f"{CONFIG}    exclude: [{{context_length: 64}}]\n"
+    "    override: [{when: {context_length: 128}, set: {seed: 1}}]"
+)
 
 
-def test_what_matches_a_cell_of_the_config_may_match_none_of_what_is_asked_for(
+def test_an_exclude_may_match_no_selected_cell(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     assert len(request_of(EXCLUDING, sets=["context_length=16,256"]).expansion.cells) == 2
     assert len(request_of(EXCLUDING, wheres=["context_length=16"]).expansion.cells) == 1
 
 
-def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(
+def test_an_exclude_that_matches_no_cell_is_refused_but_read_from_a_run(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(EXCLUDING), FakeScheduler(outcome_of))
@@ -610,10 +617,10 @@ def test_what_matches_no_cell_of_the_config_is_refused_and_yet_read_of_a_run(
     assert len(resolve_again(request_of(EXCLUDING).run).expansion.cells) == 4
 
 
-def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(
+def test_a_run_with_an_axis_that_no_cell_has_can_be_read(
     request_of: Callable[..., SweepRequest],
 ) -> None:
-    """An earlier program let it."""
+    # An earlier program allowed it.
     go(request_of(), FakeScheduler(outcome_of))
     with open_for_writing(request_of().run) as writer:
         writer.write_manifest(
@@ -622,7 +629,7 @@ def test_a_run_for_which_something_was_set_in_vain_can_still_be_read(
     assert len(resolve_again(request_of().run).expansion.cells) == 4
 
 
-def test_the_manifest_says_who_ran_what(request_of: Callable[..., SweepRequest]) -> None:
+def test_the_manifest_records_config_and_command(request_of: Callable[..., SweepRequest]) -> None:
     go(request_of(), FakeScheduler(outcome_of))
     manifest = Run(request_of().run.folder).read_manifest()
     assert manifest["name"] == "test"
@@ -635,7 +642,7 @@ KINDS = CONFIG.replace("fixed: {device: cpu,", "fixed: {device: cuda, gpu_kind: 
 
 
 def gpus_here(*names: str) -> FakeScheduler:
-    """A host for each kind of GPU."""
+    """Return a scheduler with a host for each kind of GPU."""
     scheduler = FakeScheduler(outcome_of)
     scheduler.kinds = tuple(name.split()[1] for name in names)
     scheduler.hosts = lambda: [  # type: ignore[method-assign]
@@ -650,8 +657,8 @@ def gpus_here(*names: str) -> FakeScheduler:
 
 
 @pytest.fixture
-def unpredicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """Nothing is predicted. How many cells would have been, on what."""
+def prediction_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+    """Predict nothing. Return how many cells would have been predicted on which GPU."""
     asked: list[tuple[int, str]] = []
 
     def predict(cells: Any, card: Any, paths: Any) -> dict[str, Prediction]:
@@ -663,7 +670,7 @@ def unpredicted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
 
 
 def of_kinds(*kinds: str) -> str:
-    """Each cell on each kind, the kinds in the order of the grid."""
+    """Return a config with each cell on each kind, the kinds in the order of the grid."""
     axes = f"axes: {{gpu_kind: [{', '.join(kinds)}], context_length: [16, 32]}}"
     return KINDS.replace("axes: {context_length: [16, 32, 64, 128]}", axes).replace(
         " gpu_kind: KIND,", ""
@@ -671,28 +678,28 @@ def of_kinds(*kinds: str) -> str:
 
 
 def test_one_sweep_over_two_kinds_of_gpu(
-    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
+    request_of: Callable[..., SweepRequest], prediction_requests: list[tuple[int, str]]
 ) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     assert go(request_of(of_kinds("H100", "A100")), scheduler).counts == {Status.OK: 4}
     assert {attempt.cell.params.gpu_kind for attempt in scheduler.begun} == {"H100", "A100"}
-    assert sorted(unpredicted) == [
+    assert sorted(prediction_requests) == [
         (2, "NVIDIA A100"),
         (2, "NVIDIA H100"),
-    ]  # each on its own, not on the smaller
+    ]  # each kind on its GPU, not on the smaller one
 
 
-def test_a_kind_that_is_not_here_is_left_for_another_run(
-    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
+def test_a_missing_kind_of_gpu_is_left_for_another_run(
+    request_of: Callable[..., SweepRequest], prediction_requests: list[tuple[int, str]]
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     request = request_of(of_kinds("H100", "B200"))
-    result = go(request, gpus_here("NVIDIA H100"), messages=said)
+    result = go(request, gpus_here("NVIDIA H100"), messages=messages)
     assert result.counts == {Status.OK: 2}
     assert (
         "skipped: 2 cells need gpu_kind B200, which no host has (available: NVIDIA H100)."
         " The same command measures them on such a host"
-    ) in said
+    ) in messages
     with pytest.raises(
         PlatformError,
         match=r"2 cells need gpu_kind B200.*`ray start --address=…`.*--set gpu_kind=A100",
@@ -701,19 +708,19 @@ def test_a_kind_that_is_not_here_is_left_for_another_run(
     assert go(request, gpus_here("NVIDIA H100", "NVIDIA B200")).counts == {Status.OK: 2}
 
 
-def test_a_command_that_left_cells_to_another_run_has_not_come_to_its_end(
-    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
+def test_a_command_that_deferred_cells_is_not_complete(
+    request_of: Callable[..., SweepRequest], prediction_requests: list[tuple[int, str]]
 ) -> None:
     request, both = request_of(of_kinds("H100", "B200")), ("NVIDIA H100", "NVIDIA B200")
     go(request, gpus_here(*both))
     assert go(request, gpus_here("NVIDIA H100"), RunOptions(fresh=True)).counts == {Status.OK: 2}
-    for left in (2, 4):  # those of the B200, and when it is given once more all
+    for left in (2, 4):  # the cells of the B200; the same command again measures all
         scheduler = gpus_here(*both)
         go(request, scheduler, RunOptions(fresh=True))
         assert len(scheduler.begun) == left
 
 
-def test_two_configs_in_one_folder_keep_the_defaults_of_both(
+def test_a_folder_has_the_defaults_of_both_its_configs(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     go(request_of(), FakeScheduler(outcome_of))
@@ -726,17 +733,19 @@ def test_two_configs_in_one_folder_keep_the_defaults_of_both(
     assert set(request_of().run.read_manifest()["defaults"]) == {"train_step", "matmul"}
 
 
-def test_of_cells_that_name_no_kind_it_is_said_where_there_are_several(
-    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
+def test_several_kinds_of_gpu_are_reported_if_cells_name_none(
+    request_of: Callable[..., SweepRequest], prediction_requests: list[tuple[int, str]]
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     request = request_of(CONFIG.replace("device: cpu", "device: cuda"))
-    go(request, gpus_here("NVIDIA H100", "NVIDIA A100"), messages=said)
-    assert said[0].startswith("there are GPUs of several kinds (NVIDIA A100, NVIDIA H100)")
-    assert unpredicted == [(4, "NVIDIA A100")]
+    go(request, gpus_here("NVIDIA H100", "NVIDIA A100"), messages=messages)
+    assert messages[0].startswith("there are GPUs of several kinds (NVIDIA A100, NVIDIA H100)")
+    assert prediction_requests == [(4, "NVIDIA A100")]
 
 
-def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., SweepRequest]) -> None:
+def test_several_kinds_of_gpu_in_one_host_are_refused(
+    request_of: Callable[..., SweepRequest],
+) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     first, second = scheduler.hosts()
     scheduler.hosts = lambda: [replace(first, gpus=first.gpus + second.gpus)]  # type: ignore[method-assign]
@@ -747,8 +756,8 @@ def test_kinds_within_one_host_are_not_told_apart(request_of: Callable[..., Swee
         go(request_of(of_kinds("H100", "A100")), scheduler)
 
 
-def test_where_every_cell_names_its_kind_out_of_memories_are_inferred_on_each(
-    request_of: Callable[..., SweepRequest], unpredicted: list[tuple[int, str]]
+def test_oom_is_inferred_for_each_kind_of_gpu(
+    request_of: Callable[..., SweepRequest], prediction_requests: list[tuple[int, str]]
 ) -> None:
     scheduler = gpus_here("NVIDIA H100", "NVIDIA A100")
     scheduler.measure = lambda one: outcome_of(
@@ -758,7 +767,7 @@ def test_where_every_cell_names_its_kind_out_of_memories_are_inferred_on_each(
     assert result.counts == {Status.OK: 2, Status.OOM: 1, Status.OOM_INFERRED: 1}
 
 
-def test_the_status_tells_of_cells_that_the_last_command_left_out(
+def test_the_status_counts_cells_that_the_last_command_did_not_select(
     request_of: Callable[..., SweepRequest],
 ) -> None:
     ends = {16: Status.OK, 32: Status.FAILED, 64: Status.OK, 128: Status.OOM}
@@ -779,7 +788,7 @@ def test_the_status_tells_of_cells_that_the_last_command_left_out(
     ]
 
 
-def test_cells_are_counted_however_often_they_are_measured(
+def test_repetitions_do_not_change_the_number_of_cells(
     request_of: Callable[..., SweepRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["sweep", "run", "c.yaml", "--repeat", "3"])
@@ -792,10 +801,10 @@ def test_cells_are_counted_however_often_they_are_measured(
 
     result = go(request_of(), FakeScheduler(once), RunOptions(repeat=3))
     assert (result.measured_cells, result.queue.remaining) == (4, 4)
-    told = list(describe_status(resolve_again(request_of().run)))
-    assert (
-        told[1]
-        == f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, 8 times in all"
+    status = list(describe_status(resolve_again(request_of().run)))
+    assert status[1] == (
+        f"sweep run c.yaml --repeat 3 --out {request_of().run} would run 4 of 4 cells, "
+        "8 times in all"
     )
     result = go(request_of(), FakeScheduler(outcome_of), RunOptions(repeat=3))
     assert (result.measured_cells, result.counts, result.queue.remaining) == (4, {Status.OK: 8}, 0)
