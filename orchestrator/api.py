@@ -13,7 +13,7 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.common.errors import RunError
 from orchestrator.report.column_docs import describe_columns
-from orchestrator.report.formats.markdown import lay_out, written_out
+from orchestrator.report.formats.markdown import lay_out, table_for_programs
 from orchestrator.report.references.devices import find_device
 from orchestrator.report.references.tables import reference_tables
 from orchestrator.report.tables.registry import TABLES
@@ -90,7 +90,7 @@ class LoadedRun:
         """
         published = reference_tables(find_device(reference) if reference else None)
         for page in lay_out(self._results, [name], (*TABLES, *published)):
-            header, rows = written_out(page)
+            header, rows = table_for_programs(page)
             printed = pd.DataFrame(rows, columns=header, dtype="string").replace(NOTHING, pd.NA)
             return printed.apply(_numbers)
         return pd.DataFrame()

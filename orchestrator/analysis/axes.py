@@ -1,7 +1,8 @@
-"""Which axes of a run vary, and the order of their values."""
+"""Axes of a run that vary, and the order of their values."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -10,9 +11,11 @@ import pandas as pd
 from tasks.spec.parameters import TIMING_AXES
 from tasks.spec.registry import value_order
 
-Row = Any  # a row of `cells`: its values by the names of their columns, as `layouts.each` or pandas gives it
+# A row of `cells`: values by column, as `layouts.each` or pandas gives it.
+Row = Any
 GIB, MIB = 1024**3, 1024**2
 NOTHING = "–"
+# Readers look for these even where they do not vary.
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
 
 
@@ -31,68 +34,69 @@ def is_null(value: Any) -> bool:
 
 
 def has_value(row: Row, column: str) -> bool:
+    """Return True if the row has the column and a value in it."""
     return not is_null(row.get(column))
 
 
 def key_axes(results: CellTable, without: tuple[str, ...] = ()) -> list[str]:
-    """The axes that tell the rows of a table apart: those that vary, after those that everybody
-    looks for.
-    """
-    shown = [
-        axis for axis in ALWAYS_SHOWN if axis in results.axes and results.cells[axis].notna().any()
-    ]
-    return [axis for axis in dict.fromkeys([*shown, *varying_axes(results)]) if axis not in without]
+    """Return the axes that identify a row of a table: ALWAYS_SHOWN, then those that vary."""
+    keys = []
+    for axis in ALWAYS_SHOWN:
+        if axis in results.axes and results.cells[axis].notna().any():
+            keys.append(axis)
+    keys += varying_axes(results)
+    return [axis for axis in dict.fromkeys(keys) if axis not in without]
 
 
 def varying_axes(results: CellTable) -> list[str]:
-    """Those in which cells of the same task differ."""
+    """Return the axes in which cells of the same task differ."""
     cells = results.cells
-    tasks = cells["task"] if "task" in cells and cells["task"].nunique() > 1 else None
-    return [
-        axis
-        for axis in results.axes
-        if _varies_within_a_task(cells[axis], axis in TIMING_AXES, tasks)
-    ]
+    # A constant where there is only one task: a group by thousands of equal texts is slow.
+    tasks = cells["task"] if "task" in cells else pd.Series("", index=cells.index)
+    varying = []
+    for axis in results.axes:
+        # A task without an axis does not make it vary, nor does a null that follows from `timing`.
+        by_task = cells[axis].groupby(tasks).nunique(dropna=axis in TIMING_AXES)
+        if (by_task > 1).any():
+            varying.append(axis)
+    return varying
 
 
-def _varies_within_a_task(
-    values: pd.Series[Any], without_null: bool, tasks: pd.Series[str] | None
-) -> bool:
-    """A task that does not have an axis does not make it vary; nor does a null that the axis
-    `timing` tells.
-
-    tasks: of each value, where there are several.
-    """
-    if values.nunique(dropna=without_null) < 2:
-        return False
-    return tasks is None or bool((values.groupby(tasks).nunique(dropna=without_null) > 1).any())
+def ordered_values(axis: str, values: pd.Series[Any]) -> list[Any]:
+    """Return the distinct values, in the declared order of the axis, others sorted behind them."""
+    rank = _indices(value_order(axis))
+    # Values of one axis may be of different types, which cannot be compared.
+    return sorted(
+        values.dropna().unique(),
+        key=lambda value: (rank.get(value, len(rank)), str(type(value)), value),
+    )
 
 
-def ordered_values(axis: str, values: Any) -> list[Any]:
-    known_order = value_order(axis)
-    present = [value for value in pd.unique(values) if not pd.isna(value)]
-    rank = {value: place for place, value in enumerate(known_order)}
-    return sorted(present, key=lambda value: (rank.get(value, len(rank)), str(type(value)), value))
+def value_ranks(axis: str, values: pd.Series[Any]) -> pd.Series[int]:
+    """Return the index of each value in the order of the axis; null comes first."""
+    ranks = _indices(ordered_values(axis, values))
+    return values.map(ranks, na_action="ignore").fillna(-1).astype(int)
+
+
+def _indices(values: Sequence[Any]) -> dict[Any, int]:
+    return {value: index for index, value in enumerate(values)}
 
 
 def sort_cells(cells: pd.DataFrame, axes: list[str]) -> pd.DataFrame:
-    ranks = pd.DataFrame(index=cells.index)
-    for axis in axes:
-        ranks[axis] = places_in_order(axis, cells[axis])
-    return cells.loc[ranks.sort_values(axes, kind="stable").index] if axes else cells
-
-
-def places_in_order(axis: str, values: pd.Series[Any]) -> pd.Series[int]:
-    """Of each value among all; what is null stands before them."""
-    place = {value: rank for rank, value in enumerate(ordered_values(axis, values))}
-    return values.map(place, na_action="ignore").fillna(-1).astype(int)
+    """Return the cells in the order of the values of their axes."""
+    if not axes:
+        return cells
+    ranks = pd.DataFrame({axis: value_ranks(axis, cells[axis]) for axis in axes}, cells.index)
+    return cells.loc[ranks.sort_values(axes, kind="stable").index]
 
 
 def axis_texts(row: Row, axes: list[str]) -> list[str]:
+    """Return the text of each axis of a row."""
     return [axis_text(row[axis]) for axis in axes]
 
 
+# The same values stand in many rows of many tables.
 @lru_cache(maxsize=4096, typed=True)
 def axis_text(value: Any) -> str:
-    """The same text for the same value, which stands in many rows of many tables."""
+    """Return the text of one value of an axis."""
     return NOTHING if is_null(value) else str(value)

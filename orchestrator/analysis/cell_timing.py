@@ -1,15 +1,13 @@
-"""A cell as one run measured it: what is held against another side of it, its time and what that
-may depend on.
+"""Timings of the cells of one run, as a comparison needs them.
 
-a run ─the attempts that count─→ samples ─by cell─→ sides, of its steps or of what their kernels
-take
+The samples of all valid attempts enter; a `CellTiming` for each cell leaves: its time, the interval
+of that time, and what the time may depend on.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import pandas as pd
@@ -24,146 +22,121 @@ from orchestrator.store.run import Run
 AGREEMENT = 0.02
 
 
-class Interval(NamedTuple):
-    """Of the median, over the attempts: the medians of each."""
+class RatioInterval(NamedTuple):
+    """Ratio of two times, between the least and the greatest that their intervals allow."""
 
     low: float
     middle: float
     high: float
 
-    def over(self, other: Interval) -> Interval:
-        return Interval(self.low / other.high, self.middle / other.middle, self.high / other.low)
-
     @property
-    def holds_one(self) -> bool:
-        """Or is within 2 % of it."""
+    def agrees(self) -> bool:
+        """True if the two intervals overlap or the times are within AGREEMENT of each other."""
         return self.low <= 1 <= self.high or abs(self.middle - 1) <= AGREEMENT
 
 
 @dataclass(frozen=True)
-class Side:
-    """A cell as one run measured it: the median of each attempt's steps in ms, and the interval of
-    such a median.
+class CellTiming:
+    """Time of a cell as one run measured it.
 
-    low_ms, high_ms: the medians, over the attempts, of the ends of their intervals: one attempt in
-    trouble moves neither. clock_mhz: of the GPU after the timing, null where it is not known.
-    decides: whose speed its time is, where that is known. needs_host: whether a slower host makes
-    its steps longer. waited_for_core: where it does, the share of the timing that a thread waited
-    for a core. paces: the least and the greatest that was seen of the host's speed, in operations a
-    ms. kernels_ms: what the kernels of a step take, where they were watched. is_of_kernels: whether
-    its times themselves are of these, since no step was timed.
+    medians_ms: the median of each attempt.
+    low_ms, high_ms: ends of the interval of such a median, each the median over the attempts.
+    clock_mhz: clock of the GPU after the timing.
+    depends_on_cpu: true if a slower CPU makes the steps longer.
+    waited_for_core: share of the timing in which a thread waited for a core, 0 if the time does not
+        depend on the CPU.
+    dispatch_rates: least and greatest speed of the CPU, in small operations per ms, before and
+        after the timing.
+    kernels: times of the kernels of a step.
     """
 
     medians_ms: tuple[float, ...]
+    # Medians over the attempts, as `ms` is: one disturbed attempt then moves none of the three.
     low_ms: float
     high_ms: float
     clock_mhz: float | None = None
-    decides: BoundBy | None = None
-    needs_host: bool = False
+    bound_by: BoundBy | None = None
+    depends_on_cpu: bool = False
     waited_for_core: float = 0.0
-    paces: tuple[float, float] | None = None
-    kernels_ms: Interval | None = None
-    is_of_kernels: bool = False
+    dispatch_rates: tuple[float, float] | None = None
+    kernels: CellTiming | None = None
 
     @property
     def ms(self) -> float:
-        """The median of the attempts, as the ends of the interval are."""
+        """The median of the attempts."""
         return statistics.median(self.medians_ms)
 
     @property
     def mean_ms(self) -> float:
-        """The geometric mean of the attempts, of which the noise tells how far it lies off."""
-        return math.exp(sum(map(math.log, self.medians_ms)) / len(self.medians_ms))
+        """The geometric mean of the attempts, to whose error `Noise` applies."""
+        return statistics.geometric_mean(self.medians_ms)
+
+    def over(self, other: CellTiming) -> RatioInterval:
+        """Return the ratio of this time to another."""
+        low, high = self.low_ms / other.high_ms, self.high_ms / other.low_ms
+        return RatioInterval(low, self.ms / other.ms, high)
 
 
-def load_counted(run: Run) -> tuple[Results, pd.DataFrame]:
-    """Its results, and the samples of every success that counts."""
+@dataclass(frozen=True)
+class RunTimings:
+    """Timings of the steps and of the steps' kernels in one run, by cell."""
+
+    results: Results
+    steps: dict[str, CellTiming]
+    kernels: dict[str, CellTiming]
+
+
+def load_timings(run: Run) -> RunTimings:
+    """Read the timings of all cells of a run, over all valid attempts."""
     results, samples = load_with_samples(run, every_version=True)
-    well = valid_attempts(run.read("attempts", ["cell", "attempt", "status", "replaces"]))[
-        ["cell", "attempt"]
-    ]
-    return results, samples.merge(well, on=["cell", "attempt"])
-
-
-def sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
-    """By cell, of samples of every success that counts."""
-    steps = step_attempts(samples)
-    if steps.empty:
-        return {}
+    attempts = run.read("attempts", ["cell", "attempt", "status", "replaces"])
+    samples = samples.merge(valid_attempts(attempts)[["cell", "attempt"]])
     cells = results.cells
-    clocks, deciding = (
-        _known(cells, "sm_clock_after"),
-        dict(zip(cells["cell"], bound_by(cells), strict=True)),
-    )
-    needing = cells[depends_on_cpu(cells)]
-    waited, paces = _known(needing, "waited_for_core"), _paces(samples)
-    needs = set(map(str, needing["cell"]))
-    kernels = _kernels(cells, samples)
-    return {
-        cell: Side(
-            *times,
-            clocks.get(cell),
-            deciding.get(cell),
-            cell in needs,
-            waited.get(cell, 0.0),
-            paces.get(cell),
-            kernels.get(cell),
+    clocks = _values_by_cell(cells, "sm_clock_after")
+    kernels = _timings(step_kernel_times(samples), clocks)
+    dependent = cells[depends_on_cpu(cells)]
+    waited = _values_by_cell(dependent, "waited_for_core")
+    limits = dict(zip(cells["cell"], bound_by(cells), strict=True))
+    rates = _dispatch_rates(samples)
+    dependent_ids = set(dependent["cell"])
+    all_kernels = _profiled_kernels(cells) | kernels
+    steps = {}
+    for cell, timing in _timings(step_attempts(samples), clocks).items():
+        steps[cell] = replace(
+            timing,
+            bound_by=limits.get(cell),
+            depends_on_cpu=cell in dependent_ids,
+            waited_for_core=waited.get(cell, 0.0),
+            dispatch_rates=rates.get(cell),
+            kernels=all_kernels.get(cell),
         )
-        for cell, times in _times(steps).items()
-    }
+    return RunTimings(results, steps, kernels)
 
 
-def kernel_sides_of(results: Results, samples: pd.DataFrame) -> dict[str, Side]:
-    """The same, of what the kernels of its steps take."""
-    watched, clocks = step_kernel_times(samples), _known(results.cells, "sm_clock_after")
-    return {
-        cell: Side(*times, clocks.get(cell), is_of_kernels=True)
-        for cell, times in _times(watched).items()
-    }
+def _timings(durations: pd.DataFrame, clocks: dict[str, float]) -> dict[str, CellTiming]:
+    summary = summarise(durations, ["cell", "attempt"])
+    timings = {}
+    for cell, attempts in summary.groupby(level="cell"):
+        low, high = attempts["ci_low"].median(), attempts["ci_high"].median()
+        medians = tuple(attempts["median"])
+        timings[str(cell)] = CellTiming(medians, low, high, clocks.get(str(cell)))
+    return timings
 
 
-def _times(steps: pd.DataFrame) -> dict[str, tuple[tuple[float, ...], float, float]]:
-    """By cell, of steps of every attempt: the median of each, and the medians of the ends of their
-    intervals.
-    """
-    summary = summarise(steps, ["cell", "attempt"])
-    return {
-        str(cell): (tuple(own["median"]), own["ci_low"].median(), own["ci_high"].median())
-        for cell, own in summary.groupby(level="cell")
-    }
+def _profiled_kernels(cells: pd.DataFrame) -> dict[str, CellTiming]:
+    # One step of one attempt was profiled, so the interval has no width.
+    profiled = _values_by_cell(cells, "step_kernel_time_ms_median")
+    return {cell: CellTiming((ms,), ms, ms) for cell, ms in profiled.items()}
 
 
-def _intervals(steps: pd.DataFrame) -> dict[str, Interval]:
-    return {
-        cell: Interval(low, statistics.median(medians), high)
-        for cell, (medians, low, high) in _times(steps).items()
-    }
+def _values_by_cell(cells: pd.DataFrame, column: str) -> dict[str, float]:
+    """Return the known values of a column."""
+    if column not in cells:
+        return {}
+    return cells.set_index("cell")[column].dropna().astype(float).to_dict()
 
 
-def _kernels(cells: pd.DataFrame, samples: pd.DataFrame) -> dict[str, Interval]:
-    """Where one step alone was profiled, by the attempt that counts, the interval has no width."""
-    profiled = {
-        cell: Interval(ms, ms, ms)
-        for cell, ms in _known(cells, "step_kernel_time_ms_median").items()
-    }
-    return profiled | _intervals(step_kernel_times(samples))
-
-
-def _known(cells: pd.DataFrame, column: str) -> dict[str, float]:
-    """The number in it by cell, where there is one."""
-    known = cells[cells[column].notna()] if column in cells else cells.iloc[:0]
-    return {
-        str(cell): float(value)
-        for cell, value in zip(known["cell"], known.get(column, ()), strict=True)
-    }
-
-
-def _paces(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:
-    """By cell, the least and the greatest of all its attempts."""
-    read = samples[(samples["metric"] == "host_pace") & samples["value"].notna()].groupby("cell")[
-        "value"
-    ]
-    return {
-        str(cell): (least, greatest)
-        for cell, least, greatest in read.agg(["min", "max"]).itertuples()
-    }
+def _dispatch_rates(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    rows = samples[(samples["metric"] == "host_pace") & samples["value"].notna()]
+    extremes = rows.groupby("cell")["value"].agg(["min", "max"])
+    return {str(cell): (least, most) for cell, least, most in extremes.itertuples()}

@@ -1,4 +1,4 @@
-"""One wide row per cell, from attempts, samples and predictions.
+"""Derivation of one wide row per cell, from attempts, samples and predictions.
 
 A column that no attempt filled is left out; a cell without a value has null. Times are in ms and
 sizes in bytes if their names say so. Where a column comes from:
@@ -12,7 +12,6 @@ sizes in bytes if their names say so. Where a column comes from:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,10 @@ import pandas as pd
 
 # The imports of modules without names register their derived fields.
 from orchestrator.analysis import cpu_bound, throughput  # noqa: F401
-from orchestrator.analysis.concurrency import concurrent_attempts, hosts_of
+from orchestrator.analysis.concurrency import concurrent_attempts
 from orchestrator.analysis.derived_fields import DerivedField, add_derived_fields
 from orchestrator.analysis.memory_columns import predicted_columns
-from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_columns
+from orchestrator.analysis.pivot import ATTEMPT_KEY, join_columns, metric_columns
 from orchestrator.analysis.profile_columns import with_profiled_kernel_time
 from orchestrator.analysis.timing_columns import host_lead
 from orchestrator.common.files import trim_memory
@@ -32,7 +31,7 @@ from tasks.spec.facts import CELL_EVIDENCE, CELL_FACTS
 from tasks.spec.fields import Format
 from tasks.spec.metrics import METRICS, Metric, metric_named
 
-# What the time in each stage of an attempt counts as. All other stages belong to instruments.
+# The group of TIME_SPENT that the time of a stage counts for. Other stages belong to instruments.
 _STAGE_GROUPS = {
     "process": "process",
     "start": "build",
@@ -87,57 +86,42 @@ def derive_cells(
 ) -> pd.DataFrame:
     """Return one row per cell.
 
-    The row shows the attempt that counts: the latest success, or else the latest that was not lost.
-    A prediction is shown however the cell ended.
+    The row shows the latest successful attempt, or else the latest that was not lost, and the latest
+    prediction.
     """
     if attempts.empty:
-        return _without_cells()
+        dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}
+        return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
     attempts = attempts.assign(concurrent_attempts=_concurrent_attempts(attempts))
     shown = _shown_attempts(attempts)
     cells = _from_attempts(shown.merge(_count_attempts(attempts), on="cell"))
-    # What a cell measured before it failed stays in the samples: here it would pass for a result.
+    # Samples of a failed attempt would look like results.
     measured = rows_of(samples, shown.loc[shown["status"] == "ok", ATTEMPT_KEY])
     metrics = (*METRICS, *_findings_of_other_tasks(measured))
-    parts = [
-        metric_columns(measured, metrics),
-        host_lead(measured),
-        predicted_columns(predictions),
-    ]
-    columns = pd.concat([part for part in parts if len(part)] or [pd.DataFrame()], axis=1)
-    trim_memory()
+    parts = [metric_columns(measured, metrics), host_lead(measured), predicted_columns(predictions)]
+    columns = join_columns(parts)
+    trim_memory()  # the copies of the samples are free now, and the join below is large
     cells = cells.merge(columns, left_on="cell", right_index=True, how="left").copy()
     return add_derived_fields(with_profiled_kernel_time(cells)).apply(_nullable)
 
 
-def _without_cells() -> pd.DataFrame:
-    dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}
-    return pd.DataFrame({name: pd.Series(dtype=dtype) for name, dtype in dtypes.items()})
-
-
 def _from_attempts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that the attempt itself tells: parameters, its end, facts and evidence."""
+    """Return the parameters, the end, the facts and the evidence of each attempt."""
     params = _unfold(rows["params"])
     facts, evidence = _unfold(rows["facts"]), _unfold(rows["evidence"])
     ending = rows[[*_ATTEMPT_COLUMNS]]
     if ending["concurrent_attempts"].isna().all():
         ending = ending.drop(columns="concurrent_attempts")
     flops = facts.get("flops", pd.Series(dtype=object)).map(_total).rename("flops")
-    return pd.concat(
-        [
-            rows[["cell", "task"]],
-            params,
-            ending,
-            _columns(facts, CELL_FACTS, taken=params),
-            _columns(evidence, CELL_EVIDENCE, taken=params),
-            flops,
-            _time_spent(facts),
-        ],
-        axis=1,
-    )
+    # A task of the user's own may have a parameter with the name of a fact; the parameter counts.
+    recorded = facts.filter(CELL_FACTS).join(evidence.filter(CELL_EVIDENCE))
+    recorded = recorded.drop(columns=list(params), errors="ignore")
+    parts = [rows[["cell", "task"]], params, ending, recorded, flops, _time_spent(facts)]
+    return pd.concat(parts, axis=1)
 
 
 def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
-    """Return a metric for each result of a task of the user's own, which declares no metrics here."""
+    """Return a metric for each result of tasks of the user's own, which declare no metrics here."""
     metrics = []
     for name in samples.loc[samples["instrument"] == "finding", "metric"].unique():
         try:
@@ -148,10 +132,8 @@ def _findings_of_other_tasks(samples: pd.DataFrame) -> list[Metric]:
 
 
 def rows_of(rows: pd.DataFrame, attempts: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that belong to `attempts`, which has at most one attempt per cell.
-
-    A merge would give the same rows, but copies both frames.
-    """
+    """Return the rows that belong to `attempts`, which has at most one attempt per cell."""
+    # A merge would give the same rows, but copies both frames.
     number = rows["cell"].map(attempts.set_index("cell")["attempt"])
     return rows[number.astype("float64") == rows["attempt"]]
 
@@ -163,13 +145,8 @@ def _shown_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _count_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
-    """Count the attempts of each cell, and its successes that were not replaced."""
-    counts = pd.DataFrame(
-        {
-            "attempts": attempts.groupby("cell").size(),
-            "repetitions": valid_attempts(attempts).groupby("cell").size(),
-        }
-    )
+    counts = attempts.groupby("cell").size().to_frame("attempts")
+    counts["repetitions"] = valid_attempts(attempts).groupby("cell").size()
     return counts.fillna(0).astype(int).reset_index(names="cell")
 
 
@@ -181,16 +158,16 @@ def valid_attempts(attempts: pd.DataFrame) -> pd.DataFrame:
 
 
 def _concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
-    # Two machines may have the same name: hosts of different runs of a collection are kept apart.
-    runs = [str(cell).rpartition(RUN_SEPARATOR)[0] for cell in attempts["cell"]]
-    pairs = zip(runs, hosts_of(attempts["facts"]), strict=True)
-    hosts = [f"{run}:{host}" if host else "" for run, host in pairs]
-    return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=hosts))
+    # Two machines may have the same name: hosts of different runs of a collection are different.
+    runs = attempts["cell"].astype(str).str.rpartition(RUN_SEPARATOR)[0]
+    hosts = attempts["facts"].map(lambda facts: json.loads(facts).get("host") or "")
+    by_run = (runs + ":" + hosts).where(hosts != "", "")
+    return concurrent_attempts(attempts[["started_at", "wall_s"]].assign(host=by_run))
 
 
 def _unfold(column: pd.Series[Any]) -> pd.DataFrame:
     """Return a column of JSON objects as columns. A nested object or list stays JSON text."""
-    rows = [json.loads(text) for text in column]
+    rows = column.map(json.loads).tolist()
     # dtype object: integers must not become floats where another row has null.
     frame = pd.DataFrame(rows, index=column.index, dtype=object)
     for name in frame:
@@ -208,22 +185,14 @@ def _time_spent(facts: pd.DataFrame) -> pd.DataFrame:
     if "stage_s" not in facts:
         return pd.DataFrame(index=facts.index)
     columns = [f"time_{group}_s" for group in TIME_SPENT]
-    rows = [_sum_by_group(text) for text in facts["stage_s"]]
+    rows = []
+    for text in facts["stage_s"]:
+        is_known = isinstance(text, str)
+        sums = dict.fromkeys(columns, 0.0) if is_known else {}
+        for stage, seconds in (json.loads(text) if is_known else {}).items():
+            sums[f"time_{_STAGE_GROUPS.get(stage, 'instruments')}_s"] += seconds
+        rows.append(sums)
     return pd.DataFrame(rows, index=facts.index, columns=columns, dtype="float64")
-
-
-def _sum_by_group(stage_s: Any) -> Mapping[str, float]:
-    """Return the seconds of each group of stages. `stage_s`: JSON text, or null if unknown."""
-    if not isinstance(stage_s, str):
-        return {}
-    sums = dict.fromkeys((f"time_{group}_s" for group in TIME_SPENT), 0.0)
-    for stage, seconds in json.loads(stage_s).items():
-        sums[f"time_{_STAGE_GROUPS.get(stage, 'instruments')}_s"] += seconds
-    return sums
-
-
-def _columns(frame: pd.DataFrame, names: tuple[str, ...], taken: pd.DataFrame) -> pd.DataFrame:
-    return frame[[name for name in names if name in frame.columns and name not in taken.columns]]
 
 
 def _total(flops: Any) -> float:
@@ -231,9 +200,6 @@ def _total(flops: Any) -> float:
 
 
 def _nullable(column: pd.Series[Any]) -> pd.Series[Any]:
-    """Return the column with a dtype that has null. Measured values stay floating-point numbers.
-
-    `convert_dtypes` alone would turn a column into integers if all its values happen to be whole.
-    """
+    # `convert_dtypes` alone would turn measured values into integers if all happen to be whole.
     floating = pd.api.types.infer_dtype(column, skipna=True) in ("floating", "mixed-integer-float")
     return column.astype("Float64") if floating else column.convert_dtypes()

@@ -1,17 +1,15 @@
-"""Is it faster, or is it noise? Two runs, or two cells, held against each other.
+"""Comparison of two runs, or of two cells: a real difference, or noise?
 
-What a process measures scatters within it, which the interval of its median tells, and from process
-to process, which only repetitions tell (`sweep run --repeat`): on an H200 CPU-bound cells differ by
-several percent between two processes that do the same, others by less than a thousandth. A
-difference counts where the intervals of the two sides leave a gap *and* it is larger than that
-cell's noise from process to process; in clock cycles as well, where the clocks differed, and where
-a cell depends on the CPU in operations of that, as fast as it was seen to be.
+A difference is real if the intervals of both times leave a gap and it exceeds the cell's noise from
+process to process. If the GPU clocks differ, that must also hold in clock cycles; if the cell
+depends on the CPU, it must hold in operations of the CPU, at the speeds that were measured.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -19,378 +17,268 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.axes import axis_text, axis_texts, key_axes, sort_cells
-from orchestrator.analysis.cell_timing import (
-    Interval,
-    Side,
-    kernel_sides_of,
-    load_counted,
-    sides_of,
-)
-from orchestrator.analysis.cpu_bound import MOST_WAITED, BoundBy
+from orchestrator.analysis.cell_timing import CellTiming, RatioInterval, RunTimings, load_timings
+from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
+from orchestrator.analysis.noise import Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
 from orchestrator.store.run import Run, find_cell
 
-SIGNIFICANCE = 0.01  # how often cells that do not differ may be called faster or slower
-ASSUMED_NOISE = (
-    0.05  # where nothing was repeated: what CPU-bound cells differ by from process to process
-)
-RESOLUTION = 0.005  # what is less is no difference: two runs of the same, minutes apart, may lie so far from each other
-_FINEST_SD = 1e-5  # repetitions that are equal to the last digit do not say that there is no noise
-_MOST_FREEDOM = 1e6
-_MOST_NOISE = 0.25  # beyond which it hides what anybody would call a difference
+# With more noise than this, a difference that anybody would call one could be called SAME.
+_MAX_NOISE = 0.25
 _CLOCKS_DIFFER = 0.01
 _TASK = "task"
 _FINGERPRINT = ("gpu", "cpu", "torch", "cuda", "driver", "python", "commit", PROGRAM_SOURCE)
 
 
 class Verdict(StrEnum):
+    """Result of the comparison of one cell."""
+
     SAME = "SAME"  # no difference beyond the noise
     FASTER = "FASTER"
     SLOWER = "SLOWER"
-    # Beyond the noise, and yet within the intervals, or explained by the clock or by others on the host; or such that repetitions
-    # do not agree on it.
+    # Beyond the noise, but the intervals overlap, the repetitions disagree, or the clock or other
+    # processes explain it.
     AMBIGUOUS = "AMBIGUOUS"
 
 
 @dataclass(frozen=True)
-class Noise:
-    """From process to process: the standard deviation of the logarithm of a time, from so many
-    degrees of freedom.
-
-    With none nothing was repeated, and nothing is known.
-    """
-
-    sd: float
-    freedom: float
-
-    def moderated(self, prior: Noise) -> Noise:
-        """This cell's own, drawn towards that of the others by what that counts for."""
-        freedom = self.freedom + prior.freedom
-        squares = self.freedom * self.sd**2 + prior.freedom * prior.sd**2
-        return Noise(math.sqrt(squares / freedom), freedom) if freedom else self
-
-    def floor(self, first: int, second: int) -> float:
-        """How far apart, as a fraction, the means of so many attempts lie by chance, once in 1 /
-        SIGNIFICANCE times.
-
-        By Student's t, since the noise itself is only estimated.
-        """
-        if self.freedom == 0:
-            return ASSUMED_NOISE
-        from scipy.stats import t
-
-        quantile = float(t.ppf(1 - SIGNIFICANCE / 2, self.freedom))
-        return max(RESOLUTION, math.expm1(quantile * self.sd * math.sqrt(1 / first + 1 / second)))
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """ratio: B's time over A's, with the interval that both sides' intervals leave; reason: of an
-    ambiguous verdict.
-    """
+    """Comparison of one cell. reason: why the verdict is AMBIGUOUS."""
 
     label: str
-    before: Side
-    after: Side
+    before: CellTiming
+    after: CellTiming
     noise: Noise
     verdict: Verdict
     reason: str = ""
 
     @property
-    def floor(self) -> float:
-        return self.noise.floor(len(self.before.medians_ms), len(self.after.medians_ms))
+    def noise_threshold(self) -> float:
+        """The relative difference that noise alone may cause."""
+        return self.noise.threshold(len(self.before.medians_ms), len(self.after.medians_ms))
 
     @property
-    def ratio(self) -> float:
-        return self.after.ms / self.before.ms
+    def ratio(self) -> RatioInterval:
+        """B's time over A's."""
+        return self.after.over(self.before)
 
     @property
-    def interval(self) -> tuple[float, float]:
-        return self.after.low_ms / self.before.high_ms, self.after.high_ms / self.before.low_ms
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the intervals meet, or the times are within 2 % of each other."""
-        low, high = self.interval
-        return Interval(low, self.ratio, high).holds_one
-
-    @property
-    def of_kernels(self) -> Interval | None:
-        """B's over A's; None where they were not watched on both sides."""
-        if self.before.kernels_ms is None or self.after.kernels_ms is None:
+    def kernel_ratio(self) -> RatioInterval | None:
+        """B's kernel time over A's, or None if one of them is unknown."""
+        if self.before.kernels is None or self.after.kernels is None:
             return None
-        return self.after.kernels_ms.over(self.before.kernels_ms)
+        return self.after.kernels.over(self.before.kernels)
 
     @property
     def bound_by(self) -> BoundBy | None:
-        """CPU-bound if either side is, GPU-bound if both sides are, and None if that is unknown."""
-        sides = (self.before.decides, self.after.decides)
-        if BoundBy.CPU in sides:
+        """CPU-bound if either time is, GPU-bound if both are, and None if that is unknown."""
+        limits = (self.before.bound_by, self.after.bound_by)
+        if BoundBy.CPU in limits:
             return BoundBy.CPU
-        return None if None in sides else BoundBy.GPU
+        return None if None in limits else BoundBy.GPU
 
     @property
     def differs(self) -> bool:
+        """True if the difference is real."""
         return self.verdict in (Verdict.FASTER, Verdict.SLOWER)
 
 
 @dataclass(frozen=True)
 class ComparisonReport:
-    """The comparison of two runs, or of two cells.
+    """Comparison of two runs, or of two cells.
 
-    comparisons: one for each cell that both runs measured. noise: pooled over all cells.
-    differences: parameters of two named cells, and how the runs were measured. only_before,
-    only_after: how many cells one run alone measured, if all cells were to be compared.
+    comparisons: one for each cell that both runs measured.
+    noise: pooled over all cells.
+    differences: parameters of two named cells, and how the runs were measured.
+    unmatched: number of cells that only one of the runs measured, if all cells are compared.
+    of_kernels: true if kernel times are compared, because a run timed no steps.
     """
 
     comparisons: tuple[Comparison, ...]
     noise: Noise
     differences: Mapping[str, tuple[str, str]]
-    only_before: int
-    only_after: int
+    unmatched: int
+    of_kernels: bool
 
     @property
     def geometric_mean(self) -> float:
-        """Of the ratios. Raises ZeroDivisionError without any."""
-        return math.exp(
-            sum(math.log(one.ratio) for one in self.comparisons) / len(self.comparisons)
-        )
+        """The geometric mean of the ratios. There is at least one."""
+        return statistics.geometric_mean(one.ratio.middle for one in self.comparisons)
 
 
-def compare(before: Run, after: Run, cells: tuple[str, str] | None = None) -> ComparisonReport:
+def compare_runs(before: Run, after: Run, cells: tuple[str, str] | None = None) -> ComparisonReport:
     """Compare the steps of every cell that both runs measured, or of two cells.
 
-    If a run timed no steps and both runs watched kernels, the times of the kernels are compared.
+    If a run timed no steps and both runs have kernel times, those are compared.
     cells: how the id of each cell begins, the first in `before` and the second in `after`.
-    Raises RunError if there is nothing to compare.
+    Raise RunError if there is nothing to compare.
     """
-    (first, in_first), (second, in_second) = (
-        load_counted(before.require()),
-        load_counted(after.require()),
-    )
-    sides = sides_of(first, in_first), sides_of(second, in_second)
-    if not all(sides):
-        of_kernels = kernel_sides_of(first, in_first), kernel_sides_of(second, in_second)
-        sides = of_kernels if all(of_kernels) else sides
-    for run, own in zip((before, after), sides, strict=True):
-        if not own:
-            raise RunError(
-                f"{run}: has no cell that was timed and ended well",
-                "`sweep status` says what it has",
-            )
-    what = "measured cell"
-    named = (
-        (find_cell(cells[0], sides[0], before, what), find_cell(cells[1], sides[1], after, what))
-        if cells
-        else None
-    )
-    apart = _parameters_apart(first, second, *named) if named else {}
-    labels = _labels(first, apart)
-    both = sides[0].keys() & sides[1].keys() & labels.keys()
-    pairs = [named] if named else [(cell, cell) for cell in labels if cell in both]
+    first, second = load_timings(before.require()), load_timings(after.require())
+    of_kernels = not (first.steps and second.steps) and bool(first.kernels and second.kernels)
+    timings = (first.kernels, second.kernels) if of_kernels else (first.steps, second.steps)
+    for run, measured in zip((before, after), timings, strict=True):
+        if not measured:
+            raise RunError(f"{run}: has no cell that was timed", "`sweep status` lists its cells")
+    parameters: dict[str, tuple[str, str]] = {}
+    if cells:
+        kind = "measured cell"
+        named = (
+            find_cell(cells[0], timings[0], before, kind),
+            find_cell(cells[1], timings[1], after, kind),
+        )
+        pairs, unmatched = [named], 0
+        parameters = _differing_parameters(first.results, second.results, named)
+        labels = _labels(first.results, parameters)
+    else:
+        labels = _labels(first.results, {})
+        common = timings[0].keys() & timings[1].keys()
+        pairs = [(cell, cell) for cell in labels if cell in common]
+        unmatched = len(timings[0]) + len(timings[1]) - 2 * len(pairs)
     if not pairs:
-        raise RunError(
-            f"{before} and {after}: have no measured cell in common", "Name cells as RUN:CELL"
-        )
-    everything = [side.medians_ms for own in sides for side in own.values()]
-    held = [(sides[0][a], sides[1][b]) for a, b in pairs]
-    noise, noises = noise_of(everything), noises_of(held, everything)
+        problem = f"{before} and {after}: have no measured cell in common"
+        raise RunError(problem, "Name cells as RUN:CELL")
+    medians_a, medians_b = _medians(timings[0]), _medians(timings[1])
+    medians = [*medians_a.values(), *medians_b.values()]
+    noises = noise_per_cell([(medians_a[one], medians_b[other]) for one, other in pairs], medians)
+    comparisons = []
+    for (one, other), noise in zip(pairs, noises, strict=True):
+        comparisons.append(compare_cell(labels[one], timings[0][one], timings[1][other], noise))
+    differences = parameters | _differing_fingerprints(first, second, pairs)
     return ComparisonReport(
-        tuple(
-            judge(labels[a], *two, own)
-            for (a, _), two, own in zip(pairs, held, noises, strict=True)
-        ),
-        noise,
-        {**apart, **_differences(first.cells, second.cells, pairs)},
-        0 if named else len(sides[0]) - len(pairs),
-        0 if named else len(sides[1]) - len(pairs),
+        tuple(comparisons), pooled_noise(medians), differences, unmatched, of_kernels
     )
 
 
-def judge(label: str, before: Side, after: Side, noise: Noise) -> Comparison:
-    """Holds one cell's two sides against each other."""
+def _medians(timings: Mapping[str, CellTiming]) -> dict[str, tuple[float, ...]]:
+    return {cell: timing.medians_ms for cell, timing in timings.items()}
 
-    def so(verdict: Verdict, reason: str = "") -> Comparison:
-        return Comparison(label, before, after, noise, verdict, reason)
 
-    floor = noise.floor(len(before.medians_ms), len(after.medians_ms))
+def compare_cell(label: str, before: CellTiming, after: CellTiming, noise: Noise) -> Comparison:
+    """Compare two timings of one cell."""
+    comparison = Comparison(label, before, after, noise, Verdict.SAME)
+    verdict, reason = _verdict(comparison)
+    return Comparison(label, before, after, noise, verdict, reason)
+
+
+def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
+    before, after = comparison.before, comparison.after
+    threshold = math.log1p(comparison.noise_threshold)
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
-    apart = _apart(before, after, verdict)
-    by_median, by_mean = math.log(after.ms / before.ms), math.log(after.mean_ms / before.mean_ms)
-    differs = [abs(log) > math.log1p(floor) for log in (by_median, by_mean)]
-    if not any(differs):
-        is_hidden = floor > _MOST_NOISE and (apart or abs(by_median) > math.log1p(_MOST_NOISE))
-        return (
-            so(Verdict.AMBIGUOUS, "repetitions differ by as much")
-            if is_hidden
-            else so(Verdict.SAME)
-        )
-    if not all(differs) or by_median * by_mean < 0:
-        return so(Verdict.AMBIGUOUS, "one repetition says otherwise")
-    if not apart:
-        return so(Verdict.AMBIGUOUS, "the intervals overlap")
-    if _clocks_differ(before, after) and not _apart(_in_cycles(before), _in_cycles(after), verdict):
-        return so(
-            Verdict.AMBIGUOUS, f"the clock: {before.clock_mhz:.0f} → {after.clock_mhz:.0f} MHz"
-        )
-    if reason := _of_the_host(before, after, verdict):
-        return so(Verdict.AMBIGUOUS, reason)
-    return so(verdict)
+    has_gap = _has_gap(before, after, verdict)
+    # The median resists one disturbed attempt, but noise is known of the mean only: both must agree.
+    by_median = math.log(after.ms / before.ms)
+    by_mean = math.log(after.mean_ms / before.mean_ms)
+    differ = abs(by_median) > threshold, abs(by_mean) > threshold
+    if not any(differ):
+        is_large = has_gap or abs(by_median) > math.log1p(_MAX_NOISE)
+        if comparison.noise_threshold > _MAX_NOISE and is_large:
+            return Verdict.AMBIGUOUS, "repetitions differ by as much"
+        return Verdict.SAME, ""
+    if not all(differ) or by_median * by_mean < 0:
+        return Verdict.AMBIGUOUS, "one repetition disagrees"
+    if not has_gap:
+        return Verdict.AMBIGUOUS, "the intervals overlap"
+    reason = _clock_explanation(before, after, verdict) or _cpu_explanation(before, after, verdict)
+    return (Verdict.AMBIGUOUS, reason) if reason else (verdict, "")
 
 
-def noises_of(
-    pairs: Iterable[tuple[Side, Side]], everything: Sequence[Sequence[float]]
-) -> list[Noise]:
-    """Of each pair. everything: the attempts of each cell of either run, which say how alike cells
-    are in this.
-
-    What was not repeated has the noise of all of them together.
-    """
-    prior, pooled = _prior([noise_of([medians]) for medians in everything]), noise_of(everything)
-    own = [noise_of(side.medians_ms for side in pair) for pair in pairs]
-    return [noise.moderated(prior) if noise.freedom else pooled for noise in own]
+def _has_gap(before: CellTiming, after: CellTiming, verdict: Verdict) -> bool:
+    """Return True if there is a gap between the intervals, in the direction of the verdict."""
+    if verdict is Verdict.SLOWER:
+        return after.low_ms > before.high_ms
+    return after.high_ms < before.low_ms
 
 
-def _prior(noises: Iterable[Noise]) -> Noise:
-    """What the noise of the others says of a cell's own: much, where they are alike.
-
-    By the moments of the logarithms of their variances (G. K. Smyth, Linear models and empirical
-    Bayes methods for assessing differential expression in microarray experiments, 2004, section
-    6.2).
-    """
-    from scipy.optimize import brentq
-    from scipy.special import digamma, polygamma
-
-    known = [noise for noise in noises if noise.freedom]
-    if len(known) < 2:
-        return Noise(0.0, 0)
-    logs = [
-        2 * math.log(max(one.sd, _FINEST_SD)) - digamma(one.freedom / 2) + math.log(one.freedom / 2)
-        for one in known
-    ]
-    mean = sum(logs) / len(logs)
-    expected = sum(polygamma(1, one.freedom / 2) for one in known) / len(known)
-    excess = sum((one - mean) ** 2 for one in logs) / (len(logs) - 1) - expected
-    if excess <= polygamma(1, _MOST_FREEDOM / 2):
-        return Noise(math.exp(mean / 2), _MOST_FREEDOM)
-    half = brentq(lambda x: float(polygamma(1, x)) - excess, 1e-3, _MOST_FREEDOM / 2)
-    return Noise(math.exp((mean + digamma(half) - math.log(half)) / 2), 2 * half)
+def _clock_explanation(before: CellTiming, after: CellTiming, verdict: Verdict) -> str:
+    """Return why the GPU clock may explain the difference, or an empty string."""
+    first, second = before.clock_mhz, after.clock_mhz
+    if not first or not second or abs(second / first - 1) <= _CLOCKS_DIFFER:
+        return ""
+    if _has_gap(_scaled(before, first, first), _scaled(after, second, second), verdict):
+        return ""
+    return f"GPU clock: {first:.0f} → {second:.0f} MHz"
 
 
-def noise_of(repetitions: Iterable[Sequence[float]]) -> Noise:
-    """Pooled over all cells that were measured more than once."""
-    squares, freedom = 0.0, 0
-    for medians in repetitions:
-        logs = [math.log(median) for median in medians]
-        mean = sum(logs) / len(logs)
-        squares += sum((value - mean) ** 2 for value in logs)
-        freedom += len(logs) - 1
-    return Noise(math.sqrt(squares / freedom), freedom) if freedom else Noise(0.0, 0)
-
-
-def _apart(before: Side, after: Side, verdict: Verdict) -> bool:
-    """Whether a gap is between the intervals, on the side that the verdict says."""
-    return (
-        after.low_ms > before.high_ms
-        if verdict is Verdict.SLOWER
-        else after.high_ms < before.low_ms
-    )
-
-
-def _clocks_differ(before: Side, after: Side) -> bool:
-    if not before.clock_mhz or not after.clock_mhz:
-        return False
-    return abs(after.clock_mhz / before.clock_mhz - 1) > _CLOCKS_DIFFER
-
-
-def _in_cycles(side: Side) -> Side:
-    clock = side.clock_mhz or 1.0
-    return _scaled(side, clock, clock)
-
-
-def _in_operations(side: Side) -> Side:
-    """How many of the host's the step takes: its speed is known before the timing and after, and
-    not between.
-    """
-    return _scaled(side, *(side.paces or (1.0, 1.0)))
-
-
-def _scaled(side: Side, low: float, high: float) -> Side:
-    return Side(side.medians_ms, side.low_ms * low, side.high_ms * high)
-
-
-def _of_the_host(before: Side, after: Side, verdict: Verdict) -> str:
-    """What the slower side's CPU did that explains the difference; else nothing."""
+def _cpu_explanation(before: CellTiming, after: CellTiming, verdict: Verdict) -> str:
+    """Return why the CPU of the slower time may explain the difference, or an empty string."""
     slower, faster = (after, before) if verdict is Verdict.SLOWER else (before, after)
-    if _had_slower_host(slower, faster) and not _apart(
-        _in_operations(before), _in_operations(after), verdict
-    ):
-        return f"the CPU: {_told(before)} → {_told(after)} operations a ms"
-    if slower.waited_for_core > MOST_WAITED:
-        return f"something else had the cores {slower.waited_for_core:.0%} of the time"
+    depends = slower.depends_on_cpu or faster.depends_on_cpu
+    # The speed is known before and after the timing, but not in between: the whole range counts.
+    if depends and slower.dispatch_rates and faster.dispatch_rates:
+        had_slower_cpu = slower.dispatch_rates[0] < faster.dispatch_rates[0]
+        if had_slower_cpu and not _has_gap(_in_operations(before), _in_operations(after), verdict):
+            return f"CPU speed: {_rates(before)} → {_rates(after)} operations per ms"
+    if slower.waited_for_core > MAX_CORE_WAIT:
+        return f"other processes used the cores {slower.waited_for_core:.0%} of the time"
     return ""
 
 
-def _had_slower_host(slower: Side, faster: Side) -> bool:
-    """Of a cell that needs its host."""
-    if not slower.paces or not faster.paces:
-        return False
-    return (slower.needs_host or faster.needs_host) and slower.paces[0] < faster.paces[0]
+def _in_operations(timing: CellTiming) -> CellTiming:
+    return _scaled(timing, *(timing.dispatch_rates or (1.0, 1.0)))
 
 
-def _told(side: Side) -> str:
-    return " to ".join(dict.fromkeys(f"{pace:.0f}" for pace in side.paces or ()))
+def _scaled(timing: CellTiming, low: float, high: float) -> CellTiming:
+    return CellTiming(timing.medians_ms, timing.low_ms * low, timing.high_ms * high)
 
 
-def _labels(results: Results, apart: Mapping[str, tuple[str, str]]) -> dict[str, str]:
-    """By cell, in the order in which tables show them. apart: what is on either side, instead of
-    what the cell has.
-    """
-    axes, sides = key_axes(results), {name: " → ".join(values) for name, values in apart.items()}
+def _rates(timing: CellTiming) -> str:
+    return " to ".join(dict.fromkeys(map("{:.0f}".format, timing.dispatch_rates or ())))
+
+
+def _labels(results: Results, differing: Mapping[str, tuple[str, str]]) -> dict[str, str]:
+    """Return a text for each cell, in the order of the tables. `differing` shows both values."""
+    axes = key_axes(results)
+    replaced = {name: " → ".join(values) for name, values in differing.items()}
     labels = {}
     for row in sort_cells(results.cells, axes).to_dict("records"):
-        texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | sides
+        texts = dict(zip(axes, axis_texts(row, axes), strict=True)) | replaced
         task = texts.pop(_TASK, str(row[_TASK]))
-        labels[str(row["cell"])] = " ".join(
-            [task, *(f"{axis}={text}" for axis, text in texts.items())]
-        )
+        parameters = [f"{axis}={text}" for axis, text in texts.items()]
+        labels[str(row["cell"])] = " ".join([task, *parameters])
     return labels
 
 
-def _parameters_apart(
-    before: Results, after: Results, one: str, other: str
+def _differing_parameters(
+    before: Results, after: Results, cells: tuple[str, str]
 ) -> dict[str, tuple[str, str]]:
-    """Of each parameter in which two cells differ, or of their task, what either has."""
-    mine, theirs = (
-        results.cells.set_index("cell").loc[cell].to_dict()
-        for results, cell in ((before, one), (after, other))
-    )
-    names = dict.fromkeys([_TASK, *before.axes, *after.axes])
-    found = {name: (axis_text(mine.get(name)), axis_text(theirs.get(name))) for name in names}
-    return {name: values for name, values in found.items() if values[0] != values[1]}
+    """Return both values of the task, and of each parameter, in which two cells differ."""
+    first = before.cells.set_index("cell").loc[cells[0]].to_dict()
+    second = after.cells.set_index("cell").loc[cells[1]].to_dict()
+    differing = {}
+    for name in dict.fromkeys([_TASK, *before.axes, *after.axes]):
+        values = axis_text(first.get(name)), axis_text(second.get(name))
+        if values[0] != values[1]:
+            differing[name] = values
+    return differing
 
 
-def _differences(
-    before: pd.DataFrame, after: pd.DataFrame, pairs: Sequence[tuple[str, str]]
+def _differing_fingerprints(
+    before: RunTimings, after: RunTimings, pairs: list[tuple[str, str]]
 ) -> dict[str, tuple[str, str]]:
-    """The fields of the fingerprint in which the compared cells differ."""
-    mine, theirs = (
-        frame[frame["cell"].isin(ids)]
-        for frame, ids in zip((before, after), zip(*pairs, strict=True), strict=True)
-    )
-    found = {name: (_values(mine, name), _values(theirs, name)) for name in _FINGERPRINT}
-    apart = {name: values for name, values in found.items() if values[0] != values[1]}
-    if PROGRAM_SOURCE not in apart and all(
-        PROGRAM_SOURCE in own and own[PROGRAM_SOURCE].notna().all() for own in (mine, theirs)
-    ):
-        apart.pop("commit", None)
-    return apart
+    """Return both values of each fact about hardware and software in which the cells differ."""
+    cells_before, cells_after = zip(*pairs, strict=True)
+    first = before.results.cells[before.results.cells["cell"].isin(cells_before)]
+    second = after.results.cells[after.results.cells["cell"].isin(cells_after)]
+    differing = {}
+    for name in _FINGERPRINT:
+        values = _distinct_values(first, name), _distinct_values(second, name)
+        if values[0] != values[1]:
+            differing[name] = values
+    # Equal digests of the measuring code are the same program, though the commits differ: a commit
+    # may change nothing but documentation. Older programs wrote no digest, only the commit.
+    if PROGRAM_SOURCE not in differing and _has_digests(first) and _has_digests(second):
+        differing.pop("commit", None)
+    return differing
 
 
-def _values(cells: pd.DataFrame, column: str) -> str:
-    values: list[Any] = (
-        sorted({str(value) for value in cells[column].dropna()}) if column in cells else []
-    )
+def _has_digests(cells: pd.DataFrame) -> bool:
+    return PROGRAM_SOURCE in cells and bool(cells[PROGRAM_SOURCE].notna().all())
+
+
+def _distinct_values(cells: pd.DataFrame, column: str) -> str:
+    values: list[Any] = []
+    if column in cells:
+        values = sorted(set(cells[column].dropna().map(str)))
     return ", ".join(values) or "unknown"

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-
 import numpy as np
 import pandas as pd
 
 # Attempts that shared a host with at least this many others, on average over their time, count as
 # having had company. A short overlap with the next attempt's start is not enough.
 SOME = 0.5
-
-
-def hosts_of(facts: Iterable[str]) -> list[str]:
-    """Return the host of each attempt from its facts, or an empty string if it is unknown."""
-    return [json.loads(text).get("host") or "" for text in facts]
 
 
 def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
@@ -33,12 +25,9 @@ def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
 
 
 def _mean_concurrency(begin_s: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
-    """Return the mean number of other intervals that are open during each interval.
-
-    The number of open intervals is a step function of time. Its integral at the end of an interval
-    less that at its begin is the time spent by all of them, of which `wall_s` is the interval's
-    own.
-    """
+    """Return the mean number of other intervals that are open during each interval."""
+    # The number of open intervals is a step function of time. Its integral at the end of an interval
+    # less that at its begin is the time spent by all of them, including `wall_s` by itself.
     edges = np.concatenate([begin_s, begin_s + wall_s])
     order = np.argsort(edges, kind="stable")
     open_after = np.cumsum(np.repeat([1, -1], len(begin_s))[order])

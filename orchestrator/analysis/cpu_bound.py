@@ -20,11 +20,10 @@ _SMALL_LEAD = 0.1
 # ...and by less than this time. The launch queue is finite: with small kernels a CPU that is as far
 # ahead as possible is still less than a tenth ahead of a long phase.
 _ENOUGH_LEAD_MS = 15.0
-_MOST_WAITING = 0.1  # share of a step in such phases from which the step counts as CPU-bound
-_LEAD = "_lead_ms"
+_MAX_WAITING = 0.1  # share of a step in such phases from which the step counts as CPU-bound
 # Share of the timing in which a thread waits for a core. On a host with two cores it reached 0.09
 # without other processes, and 0.5 with two others.
-MOST_WAITED = 0.1
+MAX_CORE_WAIT = 0.1
 
 
 class BoundBy(StrEnum):
@@ -47,17 +46,15 @@ class BoundBy(StrEnum):
 def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:
     """Return the share of a step in which the GPU waits for the CPU.
 
-    It is computed by phase. An optimizer step of few large kernels lets the CPU run ahead, however
-    long the GPU waited in the other phases: of 432 steps on an H200 with known kernel times, the
-    kernels fill at least 90 % of each of the 216 steps with a share of at most a tenth, but only 72
-    to 96 % of 22 others whose CPU was well ahead at the end of one phase.
-
     If the lead of no phase is known, the lead and time of the whole step are used.
     """
-    leads = [name for name in map(str, cells) if name.endswith(_LEAD) and name != f"host{_LEAD}"]
-    phases = [name.removesuffix(_LEAD) for name in leads]
-    ahead = cells[leads].astype(float).set_axis(phases, axis=1)
-    times = pd.DataFrame({phase: _phase_time(cells, phase) for phase in phases})
+    # By phase, because an optimizer step of few large kernels lets the CPU run ahead, however long
+    # the GPU waited in the other phases: of 432 steps on an H200 with known kernel times, the
+    # kernels fill at least 90 % of each of the 216 steps with a share of at most a tenth, but only
+    # 72 to 96 % of 22 others whose CPU was well ahead at the end of one phase.
+    leads = cells.filter(regex="_lead_ms$").drop(columns="host_lead_ms")
+    ahead = leads.astype(float).rename(columns=lambda name: name.removesuffix("_lead_ms"))
+    times = pd.DataFrame({phase: _phase_time(cells, phase) for phase in ahead})
     times = times.where(ahead.notna())
     if "step" in times:
         has_no_phase = times.drop(columns="step").isna().all(axis=1)
@@ -67,7 +64,6 @@ def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:
 
 
 def _phase_time(cells: pd.DataFrame, phase: str) -> pd.Series[float]:
-    """Return the median of a phase, pipelined if that is known."""
     time = pd.Series(np.nan, index=cells.index)
     for name in (f"{phase}_pipelined_ms_median", f"{phase}_ms_median"):
         if name in cells:
@@ -81,8 +77,9 @@ def _phase_time(cells: pd.DataFrame, phase: str) -> pd.Series[float]:
     needs=("cpu_bound_share",),
 )
 def cpu_bound(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each cell if its step is CPU-bound, null if that is unknown."""
     share = cells["cpu_bound_share"]
-    return (share > _MOST_WAITING).astype("boolean").where(share.notna())
+    return (share > _MAX_WAITING).astype("boolean").where(share.notna())
 
 
 @derived(
@@ -91,8 +88,10 @@ def cpu_bound(cells: pd.DataFrame) -> pd.Series[bool]:
     needs=("waited_for_core", "cpu_bound?"),
 )
 def cpu_contended(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each cell if other processes may have made its steps longer."""
     waited = cells["waited_for_core"]
-    return (depends_on_cpu(cells) & (waited > MOST_WAITED)).astype("boolean").where(waited.notna())
+    is_contended = depends_on_cpu(cells) & (waited > MAX_CORE_WAIT)
+    return is_contended.astype("boolean").where(waited.notna())
 
 
 def depends_on_cpu(cells: pd.DataFrame) -> pd.Series[bool]:

@@ -54,30 +54,49 @@ def derived(
     return declare
 
 
+def derived_ratio(
+    name: str,
+    doc: str,
+    ratio: tuple[str, str, float],
+    unit: str = "",
+    style: Format = Format.PERCENT,
+) -> None:
+    """Declare a field from `ratio`: numerator, denominator, and a factor that converts units."""
+    numerator, denominator, factor = ratio
+
+    def compute(cells: pd.DataFrame) -> pd.Series[float]:
+        return cells[numerator] / cells[denominator] * factor
+
+    derived(name, doc, unit, style, (numerator, denominator))(compute)
+
+
 def add_derived_fields(
     cells: pd.DataFrame, declared: Sequence[DerivedField] = DERIVED_FIELDS
 ) -> pd.DataFrame:
-    """Return the cells with every derived field whose needed columns exist."""
+    """Return the cells with every derived field whose needed columns exist.
+
+    Raise CycleError if fields need each other.
+    """
     for field in _in_order(declared):
         required = [name for name in field.needs if not name.endswith("?")]
         if field.compute is None or not set(required) <= set(cells):
             continue
         columns = field.compute(cells)
-        if isinstance(columns, pd.DataFrame):
-            cells = cells.assign(**{str(name): columns[name] for name in columns})
-        else:
-            cells = cells.assign(**{field.name: columns})
+        if isinstance(columns, pd.Series):
+            columns = columns.to_frame(field.name)
+        cells = cells.assign(**dict(columns.items()))
     return cells
 
 
 def _in_order(declared: Sequence[DerivedField]) -> list[DerivedField]:
-    """Return the fields such that each follows those that it needs. Raise CycleError for a cycle."""
+    """Return the fields in an order in which each follows those that it needs."""
+    # A template such as `{phase}_ms` provides every column that its pattern matches.
+    patterns = [name_pattern(field.name) for field in declared]
     graph = TopologicalSorter[int]()
     for index, field in enumerate(declared):
         graph.add(index)
         for needed in field.needs:
-            for other, candidate in enumerate(declared):
-                is_needed = name_pattern(candidate.name).fullmatch(needed.removesuffix("?"))
-                if is_needed and other != index:
+            for other, pattern in enumerate(patterns):
+                if other != index and pattern.fullmatch(needed.removesuffix("?")):
                     graph.add(index, other)
     return [declared[index] for index in graph.static_order()]

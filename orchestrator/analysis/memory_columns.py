@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import DERIVED_FIELDS, DerivedField, derived
-from orchestrator.analysis.pivot import metric_columns
+from orchestrator.analysis.derived_fields import (
+    DERIVED_FIELDS,
+    DerivedField,
+    derived,
+    derived_ratio,
+)
+from orchestrator.analysis.pivot import join_columns, metric_columns
 from tasks.spec.fields import Format
 from tasks.spec.metrics import CLOSED_FORM_BYTES, PREDICTED_METRICS, VERDICT
 
@@ -35,7 +42,7 @@ def predicted_columns(predictions: pd.DataFrame | None) -> pd.DataFrame:
         _first_note(sizes[is_predicted], "predicted_how"),
         _first_note(sizes[~is_predicted], "predicted_reason"),
     ]
-    return pd.concat([column for column in columns if len(column)], axis=1)
+    return join_columns(columns)
 
 
 def _first_note(rows: pd.DataFrame, name: str) -> pd.Series[str]:
@@ -43,14 +50,12 @@ def _first_note(rows: pd.DataFrame, name: str) -> pd.Series[str]:
 
 
 def _closed_form(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return `closed_form_bytes`, or `at_least_bytes` if the activations are unknown.
-
-    Only a complete closed form has the term `temporary`.
-    """
+    """Return `closed_form_bytes`, or `at_least_bytes` if the activations are unknown."""
     terms = samples[samples["metric"] == CLOSED_FORM_BYTES.name]
     if terms.empty:
         return pd.DataFrame()
     sums = terms.groupby("cell")["value"].sum()
+    # Only a complete closed form has the term `temporary`.
     is_complete = sums.index.isin(terms.loc[terms["note"] == "temporary", "cell"])
     found = pd.DataFrame(
         {"closed_form_bytes": sums.where(is_complete), "at_least_bytes": sums.mask(is_complete)}
@@ -58,14 +63,11 @@ def _closed_form(samples: pd.DataFrame) -> pd.DataFrame:
     return found.dropna(axis=1, how="all")
 
 
-@derived(
+derived_ratio(
     "snapshot_unlabelled_share",
     "share of the recorded peak whose role is unknown",
-    style=Format.PERCENT,
-    needs=("snapshot_unlabelled_bytes", "snapshot_peak_allocated_bytes"),
+    ("snapshot_unlabelled_bytes", "snapshot_peak_allocated_bytes", 1),
 )
-def snapshot_unlabelled_share(cells: pd.DataFrame) -> pd.Series[float]:
-    return cells["snapshot_unlabelled_bytes"] / cells["snapshot_peak_allocated_bytes"]
 
 
 @derived(
@@ -77,35 +79,13 @@ def snapshot_unlabelled_share(cells: pd.DataFrame) -> pd.Series[float]:
     needs=("square_bytes",),
 )
 def formula_squares(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the formula's number of squares times the size of one."""
     columns = {}
     for what in ("saved", "forward", "backward"):
         count = cells.get(f"formula_{what}_squares")
         if count is not None:
             columns[f"formula_{what}_squares_bytes"] = count * cells["square_bytes"]
     return pd.DataFrame(columns, index=cells.index)
-
-
-@derived(
-    "{what}_squares_bytes",
-    "in `attention`, memory that is saved for the backward pass over all pairs of positions, or the "
-    "peak of a pass above the memory after the build",
-    "bytes",
-    Format.GIB,
-    needs=("square_bytes",),
-)
-def measured_squares(cells: pd.DataFrame) -> pd.DataFrame:
-    return _squares(cells, "")
-
-
-@derived(
-    "predicted_{what}_squares_bytes",
-    "predicted `{what}_squares_bytes`",
-    "bytes",
-    Format.GIB,
-    needs=("square_bytes",),
-)
-def predicted_squares(cells: pd.DataFrame) -> pd.DataFrame:
-    return _squares(cells, "predicted_")
 
 
 def _squares(cells: pd.DataFrame, prefix: str) -> pd.DataFrame:
@@ -121,3 +101,20 @@ def _squares(cells: pd.DataFrame, prefix: str) -> pd.DataFrame:
     # Other tasks have such peaks too, but only `attention` consists of squares.
     is_attention = cells["square_bytes"].notna()
     return pd.DataFrame(columns, index=cells.index).where(is_attention)
+
+
+derived(
+    "{what}_squares_bytes",
+    "in `attention`, memory that is saved for the backward pass over all pairs of positions, or the "
+    "peak of a pass above the memory after the build",
+    "bytes",
+    Format.GIB,
+    needs=("square_bytes",),
+)(partial(_squares, prefix=""))
+derived(
+    "predicted_{what}_squares_bytes",
+    "predicted `{what}_squares_bytes`",
+    "bytes",
+    Format.GIB,
+    needs=("square_bytes",),
+)(partial(_squares, prefix="predicted_"))

@@ -1,12 +1,12 @@
-"""From the long table of samples to one wide row per cell, as tasks/spec/metrics.py declares it.
+"""Pivot of the long table of samples to one wide row per cell, as tasks/spec/metrics.py declares it.
 
-`metric_columns` makes all columns that have an aggregate. A column that a rule makes which cannot
-be declared is made by a function of another module, with the helpers below.
+`metric_columns` makes all columns that have an aggregate. Other modules make those whose rule cannot
+be declared, with the helpers below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -16,7 +16,7 @@ from tasks.spec.fields import Aggregate
 from tasks.spec.metrics import CellColumn, Metric
 
 ATTEMPT_KEY = ["cell", "attempt"]
-# The column of samples whose values a placeholder in the name of a column stands for.
+# A placeholder in the name of a column stands for the values of a column of the samples.
 _PLACEHOLDERS = {"{phase}": "phase", "{rank}": "step", "{role}": "note", "{when}": "mode"}
 _PANDAS_NAMES: Mapping[Aggregate, str] = {
     Aggregate.FIRST: "first",
@@ -41,23 +41,25 @@ def metric_columns(samples: pd.DataFrame, metrics: Iterable[Metric]) -> pd.DataF
         rows = rows_of.get((metric.instrument, metric.name))
         if rows is not None:
             frames += [_columns(column, rows) for column in metric.columns if column.aggregate]
-    frames = [frame for frame in frames if len(frame)]
-    return pd.concat(frames, axis=1) if frames else pd.DataFrame()
+    return join_columns(frames)
+
+
+def join_columns(frames: Iterable[pd.DataFrame | pd.Series[Any]]) -> pd.DataFrame:
+    """Return the columns of all frames that are not empty, joined by their index."""
+    filled = [frame for frame in frames if len(frame)]
+    return pd.concat(filled, axis=1) if filled else pd.DataFrame()
 
 
 def _rows_by_metric(samples: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    """Return the samples of each instrument and metric.
-
-    One pass over the samples, of which a run may have millions: a comparison of all rows with each
-    of the declared metrics would take about 60 passes.
-    """
+    """Return the samples of each instrument and metric."""
+    # One pass over the samples, which may be millions: to compare all rows with each of the declared
+    # metrics would take about 60 passes.
     groups = samples.groupby(["instrument", "metric"], observed=True, sort=False)
     columns = ["cell", "mode", "phase", "step", "value", "note"]
     return {(str(key[0]), str(key[1])): rows[columns] for key, rows in groups}
 
 
 def _columns(column: CellColumn, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that one declaration makes from the samples of its metric."""
     if column.mode is not None:
         rows = rows[rows["mode"] == column.mode]
     if column.phase is not None:
@@ -79,18 +81,14 @@ def _columns(column: CellColumn, rows: pd.DataFrame) -> pd.DataFrame:
 def _column_names(template: str, rows: pd.DataFrame) -> pd.Series[str]:
     """Return the name of the column that each sample belongs to."""
     for placeholder, source in _PLACEHOLDERS.items():
-        if placeholder in template:
-            names = {}
-            for value in rows[source].unique():
-                names[value] = template.replace(placeholder, _placeholder_text(placeholder, value))
-            return rows[source].astype(object).map(names)
+        if placeholder not in template:
+            continue
+        to_text = _PLACEHOLDER_TEXTS.get(placeholder, str)
+        names = {}
+        for value in rows[source].unique():
+            names[value] = template.replace(placeholder, to_text(value))
+        return rows[source].astype(object).map(names)
     return pd.Series(template, index=rows.index)
-
-
-def _placeholder_text(placeholder: str, value: Any) -> str:
-    if placeholder == "{rank}":
-        return str(int(value))
-    return role_name(value) if placeholder == "{role}" else str(value)
 
 
 def role_name(role: str) -> str:
@@ -101,6 +99,12 @@ def role_name(role: str) -> str:
     """
     group, _, module = role.partition(": ")
     return (module if module == "attention squares" else group).replace(" ", "_")
+
+
+_PLACEHOLDER_TEXTS: dict[str, Callable[[Any], str]] = {
+    "{rank}": lambda step: str(int(step)),
+    "{role}": role_name,
+}
 
 
 def _summary_columns(
@@ -115,14 +119,11 @@ def _summary_columns(
     frames = []
     for phase in sorted(summary.index.unique("phase")):
         frame = with_text_index(summary.xs(phase, level="phase"))
-        names = {one: _statistic_name(column.name, str(phase), one) for one in statistics}
-        frames.append(frame.rename(columns=names))
+        template = column.name.replace("{phase}", str(phase))
+        names = [template.replace("{statistic}", statistic) for statistic in frame]
+        frames.append(frame.set_axis(names, axis=1))
     # A single step has no interval: where no cell has more, there is no column of it.
     return pd.concat(frames, axis=1).dropna(axis=1, how="all")
-
-
-def _statistic_name(template: str, phase: str, statistic: str) -> str:
-    return template.replace("{phase}", phase).replace("{statistic}", statistic)
 
 
 def _differences(rows: pd.DataFrame) -> pd.DataFrame:
@@ -160,19 +161,13 @@ def pivot_samples(rows: pd.DataFrame, aggregate: str = "first") -> pd.DataFrame:
 
 
 def with_text_columns(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with texts instead of categories, so that they can be joined and renamed.
-
-    The ids of cells stay categories: there are many, and nothing is joined to them.
-    """
-    dtypes = {}
-    for name in rows:
-        dtype = rows[name].dtype
-        if isinstance(dtype, pd.CategoricalDtype) and name != "cell":
-            dtypes[name] = dtype.categories.dtype
-    return rows.astype(dtypes)
+    """Return the rows with texts instead of categories, so that they can be joined and renamed."""
+    # The ids of cells stay categories: there are many, and nothing is joined to them.
+    categorical = rows.drop(columns="cell").select_dtypes("category")
+    return rows.astype({name: categorical[name].cat.categories.dtype for name in categorical})
 
 
 def with_text_index(table: Any) -> pd.DataFrame:
-    """Return a frame whose index is text instead of categories."""
-    by_text: pd.DataFrame = table.set_axis(table.index.astype(str))
-    return by_text
+    """Return the frame with text in its index instead of categories."""
+    with_text: pd.DataFrame = table.set_axis(table.index.astype(str))
+    return with_text

@@ -1,6 +1,4 @@
-"""What a report is made of: a run's cells as one frame, which of its columns are axes, and where it
-all came from.
-"""
+"""Results of a run: its cells as one frame, the names of their axes, and its larger tables."""
 
 from __future__ import annotations
 
@@ -18,147 +16,134 @@ from orchestrator.common.files import trim_memory
 from orchestrator.store.run import Run
 from tasks.traces.classes import UNKNOWN, classify
 
-_NO_AXES = ("task", "run", "status")  # by which cells are chosen too
+_OTHER_FILTERS = ("task", "run", "status")  # columns besides the axes that --where accepts
 
 
 @dataclass(frozen=True)
 class Results:
-    """cells: one row a cell (see derive). axes: the names of its parameters, in the order of the
-    tasks.
+    """Results of a run.
 
-    read_kernels, read_allocations, read_live: give the rows of the whole run, which may be
-    millions: read where a table asks for them. bare: how many cells ended well of which no sample
-    is there.
+    cells: one row per cell, see `derive_cells`.
+    axes: names of the parameters, in the order of the tasks.
+    read_table: returns the rows of the whole run, of kernels for example.
+    cells_without_samples: number of successful cells whose samples are missing.
     """
 
     cells: pd.DataFrame
     axes: tuple[str, ...]
     manifest: Mapping[str, Any]
-    read_kernels: Callable[[], pd.DataFrame] = pd.DataFrame
-    read_allocations: Callable[[], pd.DataFrame] = pd.DataFrame
-    read_live: Callable[[], pd.DataFrame] = pd.DataFrame
+    # A function, because there may be millions of rows, and most tables need none of them.
+    read_table: Callable[[str], pd.DataFrame] = lambda table: pd.DataFrame()
     cells_without_samples: int = 0
 
     def kernels(self) -> pd.DataFrame:
-        """The kernels of these cells, of the attempts that count. `ms`: the total of a step, of the
-        whole trace where the number of steps is unknown.
+        """Return the kernels of the shown attempts.
+
+        `ms` is the total of one step, or of the whole trace if the number of steps is unknown.
         """
-        rows = self._valid_rows(self.read_kernels())
+        rows = self._shown_rows("kernels")
         return rows.assign(ms=rows["total_ns"] / rows["steps"].fillna(1) / 1e6)
 
     def allocations(self) -> pd.DataFrame:
-        """What of the device's memory lived at one moment of these cells, of the attempts that count."""
-        return self._valid_rows(self.read_allocations())
+        """Return the GPU memory that was in use at one moment of the shown attempts."""
+        return self._shown_rows("allocations")
 
     def live(self) -> pd.DataFrame:
-        """How much of it lived when."""
-        return self._valid_rows(self.read_live())
+        """Return the GPU memory in use over time, of the shown attempts."""
+        return self._shown_rows("live")
 
-    def _valid_rows(self, rows: pd.DataFrame) -> pd.DataFrame:
-        return rows.merge(self.cells[["cell", "attempt"]], on=["cell", "attempt"])
+    def _shown_rows(self, table: str) -> pd.DataFrame:
+        return self.read_table(table).merge(self.cells[["cell", "attempt"]])
 
 
 def load_results(run: Run, every_version: bool = False) -> Results:
-    """Reads the parts, never a file that is itself derived: after a kill, the parts are what is
-    true.
+    """Read the results of a run.
 
-    A row that was written before a parameter existed has that one's default, as its cell's identity
-    has. every_version: also of cells that an older version of their task measured, and a newer one
-    too.
+    every_version: also read cells that were measured by an older version of their task, although
+        the run has newer ones.
     """
     results, samples = load_with_samples(run, every_version)
+    # The samples are the largest table: their memory is free before the report allocates its own.
     del samples
     trim_memory()
     return results
 
 
 def load_with_samples(run: Run, every_version: bool = False) -> tuple[Results, pd.DataFrame]:
-    """The same, and the samples of the whole run that its cells are made of, with texts as
-    categories.
+    """Read the results of a run, and all its samples, with texts as categories.
+
+    Only the Parquet parts are read, never cells.parquet: after a kill it may be older than they.
     """
     attempts, manifest = run.read("attempts"), run.read_manifest()
+    # A row that was written before a parameter existed has its default, as the cell's id has.
     defaults: Mapping[str, Mapping[str, Any]] = manifest.get("defaults", {})
-    rows = [
-        {**defaults.get(task, {}), **json.loads(params)}
-        for task, params in zip(attempts["task"], attempts["params"], strict=True)
-    ]
-    attempts["params"] = [json.dumps(params) for params in rows]
-    names = dict.fromkeys(name for params in rows for name in params)
-    if not every_version and attempts.groupby("task")["task_version"].nunique().gt(1).any():
-        attempts = _of_latest_version(
-            attempts, [json.dumps(params, sort_keys=True) for params in rows]
-        )
+    params, axes = [], {}
+    for task, text in zip(attempts["task"], attempts["params"], strict=True):
+        values = {**defaults.get(task, {}), **json.loads(text)}
+        params.append(json.dumps(values))
+        axes.update(values)
+    attempts["params"] = params
+    if not every_version:
+        attempts = _of_latest_version(attempts)
     samples = run.read("samples", categories=True)
-    cells_without_samples = len(
-        set(attempts.loc[attempts["status"] == "ok", "cell"]).difference(
-            samples["cell"].cat.categories
-        )
-    )
-    cells = derive_cells(attempts, samples, run.read("predictions"))
-    read = {f"read_{table}": cache(partial(run.read, table)) for table in ("allocations", "live")}
-    return Results(
-        cells,
-        tuple(names),
+    succeeded = set(attempts.loc[attempts["status"] == "ok", "cell"])
+    results = Results(
+        derive_cells(attempts, samples, run.read("predictions")),
+        tuple(axes),
         manifest,
-        cache(partial(_read_kernels, run)),
-        **read,
-        cells_without_samples=cells_without_samples,
-    ), samples
-
-
-def _of_latest_version(attempts: pd.DataFrame, params: Sequence[str]) -> pd.DataFrame:
-    """Without cells that are measured otherwise today, and were: nothing else tells those from what
-    was measured of late.
-    """
-    alike = attempts.groupby(
-        [attempts["task"], pd.Series(params, index=attempts.index, dtype=object)]
+        cache(partial(_read_table, run)),
+        len(succeeded.difference(samples["cell"].cat.categories)),
     )
-    return attempts[attempts["task_version"] == alike["task_version"].transform("max")]
+    return results, samples
 
 
-def _read_kernels(run: Run) -> pd.DataFrame:
-    """`kernel_class`: by what is known of names today, else as it was written."""
-    rows = run.read("kernels")
-    names = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
-    kinds = [
-        written if (known := classify(name, operator)) == UNKNOWN else known
-        for name, operator, written in names
-    ]
-    return rows.assign(kernel_class=kinds)
+def _of_latest_version(attempts: pd.DataFrame) -> pd.DataFrame:
+    """Return the attempts without those of cells that a newer version of their task measured."""
+    if not attempts.groupby("task")["task_version"].nunique().gt(1).any():
+        return attempts
+    sorted_params = attempts["params"].map(json.loads).map(partial(json.dumps, sort_keys=True))
+    versions = attempts.assign(_params=sorted_params).groupby(["task", "_params"])["task_version"]
+    return attempts[attempts["task_version"] == versions.transform("max")]
+
+
+def _read_table(run: Run, table: str) -> pd.DataFrame:
+    rows = run.read(table)
+    if table != "kernels":
+        return rows
+    # The classes of today's names: stored classes are from the program that measured.
+    stored = zip(rows["name"], rows["operator"], rows["kernel_class"], strict=True)
+    classes = []
+    for name, operator, kernel_class in stored:
+        found = classify(name, operator)
+        classes.append(kernel_class if found == UNKNOWN else found)
+    return rows.assign(kernel_class=classes)
 
 
 def choose_cells(results: Results, prefixes: Sequence[str]) -> Results:
-    """Only the cells whose ids begin so. Raises RunError for a beginning that is of no cell."""
+    """Return the results of the cells whose ids begin so. Raise RunError for an unknown prefix."""
     cells = results.cells
     for prefix in prefixes:
         if not cells["cell"].str.startswith(prefix).any():
-            raise RunError(
-                f"there is no cell {prefix} in this run", suggestion(prefix, cells["cell"])
-            )
+            problem = f"there is no cell {prefix} in this run"
+            raise RunError(problem, suggestion(prefix, cells["cell"]))
     return replace(results, cells=cells[cells["cell"].str.startswith(tuple(prefixes))])
 
 
 def choose_where(results: Results, conditions: Mapping[str, Sequence[Any]]) -> Results:
-    """Only the cells that have one of these values of each parameter, or of `task`, `run` or
-    `status`.
+    """Return the results of the cells that have one of the given values of each parameter.
 
-    Raises ConfigError for a name that is none of these, RunError where no cell is left.
+    `task`, `run` and `status` can be named too. Raise ConfigError for an unknown name, RunError if
+    no cell is left.
     """
-    cells, known = (
-        results.cells,
-        [name for name in (*results.axes, *_NO_AXES) if name in results.cells],
-    )
+    cells = results.cells
+    known = [name for name in (*results.axes, *_OTHER_FILTERS) if name in cells]
     for name, wanted in conditions.items():
         if name not in known:
-            raise ConfigError(
-                f"--where {name}: these cells have no such parameter", suggestion(name, known)
-            )
-        cells = cells[
-            [None in wanted if pd.isna(value) else value in wanted for value in cells[name]]
-        ]
+            problem = f"--where {name}: these cells have no such parameter"
+            raise ConfigError(problem, suggestion(name, known))
+        matches = [None in wanted if pd.isna(value) else value in wanted for value in cells[name]]
+        cells = cells[matches]
     if cells.empty:
-        raise RunError(
-            "no cell of these matches --where",
-            "`sweep report --table timings` names what they differ in",
-        )
+        remedy = "`sweep report --table timings` shows the parameters in which they differ"
+        raise RunError("no cell matches --where", remedy)
     return replace(results, cells=cells)

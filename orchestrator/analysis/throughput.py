@@ -8,31 +8,25 @@ from __future__ import annotations
 
 import pandas as pd
 
-from orchestrator.analysis.derived_fields import derived
+from orchestrator.analysis.derived_fields import derived, derived_ratio
 from orchestrator.hardware.gpu_catalog import peak_tflops as catalog_peak
 from orchestrator.store.layout import RUN_SEPARATOR
 from tasks.spec.fields import Format
 
-
-@derived(
+derived_ratio(
     "tokens_per_s",
     "tokens per second, from the median step time",
+    ("tokens", "step_ms_median", 1e3),
     "tokens/s",
     Format.COUNT,
-    needs=("tokens", "step_ms_median"),
 )
-def tokens_per_s(cells: pd.DataFrame) -> pd.Series[float]:
-    return cells["tokens"] / cells["step_ms_median"] * 1e3
-
-
-@derived(
+derived_ratio(
     "achieved_tflops",
     "`flops` per second, from the median step time",
+    ("flops", "step_ms_median", 1e-9),
     "TFLOP/s",
-    needs=("flops", "step_ms_median"),
+    Format.NUMBER,
 )
-def achieved_tflops(cells: pd.DataFrame) -> pd.Series[float]:
-    return cells["flops"] / cells["step_ms_median"] * 1e-9
 
 
 @derived(
@@ -42,19 +36,16 @@ def achieved_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     needs=("achieved_tflops", "precision"),
 )
 def peak_tflops(cells: pd.DataFrame) -> pd.Series[float]:
-    pairs = zip(_gpus(cells), cells["precision"], strict=True)
-    peaks = [catalog_peak(gpu, precision) for gpu, precision in pairs]
+    """Return the peak of each cell's GPU."""
+    peaks = list(map(catalog_peak, _gpus(cells), cells["precision"]))
     return pd.Series(pd.array(peaks, dtype="Float64"), index=cells.index)
 
 
-@derived(
+derived_ratio(
     "mfu",
     "model FLOPs utilisation: `achieved_tflops` over `peak_tflops`",
-    style=Format.PERCENT,
-    needs=("achieved_tflops", "peak_tflops"),
+    ("achieved_tflops", "peak_tflops", 1),
 )
-def mfu(cells: pd.DataFrame) -> pd.Series[float]:
-    return cells["achieved_tflops"] / cells["peak_tflops"]
 
 
 @derived(
@@ -64,11 +55,11 @@ def mfu(cells: pd.DataFrame) -> pd.Series[float]:
     needs=("achieved_tflops", "precision"),
 )
 def ceiling_tflops(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the fastest matrix product that can be compared with each cell."""
     # bf16_pure stores weights in bf16, but multiplies with the same tensor cores as bf16.
     precision = cells["precision"].replace({"bf16_pure": "bf16"})
-    runs = cells["cell"].str.rpartition(RUN_SEPARATOR)[
-        0
-    ]  # of a collection: the run that a cell belongs to
+    # In a collection, ids of cells start with the name of their run.
+    runs = cells["cell"].str.rpartition(RUN_SEPARATOR)[0]
     keys = zip(runs, _gpus(cells).fillna(""), cells["device"], precision, strict=True)
     key_of_cell = pd.Series(list(keys), index=cells.index)
     products = cells[(cells["task"] == "matmul") & cells["achieved_tflops"].notna()]
@@ -76,14 +67,11 @@ def ceiling_tflops(cells: pd.DataFrame) -> pd.Series[float]:
     return key_of_cell.map(fastest)
 
 
-@derived(
+derived_ratio(
     "ceiling_share",
     "`achieved_tflops` over `ceiling_tflops`",
-    style=Format.PERCENT,
-    needs=("achieved_tflops", "ceiling_tflops"),
+    ("achieved_tflops", "ceiling_tflops", 1),
 )
-def ceiling_share(cells: pd.DataFrame) -> pd.Series[float]:
-    return cells["achieved_tflops"] / cells["ceiling_tflops"]
 
 
 def _gpus(cells: pd.DataFrame) -> pd.Series[str]:

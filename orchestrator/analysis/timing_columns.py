@@ -5,12 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from orchestrator.analysis.derived_fields import derived
-from orchestrator.analysis.pivot import (
-    ATTEMPT_KEY,
-    metric_rows,
-    pivot_samples,
-    with_text_columns,
-)
+from orchestrator.analysis.pivot import ATTEMPT_KEY, metric_rows, pivot_samples, with_text_columns
 from orchestrator.analysis.statistics import STATISTICS
 from tasks.spec.fields import Format
 
@@ -20,17 +15,12 @@ _WIDE = 0.05
 
 
 def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
-    """Return `{phase}_lead_ms` and their maximum `host_lead_ms`: how far the CPU is ahead of the
-    GPU.
-
-    If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does not
-    show this: in a step that ends in many small kernels the GPU catches up.
-
-    If adaptive timing stopped without pipelined steps, the last pipelined step of its warm-up
-    counts.
-    """
+    """Return `{phase}_lead_ms`, the CPU's lead over the GPU, and their maximum `host_lead_ms`."""
+    # If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does not
+    # show this: in a step that ends in many small kernels the GPU catches up.
     pipelined = metric_rows(samples, "timing", "pipelined", "lead")
     checked = metric_rows(samples, "timing", "check", "lead")
+    # If adaptive timing stopped without pipelined steps, the last of its warm-up counts.
     checked_only = checked[~checked["cell"].isin(pipelined["cell"])]
     last_step = checked_only.groupby("cell", observed=True)["step"].transform("max")
     last = checked_only[checked_only["step"] == last_step]
@@ -46,18 +36,17 @@ def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     Format.MS,
 )
 def step_time(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the statistics of the whole step.
-
-    Waiting after each phase makes a step up to a tenth longer, since the CPU cannot prepare the
-    optimizer step while the backward pass still runs.
-    """
+    """Return the statistics of the whole step."""
+    # Synced steps wait after each phase, which makes them up to a tenth longer: the CPU cannot
+    # prepare the optimizer step while the backward pass still runs.
     columns = {}
     for statistic in STATISTICS:
         synced = cells.get(f"step_synced_ms_{statistic}")
         pipelined = cells.get(f"step_pipelined_ms_{statistic}")
         if synced is not None:
-            whole = synced if pipelined is None else pipelined.fillna(synced)
-            columns[f"step_ms_{statistic}"] = whole
+            columns[f"step_ms_{statistic}"] = synced
+            if pipelined is not None:
+                columns[f"step_ms_{statistic}"] = pipelined.fillna(synced)
     return pd.DataFrame(columns, index=cells.index)
 
 
@@ -67,6 +56,7 @@ def step_time(cells: pd.DataFrame) -> pd.DataFrame:
     needs=("step_ms_median", "step_ms_ci_low", "step_ms_ci_high", "step_ms_coverage"),
 )
 def interval_wide(cells: pd.DataFrame) -> pd.Series[bool]:
+    """Return for each cell if its interval is too wide, null for a single step."""
     width = (cells["step_ms_ci_high"] - cells["step_ms_ci_low"]) / cells["step_ms_median"]
     has_interval = cells["step_ms_coverage"] > 0  # a single step has none
     return (width > _WIDE).astype("boolean").where(has_interval)
@@ -80,10 +70,8 @@ def interval_wide(cells: pd.DataFrame) -> pd.Series[bool]:
     needs=("compile_total_ms", "compile_steps", "step_ms_median"),
 )
 def compile_cost(cells: pd.DataFrame) -> pd.Series[float]:
+    """Return the time that compilation added."""
     return cells["compile_total_ms"] - cells["compile_steps"] * cells["step_ms_median"]
-
-
-# ---------------------------------------------------------------------- step times of all attempts
 
 
 def step_attempts(samples: pd.DataFrame) -> pd.DataFrame:

@@ -17,12 +17,12 @@ from orchestrator.analysis.results import Results
 from orchestrator.common.files import Content
 from orchestrator.report.charts.registry import PICTURES, Drawing, begin_drawing, figure_files
 from orchestrator.report.formats.files import FORMATS, files_of, without_tags
-from orchestrator.report.formats.markdown import answers_to_markdown, lay_out
+from orchestrator.report.formats.markdown import findings_to_markdown, lay_out
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
 from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import RenderedTable, Table
-from orchestrator.report.text.key_findings import KeyFinding, answers, first_sentences
+from orchestrator.report.text.key_findings import KeyFinding, key_findings, shorten
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run
@@ -52,10 +52,10 @@ class RenderedReport:
     def first_words(self) -> str:
         """The same for a terminal, with no more sentences than somebody reads there."""
         file = str(self.run.folder / "report" / WORDS)
-        return self._in_markdown([first_sentences(answer, file) for answer in self.found])
+        return self._in_markdown([shorten(answer, file) for answer in self.found])
 
     def _in_markdown(self, found: Sequence[KeyFinding]) -> str:
-        return answers_to_markdown(found, provenance(self.results)) if found else ""
+        return findings_to_markdown(found, provenance(self.results)) if found else ""
 
     def files(
         self, formats: Collection[str] = tuple(FORMATS), pictures: Collection[str] = PICTURES
@@ -84,7 +84,7 @@ def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> Ren
     """beside: tables of what others published of the same cells."""
     drawing = begin_drawing(results)
     report = RenderedReport(
-        run, results, answers(results), lay_out(results, (), (*TABLES, *beside)), drawing
+        run, results, key_findings(results), lay_out(results, (), (*TABLES, *beside)), drawing
     )
     drawing.figures()  # when they are drawn, there is memory for all that is written
     return report

@@ -35,7 +35,7 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
 
     Example: sweep compare results/demo results/other
     """
-    from orchestrator.analysis import comparison
+    from orchestrator.analysis.comparison import compare_runs
     from orchestrator.report.text.comparison_text import describe_comparison
     from orchestrator.store.mirror import open_run
 
@@ -46,11 +46,11 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
             "Name two runs, or two cells as RUN:CELL",
         )
     pair = (cell_a, cell_b) if cell_a else None
-    report = comparison.compare(open_run(run_a), open_run(run_b), pair)
+    report = compare_runs(open_run(run_a), open_run(run_b), pair)
     for line in describe_comparison(report):
         click.echo(line)
     for cell in report.comparisons:
-        if cell.verdict.lower() in fail_on and abs(cell.ratio - 1) > threshold:
+        if cell.verdict.lower() in fail_on and abs(cell.ratio.middle - 1) > threshold:
             sys.exit(EXIT_FAILURES)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import places_in_order
+from orchestrator.analysis.axes import value_ranks
 
 # A chart with more panels is longer than a screen, and each panel is too small to compare.
 MOST_PANELS = 12
@@ -76,7 +76,7 @@ def _without_repetitions(
     """Return the labels of panels with a mark that no earlier panel with equal axes has."""
     known: dict[Positions, list[frozenset[Any]]] = defaultdict(list)
     labels: dict[Positions, Any] = {}
-    columns = [places_in_order(axis, panels[axis]) for axis in axes]
+    columns = [value_ranks(axis, panels[axis]) for axis in axes]
     for key, label in zip(zip(*columns, strict=True), panels.index, strict=True):
         earlier, own = known[key], marks.get(label, frozenset())
         if not earlier or own - frozenset().union(*earlier):

@@ -1,4 +1,4 @@
-"""Rendered tables as files: Markdown, CSV, LaTeX and Typst, with the same digits in each."""
+"""Rendered tables as files: Markdown, CSV, LaTeX and Typst, all with the same digits."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from orchestrator.report.formats.latex import to_ascii_latex
-from orchestrator.report.formats.markdown import MOST_ROWS, to_markdown, written_out
+from orchestrator.report.formats.markdown import MAX_ROWS, table_for_programs, to_markdown
 from orchestrator.report.tables.table import RenderedTable
 
 _STRING = json.JSONEncoder(ensure_ascii=False)
-# A control character that no text contains. It separates the texts of a row while they are escaped
-# together, which is much faster than one call for each text.
-_BETWEEN = "\x1f"
-# Widths in LaTeX's article class: the text, and a digit with a small margin.
+# A control character that no text contains. It separates the texts of a row, which are escaped
+# together: that is much faster than one call for each text.
+_SEPARATOR = "\x1f"
+# Widths in LaTeX's article class: of the text, of a digit with a small margin, between columns.
 _TEXT_PT = 345
 _LETTER_PT = 5.25
 _BETWEEN_COLUMNS_PT = 12
 
 
 def to_csv(page: RenderedTable) -> str:
-    """Return a table as CSV, in the form that `written_out` describes.
+    """Return a table as CSV, in the form of `table_for_programs`.
 
     Values have the digits of the report; full precision is in cells.parquet.
     """
     text = io.StringIO()
-    header, rows = written_out(page)
+    header, rows = table_for_programs(page)
     csv.writer(text, lineterminator="\n").writerows([header, *rows])
     return text.getvalue()
 
@@ -37,7 +37,7 @@ def to_latex(page: RenderedTable) -> str:
 
     A table that fills more than a page is a longtable.
     """
-    if len(page.rows) + len(page.notes) > MOST_ROWS:
+    if len(page.rows) + len(page.notes) > MAX_ROWS:
         return _latex_longtable(page)
     return _latex_table(page)
 
@@ -64,21 +64,22 @@ def _latex_table(page: RenderedTable) -> str:
 
 
 def _latex_longtable(page: RenderedTable) -> str:
-    """Return a longtable whose texts are scaled one by one, because a scaled box cannot break
-    across pages.
-    """
     scale = _scale_to_fit(page)
-    header, *rows = _latex_rows(page, r"\fit" if scale < 1 else "")
-    smaller = [
-        rf"\def\fit#1{{\scalebox{{{scale:.3f}}}{{#1}}}}",
-        rf"\setlength{{\tabcolsep}}{{{scale * _BETWEEN_COLUMNS_PT / 2:.2f}pt}}",
-        rf"\renewcommand{{\arraystretch}}{{{scale:.3f}}}",
-    ]
+    command, smaller = "", []
+    if scale < 1:
+        # A scaled box cannot break across pages, so each text is scaled by itself.
+        command = r"\fit"
+        smaller = [
+            rf"\def\fit#1{{\scalebox{{{scale:.3f}}}{{#1}}}}",
+            rf"\setlength{{\tabcolsep}}{{{scale * _BETWEEN_COLUMNS_PT / 2:.2f}pt}}",
+            rf"\renewcommand{{\arraystretch}}{{{scale:.3f}}}",
+        ]
+    header, *rows = _latex_rows(page, command)
     head = [r"\toprule", header, r"\midrule"]
     lines = [
         r"% needs \usepackage{booktabs,graphicx,longtable}",
         r"\begingroup",
-        *(smaller if scale < 1 else []),
+        *smaller,
         r"\setlength{\LTcapwidth}{\textwidth}",
         rf"\begin{{longtable}}{{{'r' * len(page.header)}}}",
         rf"{_latex_caption(page)}\\",
@@ -97,28 +98,23 @@ def _latex_longtable(page: RenderedTable) -> str:
 
 
 def _scale_to_fit(page: RenderedTable) -> float:
-    """Return the factor that makes a table as wide as the text, estimated from its letters; at
-    most 1.
-    """
-    letters = sum(max(map(len, texts)) for texts in zip(page.header, *page.rows, strict=True))
+    """Return the factor, at most 1, that makes a table no wider than the text, by its letters."""
+    letters = 0
+    for texts in zip(page.header, *page.rows, strict=True):
+        letters += max(map(len, texts))
     return min(1.0, _TEXT_PT / (letters * _LETTER_PT + len(page.header) * _BETWEEN_COLUMNS_PT))
 
 
-def _latex_rows(page: RenderedTable, around: str = "") -> list[str]:
-    """Return header and rows. around: a command that wraps each text."""
-    return [_latex_row(row, around) for row in (page.header, *page.rows)]
-
-
 def _latex_caption(page: RenderedTable) -> str:
-    caption = to_ascii_latex(_printable(f"{page.table.title}. {page.table.read} {page.provenance}"))
+    caption = to_ascii_latex(_printable(_caption(page)))
     return rf"\caption{{{caption}}}\label{{tab:{page.table.name}}}"
 
 
 def _latex_notes(page: RenderedTable) -> list[str]:
-    return [
-        rf"\par\footnotesize {number}. {to_ascii_latex(_printable(note))}"
-        for number, note in enumerate(page.notes, 1)
-    ]
+    notes = []
+    for number, note in enumerate(page.notes, 1):
+        notes.append(rf"\par\footnotesize {number}. {to_ascii_latex(_printable(note))}")
+    return notes
 
 
 def to_typst(page: RenderedTable) -> str:
@@ -126,11 +122,12 @@ def to_typst(page: RenderedTable) -> str:
 
     Cells are strings, so that nothing in them is markup.
     """
+    caption = _STRING.encode(_printable(_caption(page)))
     lines = [
         "#[",
         "#show figure: set block(breakable: true)",
         "#figure(",
-        f"  caption: {_typst(f'{page.table.title}. {page.table.read} {page.provenance}')},",
+        f"  caption: {caption},",
         "  table(",
         f"    columns: {len(page.header)}, align: right, stroke: none,",
         f"    table.hline(), table.header({_typst_row(page.header)}), table.hline(),",
@@ -139,12 +136,18 @@ def to_typst(page: RenderedTable) -> str:
         "  ),",
         f") <tab-{page.table.name}>",
         "]",
-        *([f"#enum({', '.join(map(_typst, page.notes))})"] if page.notes else []),
     ]
+    if page.notes:
+        lines.append(f"#enum({_typst_row([*page.notes])})")
     return "\n".join(lines) + "\n"
 
 
+def _caption(page: RenderedTable) -> str:
+    return f"{page.table.title}. {page.table.read} {page.provenance}"
+
+
 def to_markdown_file(page: RenderedTable) -> str:
+    """Return a table as Markdown for a file, without padding."""
     return without_tags(to_markdown(page, aligned=False))
 
 
@@ -170,19 +173,19 @@ def files_of(
             yield f"{page.table.name}.{suffix}", FORMATS[suffix](page)
 
 
-def _latex_row(texts: list[str], around: str = "") -> str:
-    """Return a row. An empty group protects a leading `[` or `*`, which `\\\\` would read as its
-    argument.
-    """
-    begin, end = (f"{around}{{", "}") if around else ("", "")
-    escaped = to_ascii_latex(_BETWEEN.join(_printable_row(texts)))
-    row = begin + escaped.replace(_BETWEEN, f"{end} & {begin}") + end
-    protection = "{}" if row.startswith(("[", "*")) else ""
-    return protection + row + r" \\"
-
-
-def _typst(text: str) -> str:
-    return _STRING.encode(_printable(text))
+def _latex_rows(page: RenderedTable, command: str = "") -> list[str]:
+    """Return header and rows. command: is applied to each text."""
+    begin, end = "", ""
+    if command:
+        begin, end = f"{command}{{", "}"
+    rows = []
+    for texts in (page.header, *page.rows):
+        escaped = to_ascii_latex(_SEPARATOR.join(_printable_row(texts)))
+        row = begin + escaped.replace(_SEPARATOR, f"{end} & {begin}") + end
+        if row.startswith(("[", "*")):
+            row = "{}" + row  # the `\\` of the row before would read it as its argument
+        rows.append(row + r" \\")
+    return rows
 
 
 def _typst_row(texts: list[str]) -> str:
@@ -193,8 +196,9 @@ def _printable(text: str) -> str:
     """Replace control characters, such as the colours of a message, which no compiler accepts."""
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else " " for letter in text)
+    return "".join([letter if letter.isprintable() else " " for letter in text])
 
 
 def _printable_row(texts: list[str]) -> list[str]:
-    return texts if "".join(texts).isprintable() else [_printable(text) for text in texts]
+    # The fast path: almost no row has control characters.
+    return texts if "".join(texts).isprintable() else list(map(_printable, texts))

@@ -1,6 +1,4 @@
-"""Text for LaTeX in ASCII, because pdflatex stops at letters that its fonts lack, and names may
-have any letters.
-"""
+"""Text for LaTeX in ASCII: pdflatex stops at letters that its fonts lack, and names may have any."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ from functools import cache
 
 from tabulate import LATEX_ESCAPE_RULES
 
-UNKNOWN = "?"  # stands for letters that no font of pdflatex has, such as Chinese
-
+_UNKNOWN = "?"  # stands for letters that no font of pdflatex has, such as Chinese
 _MATHEMATICS = {
     "≈": r"\approx", "×": r"\times", "±": r"\pm", "≤": r"\leq", "≥": r"\geq", "≠": r"\neq",
     "−": "-", "·": r"\cdot", "⋅": r"\cdot", "→": r"\rightarrow", "←": r"\leftarrow",
@@ -26,8 +23,9 @@ _MATHEMATICS = {
     "μ": r"\mu", "ν": r"\nu", "ξ": r"\xi", "π": r"\pi", "ρ": r"\rho", "σ": r"\sigma", "τ": r"\tau",
     "υ": r"\upsilon", "φ": r"\varphi", "χ": r"\chi", "ψ": r"\psi", "ω": r"\omega", "|": "|",
     "⁻": "^-", "⁺": "^+", "†": r"\dagger",
-    **{letter: f"^{digit}" for digit, letter in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
-    **{letter: f"_{digit}" for digit, letter in enumerate("₀₁₂₃₄₅₆₇₈₉")},
+    "⁰": "^0", "¹": "^1", "²": "^2", "³": "^3", "⁴": "^4", "⁵": "^5", "⁶": "^6", "⁷": "^7",
+    "⁸": "^8", "⁹": "^9", "₀": "_0", "₁": "_1", "₂": "_2", "₃": "_3", "₄": "_4", "₅": "_5",
+    "₆": "_6", "₇": "_7", "₈": "_8", "₉": "_9",
 }  # fmt: skip
 _TEXT = {
     "–": r"\textendash{}", "—": r"\textemdash{}", "…": r"\ldots{}", "•": r"\textbullet{}", "‘": "`",
@@ -46,30 +44,30 @@ _COMMANDS = (
     | _TEXT
     | {letter: rf"\ensuremath{{{command}}}" for letter, command in _MATHEMATICS.items()}
 )
-_TO_REPLACE = re.compile(
-    rf"(?<=-)-|[`|{re.escape(''.join(LATEX_ESCAPE_RULES))}]|[^\x00-\x7f]"
-)  # two hyphens were a dash
+# Includes the second of two hyphens, which LaTeX would print as a dash.
+_TO_REPLACE = re.compile(rf"(?<=-)-|[`|{re.escape(''.join(LATEX_ESCAPE_RULES))}]|[^\x00-\x7f]")
 
 
 def to_ascii_latex(text: str) -> str:
     """Return LaTeX in ASCII that prints the text; nothing in the text is treated as markup."""
-    composed = text if text.isascii() else unicodedata.normalize("NFC", text)
-    return _TO_REPLACE.sub(lambda found: _command(found[0]), composed)
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return _TO_REPLACE.sub(lambda found: _command(found[0]), text)
 
 
 @cache
 def _command(letter: str) -> str:
     if letter in _COMMANDS:
         return _COMMANDS[letter]
-    base, *marks = list(unicodedata.normalize("NFKD", letter))
-    if not marks:
-        return _command(base) if base != letter else base if base.isascii() else UNKNOWN
-    if all(mark in _ACCENTS for mark in marks):
-        return _with_accents(_command(base), marks)
-    return "".join(_command(part) for part in (base, *marks) if not unicodedata.combining(part))
-
-
-def _with_accents(base: str, marks: list[str]) -> str:
-    for mark in marks:
-        base = rf"\{_ACCENTS[mark]}{{{base}}}"
-    return base
+    base, *marks = unicodedata.normalize("NFKD", letter)
+    if base == letter:
+        # A Latin letter with a mark was handled: only ASCII is left that needs no command.
+        return base if base.isascii() else _UNKNOWN
+    command = _command(base)
+    if _ACCENTS.keys() >= set(marks):
+        for mark in marks:
+            command = rf"\{_ACCENTS[mark]}{{{command}}}"
+        return command
+    # Marks that LaTeX's fonts lack are dropped.
+    parts = [part for part in (base, *marks) if not unicodedata.combining(part)]
+    return "".join(map(_command, parts))

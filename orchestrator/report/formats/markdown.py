@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cpu_bound import BoundBy
@@ -18,7 +19,7 @@ from orchestrator.report.tables.table import NOTES, RenderedTable, Table
 from orchestrator.report.text.key_findings import KeyFinding
 from orchestrator.report.text.provenance import provenance
 
-MOST_ROWS = 40  # rows of a table on the terminal, unless the user named the table
+MAX_ROWS = 40  # rows of a table on the terminal, unless the user named the table
 # The title of the column that lists which values of a row have the mark.
 _MARKS = {
     HOST_MARK: f"{BoundBy.CPU} ({HOST_MARK})",
@@ -43,7 +44,8 @@ def lay_out(
         if name not in by_name:
             raise ConfigError(f"there is no table {name!r}", suggestion(name, by_name))
     rendered, measured_with = [], provenance(results)
-    for table in [by_name[name] for name in names] or list(tables):
+    for name in names or by_name:
+        table = by_name[name]
         header, rows = table.lay_out(results)
         if rows:
             # The tables of 10,000 cells have 571,078 values; only 21,922 are distinct.
@@ -68,100 +70,95 @@ def _number_notes(page: RenderedTable) -> RenderedTable:
 
 def notes_of(page: RenderedTable, row: Sequence[str]) -> list[str]:
     """Return the sentences that a row refers to."""
-    numbers = row[page.header.index(NOTES)] if page.notes else NOTHING
-    if numbers == NOTHING:
+    if not page.notes or row[page.header.index(NOTES)] == NOTHING:
         return []
-    return [page.notes[int(number) - 1] for number in numbers.split(", ")]
+    numbers = row[page.header.index(NOTES)].split(", ")
+    return [page.notes[int(number) - 1] for number in numbers]
 
 
-def written_out(page: RenderedTable) -> tuple[Header, Rows]:
-    """Return header and rows for programs.
+def table_for_programs(page: RenderedTable) -> tuple[Header, Rows]:
+    """Return header and rows in a form that programs can read.
 
     Notes are in full, 12,313 is 12313, and a standard deviation has its own column. Marks are
     removed; one more column for each mark lists the values that have it.
     """
     titles, texts = _split_deviations(page.header, page.rows)
-    seen = set("".join(marks_of(text) for row in texts for text in row))
+    seen = "".join(set(map(marks_of, chain.from_iterable(texts))))
     marks = [mark for mark in _MARKS if mark in seen]
     rows = []
     for row, original in zip(texts, page.rows, strict=True):
-        values = [_plain(text) for text in row]
+        values = list(map(_without_marks, row))
         if page.notes:
             values[titles.index(NOTES)] = " ".join(notes_of(page, original))
-        rows.append([*values, *(_marked_with(mark, titles, row) for mark in marks)])
-    return [*titles, *(_MARKS[mark] for mark in marks)], rows
+        for mark in marks:
+            values.append("; ".join(_marked_titles(mark, titles, row)) or NOTHING)
+        rows.append(values)
+    return [*titles, *[_MARKS[mark] for mark in marks]], rows
+
+
+def _marked_titles(mark: str, titles: Header, row: list[str]) -> list[str]:
+    return [title for title, text in zip(titles, row, strict=True) if mark in marks_of(text)]
 
 
 def _split_deviations(header: Header, rows: Rows) -> tuple[Header, Rows]:
     """Split each column that has a mean ± its standard deviation. The first part keeps the mark."""
-    columns = range(len(header))
-    has_sd = [any(_MEAN_SD.fullmatch(row[column]) for row in rows) for column in columns]
-    if not any(has_sd):
-        return header, rows
     titles: list[str] = []
-    for title, is_split in zip(header, has_sd, strict=True):
-        titles += _two_titles(title) if is_split else (title,)
-    split_rows = []
-    for row in rows:
-        values: list[str] = []
-        for text, is_split in zip(row, has_sd, strict=True):
-            values += _two_texts(text) if is_split else (text,)
-        split_rows.append(values)
-    return titles, split_rows
-
-
-def _two_titles(title: str) -> tuple[str, str]:
-    """Split `forward` into forward and forward sd, `warm-up: mean ± sd` into warm-up: mean and
-    warm-up: sd.
-    """
-    mean, _, deviation = title.partition(_PLUS_MINUS)
-    return (mean, mean.removesuffix("mean") + deviation) if deviation else (title, f"{title} sd")
-
-
-def _two_texts(text: str) -> tuple[str, str]:
-    found = _MEAN_SD.fullmatch(text)
-    return (f"{found[1]}{found[3]}", found[2]) if found else (text, NOTHING)
-
-
-def _marked_with(mark: str, header: Header, row: list[str]) -> str:
-    values = zip(header, row, strict=True)
-    return "; ".join(title for title, text in values if mark in marks_of(text)) or NOTHING
+    columns: list[list[str]] = []
+    for title, *texts in zip(header, *rows, strict=True):
+        found = list(map(_MEAN_SD.fullmatch, texts))
+        if not any(found):
+            titles.append(title)
+            columns.append(texts)
+            continue
+        # `warm-up: mean ± sd` becomes `warm-up: mean` and `warm-up: sd`, `forward` gets `forward sd`.
+        first, _, second = title.partition(_PLUS_MINUS)
+        titles += [first, first.removesuffix("mean") + second if second else f"{first} sd"]
+        means, deviations = [], []
+        for text, parts in zip(texts, found, strict=True):
+            mean, deviation = (parts[1] + parts[3], parts[2]) if parts else (text, NOTHING)
+            means.append(mean)
+            deviations.append(deviation)
+        columns += [means, deviations]
+    return titles, list(map(list, zip(*columns, strict=True)))
 
 
 def marks_of(text: str) -> str:
     """Return the marks behind a number."""
-    return text[len(text.rstrip(_ALL_MARKS)) :] if text[:1].isdigit() else ""
+    if not text[:1].isdigit():
+        return ""
+    return text[len(text.rstrip(_ALL_MARKS)) :]
 
 
-def _plain(text: str) -> str:
-    """Remove the mark of a number and the commas between its thousands. Other texts stay as they
-    are.
-    """
+def _without_marks(text: str) -> str:
+    """Remove the mark of a number and the commas between its thousands."""
     text = text.removesuffix(marks_of(text))
-    return text.replace(",", "") if "," in text and _WITH_THOUSANDS.fullmatch(text) else text
+    if "," in text and _WITH_THOUSANDS.fullmatch(text):
+        return text.replace(",", "")
+    return text
 
 
 def first_rows(page: RenderedTable, command: str) -> str:
-    """Return a table for the terminal with its first rows, and the command that prints all of
-    them.
-    """
-    more = len(page.rows) - MOST_ROWS
-    if more <= 0:
+    """Return the first rows of a table for the terminal, and the command that prints all of them."""
+    surplus = len(page.rows) - MAX_ROWS
+    if surplus <= 0:
         return to_markdown(page)
-    rows = "1 row" if more == 1 else f"{more:,} rows"
-    shown = replace(page, rows=page.rows[:MOST_ROWS])
-    return to_markdown(shown, below=f"… and {rows} more: {command}")
+    noun = "row" if surplus == 1 else "rows"
+    shown = replace(page, rows=page.rows[:MAX_ROWS])
+    return to_markdown(shown, below=f"… and {surplus:,} more {noun}: {command}")
 
 
 def to_markdown(page: RenderedTable, aligned: bool = True, below: str = "") -> str:
     """Return a table as Markdown.
 
-    aligned: pad the columns for readers of the source. Without padding, a table of many columns
-    takes half the bytes. below: a line after the rows.
+    aligned: pad the columns for readers of the source.
+    below: a line after the rows.
     """
-    rows = [_escape_pipes(row) for row in page.rows]
-    widths = column_widths(page.header, rows) if aligned else [0] * len(page.header)
-    rule = "|".join("-" * max(width + 1, 3) + ":" for width in widths)
+    rows = list(map(_escape_pipes, page.rows))
+    # Without padding, a table of many columns takes half the bytes.
+    widths = [0] * len(page.header)
+    if aligned:
+        widths = column_widths(page.header, rows)
+    rule = "|".join(["-" * max(width + 1, 3) + ":" for width in widths])
     lines = [_join_pipes(page.header, widths), f"|{rule}|"]
     lines += [_join_pipes(row, widths) for row in rows]
     notes = [f"{number}. {note}" for number, note in enumerate(page.notes, 1)]
@@ -173,7 +170,7 @@ def to_markdown(page: RenderedTable, aligned: bool = True, below: str = "") -> s
         "\n".join(notes),
         f"*{page.provenance}*",
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def column_widths(header: list[str], rows: list[list[str]]) -> list[int]:
@@ -195,10 +192,11 @@ def _escape_pipes(row: list[str]) -> list[str]:
     return [text.replace("|", "\\|").replace("\n", " ") for text in row]
 
 
-def answers_to_markdown(found: Iterable[KeyFinding], measured_with: str) -> str:
+def findings_to_markdown(findings: Iterable[KeyFinding], measured_with: str) -> str:
     """Return the key findings as Markdown."""
-    parts = ["## In words"]
-    for one in found:
-        sentences = [f"- {sentence}" for sentence in one.sentences]
-        parts.append("\n".join([f"### {one.question}", "", *sentences]))
-    return "\n\n".join([*parts, f"*{measured_with}*"]) + "\n"
+    lines = ["## Key findings", ""]
+    for finding in findings:
+        lines += [f"### {finding.question}", ""]
+        lines += map("- {}".format, finding.sentences)
+        lines.append("")
+    return "\n".join([*lines, f"*{measured_with}*"]) + "\n"

@@ -1,11 +1,8 @@
-"""Everything about each cell, for the dialog of the page: parameters, attempts, samples and
-artifacts.
-"""
+"""Details of each cell for the dialog of the page: parameters, attempts, samples and artifacts."""
 
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,16 +20,18 @@ from orchestrator.store.run import Run
 if TYPE_CHECKING:
     from orchestrator.store.artifacts import Artifacts
 
-Series = tuple[int, list[float]]  # its place among the names of all series, and its values
-_OF_AN_ATTEMPT = ("number", "status", "where", "started", "wall_s", "evidence")
+Series = tuple[int, list[float]]  # index among the names of all series, and values
+_ATTEMPT_COLUMNS = ["cell", "attempt", "task", "params", "status", "stage", "phase", "started_at"]
 _NAMES = ["instrument", "mode", "phase", "metric", "unit"]
-_DIGITS = 6  # that are shown of a number; full precision is in the parts
+# Significant digits of a number on the page. The Parquet parts have full precision.
+_DIGITS = 6
 
 
 @dataclass(frozen=True)
 class Details:
-    """The details of all cells. series: name and unit of each series of samples; cells refer to
-    it by index.
+    """Details of all cells.
+
+    series: name and unit of each series of samples; cells refer to it by index.
     """
 
     series: list[tuple[str, str]]
@@ -42,78 +41,56 @@ class Details:
 def read_details(
     run: Run, results: Results, read_artifacts: Callable[[str, int], Artifacts]
 ) -> Details:
-    """Return details as JSON values. Samples and artifacts belong to each cell's valid attempt."""
-    counting = (
-        results.cells[["cell", "attempt"]]
-        if "attempt" in results.cells
-        else pd.DataFrame({"cell": [], "attempt": []})
-    )
-    samples = _Samples(
-        rows_of(
-            run.read("samples", ["cell", "attempt", *_NAMES, "value"], categories=True), counting
+    """Return details as JSON values. Samples and artifacts belong to each cell's shown attempt."""
+    # A run without any attempt has no such columns.
+    shown = results.cells.reindex(columns=["cell", "attempt"]).dropna()
+    columns = ["cell", "attempt", *_NAMES, "value"]
+    samples = _Samples(rows_of(run.read("samples", columns, categories=True), shown))
+    trim_memory()  # the samples of other attempts are free now
+    attempts = run.read("attempts", [*_ATTEMPT_COLUMNS, "wall_s", "evidence"])
+    by_cell = dict(iter(attempts.sort_values("attempt").groupby("cell")))
+
+    def details() -> Iterator[dict[str, Any]]:
+        for cell, number in zip(shown["cell"], shown["attempt"], strict=True):
+            artifacts = read_artifacts(cell, number)
+            own = _attempt_details(by_cell[cell], number)
+            yield own | {
+                "cell": cell,
+                "samples": samples.of(cell),
+                "log": "\n".join(artifacts.log),
+                "by_hand": artifacts.rerun_command,
+            }
+
+    return Details(samples.names, details())
+
+
+def _attempt_details(attempts: pd.DataFrame, number: int) -> dict[str, Any]:
+    """Return the details that are in the attempts of one cell. `number`: the shown attempt."""
+    made = []
+    for row in attempts.to_dict("records"):
+        evidence = {}
+        for name, value in json.loads(row["evidence"]).items():
+            if value != "":
+                evidence[name] = _text(name, value)
+        made.append(
+            {
+                "number": int(row["attempt"]),
+                "status": row["status"],
+                "where": end_location(row),
+                "started": str(row["started_at"])[:19],
+                "wall_s": round(row["wall_s"], 1),
+                "evidence": evidence,
+            }
         )
-    )
-    trim_memory()
-    return Details(samples.names, _cells(counting, _attempts(run), samples, read_artifacts))
-
-
-def _cells(
-    counting: pd.DataFrame,
-    attempts: dict[str, list[dict[str, Any]]],
-    samples: _Samples,
-    read_artifacts: Callable[[str, int], Artifacts],
-) -> Iterator[dict[str, Any]]:
-    for cell, number in zip(counting["cell"], counting["attempt"], strict=True):
-        made = [_described(row) for row in attempts[cell]]
-        artifacts = read_artifacts(cell, number)
-        yield {
-            "cell": cell,
-            "task": attempts[cell][-1]["task"],
-            "status": next(attempt["status"] for attempt in made if attempt["number"] == number),
-            "parameters": {
-                name: str(value)
-                for name, value in json.loads(attempts[cell][-1]["params"]).items()
-                if value not in (None, {})
-            },
-            "attempts": [{name: attempt[name] for name in _OF_AN_ATTEMPT} for attempt in made],
-            "samples": samples.of(cell),
-            "log": "\n".join(artifacts.log),
-            "by_hand": artifacts.rerun_command,
-        }
-
-
-def _attempts(run: Run) -> dict[str, list[dict[str, Any]]]:
-    """Return the attempts of each cell in the order of their numbers."""
-    columns = [
-        "cell",
-        "attempt",
-        "task",
-        "params",
-        "status",
-        "stage",
-        "phase",
-        "started_at",
-        "wall_s",
-        "evidence",
-    ]
-    found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in run.read("attempts", columns).sort_values("attempt").to_dict("records"):
-        found[row["cell"]].append({str(name): value for name, value in row.items()})
-    return found
-
-
-def _described(row: dict[str, Any]) -> dict[str, Any]:
+    parameters = {}
+    for name, value in json.loads(attempts["params"].iloc[-1]).items():
+        if value not in (None, {}):
+            parameters[name] = str(value)
     return {
-        "number": int(row["attempt"]),
-        "status": row["status"],
-        "where": end_location(row),
-        "started": str(row["started_at"])[:19],
-        "wall_s": round(row["wall_s"], 1),
-        "evidence": {
-            name: _text(name, value)
-            for name, value in json.loads(row["evidence"]).items()
-            if value != ""
-        },
+        "task": attempts["task"].iloc[-1],
+        "status": attempts.loc[attempts["attempt"] == number, "status"].iloc[0],
+        "parameters": parameters,
+        "attempts": made,
     }
 
 
@@ -124,42 +101,37 @@ class _Samples:
     """
 
     def __init__(self, rows: pd.DataFrame) -> None:
-        self.names = [
-            (" ".join(filter(None, name)), unit) for *name, unit in _distinct(rows[_NAMES])
-        ]
-        count = len(self.names)
-        keys = rows["cell"].cat.codes.to_numpy().astype(np.int64) * count + _places(rows[_NAMES])
+        series = _series_indices(rows[_NAMES])
+        distinct = rows[_NAMES].drop_duplicates().astype(str)
+        self.names = [(" ".join(filter(None, name)), unit) for *name, unit in distinct.to_numpy()]
+        # One number stands for cell and series, so that one sort puts the values of each together.
+        count = max(len(self.names), 1)
+        keys = rows["cell"].cat.codes.to_numpy().astype(np.int64) * count + series
         order = np.argsort(keys, kind="stable")
         keys, self._values = keys[order], rows["value"].to_numpy()[order]
         begins = np.flatnonzero(np.diff(keys, prepend=-1))  # of each series of each cell
-        self._begins, self._places = (
-            np.append(begins, len(keys)),
-            keys[begins] % count if count else begins,
-        )
+        self._begins = np.append(begins, len(keys))
+        self._series = keys[begins] % count
         cells = rows["cell"].cat.categories
         ends = np.searchsorted(keys[begins], np.arange(len(cells) + 1) * count)
         self._range = dict(zip(cells, pairwise(ends.tolist()), strict=True))
 
     def of(self, cell: str) -> list[Series]:
-        """Return the series of a cell as index and values, in the order of steps. NaN stands for
-        a failed reading.
-        """
+        """Return the series of a cell, in the order of steps. NaN stands for a failed reading."""
         first, last = self._range.get(cell, (0, 0))
+        if first == last:
+            return []
         begins = self._begins[first : last + 1]
-        values = _shortened(self._values[begins[0] : begins[-1]]).tolist()
-        parts = pairwise((begins - begins[0]).tolist())
-        places = self._places[first:last].tolist()
-        return [
-            (place, values[begin:end]) for place, (begin, end) in zip(places, parts, strict=True)
-        ]
+        values = _shortened(self._values[begins[0] : begins[-1]])
+        parts = np.split(values, begins[1:-1] - begins[0])
+        series = self._series[first:last].tolist()
+        return [(index, part.tolist()) for index, part in zip(series, parts, strict=True)]
 
 
 def _shortened(
     values: np.ndarray[Any, np.dtype[np.float64]],
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Round values to six significant digits, so that their text is short; larger numbers to
-    integers.
-    """
+    """Round values to six significant digits, so that their text is short."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = _DIGITS - 1 - np.floor(np.log10(np.abs(values)))
         scale = 10.0 ** np.clip(digits, 0, 300)
@@ -167,23 +139,16 @@ def _shortened(
     return np.where(np.isfinite(short), short, values)
 
 
-def _places(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the index of each row's names among the distinct ones, in the order of their first
-    occurrence.
-    """
+def _series_indices(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the index of each row's series, in the order of their first occurrence."""
     combined = np.zeros(len(names), dtype=np.int64)
     for name in names:
-        combined = (
-            combined * (len(names[name].cat.categories) + 1) + names[name].cat.codes.to_numpy()
-        )
+        codes = names[name].cat.codes.to_numpy()
+        combined = combined * (len(names[name].cat.categories) + 1) + codes
     return pd.factorize(combined)[0].astype(np.int32)
 
 
-def _distinct(names: pd.DataFrame) -> list[list[str]]:
-    return [[str(text) for text in row] for row in names.drop_duplicates().to_numpy()]
-
-
 def _text(name: str, value: Any) -> str:
-    return (
-        f"{value:,}" if isinstance(value, int) and name.endswith("_bytes") else str(value).strip()
-    )
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return f"{value:,}"
+    return str(value).strip()

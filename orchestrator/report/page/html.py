@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
@@ -25,13 +24,12 @@ from orchestrator.report.text.key_findings import KeyFinding
 from orchestrator.report.text.provenance import provenance
 
 # Rows of a table that are in the HTML; "Show more rows" inserts the others. A report of ten
-# thousand cells therefore opens as
-# fast as one of ten.
+# thousand cells therefore opens as fast as one of ten.
 ROWS_AT_ONCE = 200
 
 _CELLS = Table(
     "cells",
-    "Every cell",
+    "All cells",
     "Click an id for everything about a cell: parameters, attempts with evidence, samples, log.",
     CellRows(
         (
@@ -51,12 +49,10 @@ _FAILURES = "failures"
 
 @dataclass(frozen=True)
 class PageContent:
-    """Content of the page. missing: the number of cells without a result, which are called
-    `missing_status`.
-    """
+    """Content of the page. missing: number of cells without a result, called `missing_status`."""
 
     results: Results
-    answers: Sequence[KeyFinding]
+    findings: Sequence[KeyFinding]
     tables: Sequence[RenderedTable]
     drawing: Drawing
     details: Details
@@ -68,8 +64,6 @@ def to_html(content: PageContent) -> Iterator[str]:
     """Yield the page in pieces, so that the details of all cells are never in memory together."""
     results, drawing = content.results, content.drawing
     figures = drawing.figures()
-    failures = [page for page in content.tables if page.table.name == _FAILURES]
-    tables = [page for page in content.tables if page.table.name != _FAILURES]
     has_charts = any(not figure.problem for figure in figures)
     return (
         _environment()
@@ -79,10 +73,10 @@ def to_html(content: PageContent) -> Iterator[str]:
             provenance=provenance(results),
             platforms=_platforms(results),
             statuses=_statuses(content),
-            answers=content.answers,
-            failures=failures,
+            findings=content.findings,
+            failures=[page for page in content.tables if page.table.name == _FAILURES],
             figures=figures,
-            tables=tables,
+            tables=[page for page in content.tables if page.table.name != _FAILURES],
             cells=_cells(results),
             series=content.details.series,
             details=((cell["cell"], packed(cell)) for cell in content.details.cells),
@@ -106,28 +100,24 @@ def _environment() -> Environment:
 
 def _statuses(content: PageContent) -> dict[str, int]:
     """Return the number of cells by status."""
-    counts = content.results.cells["status"].value_counts()
-    statuses = {str(status): int(count) for status, count in counts.items()}
+    statuses = content.results.cells["status"].value_counts().to_dict()
     if statuses and content.missing:
         statuses[content.missing_status] = content.missing
     return statuses
 
 
 def _platforms(results: Results) -> list[dict[str, str]]:
-    """Return the distinct combinations of hardware and software. Cells that recorded none are
-    left out.
-    """
-    present = [name for name in _PLATFORM if name in results.cells]
+    """Return the distinct combinations of hardware and software that cells recorded."""
     platforms = []
-    for row in results.cells[present].drop_duplicates().to_dict("records"):
-        known = {str(name): str(value) for name, value in row.items() if not pd.isna(value)}
-        if known:
-            platforms.append(known)
+    for _, row in results.cells.filter(_PLATFORM).drop_duplicates().iterrows():
+        known = row.dropna().astype(str)
+        if len(known):
+            platforms.append(known.to_dict())
     return platforms
 
 
 def _with_code(text: str) -> Markup:
-    """Return HTML in which text between backticks is code."""
+    # Escaped first: the text may be a message from outside, and the tags below must stay.
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 

@@ -9,10 +9,8 @@ import msgspec
 
 
 def packed(value: object) -> str:
-    """Return a value as text without any character that HTML would have to escape.
-
-    msgspec writes a number that is not finite as null, which JSON has no other word for.
-    """
+    """Return a value as text without any character that HTML would have to escape."""
+    # msgspec writes a number that is not finite as null: JSON has no word for it.
     # Without a time stamp, the same data gives the same page.
     compressed = gzip.compress(msgspec.json.encode(value), mtime=0)
     return base64.b64encode(compressed).decode("ascii")

@@ -1,254 +1,282 @@
-"""The sentences that people write under their tables, from the data: each with its numbers, and
-only where there are such.
+"""Key findings of a run: sentences with their numbers, from the cells.
+
+Each rule asks one question and yields a sentence for each group of cells that can answer it, or
+none. The label of a sentence names only the axes in which its group differs from the others.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import linear_regression, median
 from typing import get_args
 
+import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import ordered_values
+from orchestrator.analysis.axes import sort_cells
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
 from orchestrator.analysis.results import Results
 from tasks.spec.parameters import TIMING_AXES, Precision
 
 _RUN = "run"  # the axis of several runs that are read as one
-_LONG = 1024  # attention over fewer tokens is bound by what does not grow with them
-_MOST_SENTENCES = 24  # of an answer on a terminal
-_PRECISIONS = re.compile(rf"\b(?:{'|'.join(get_args(Precision))})\b")
-_FEW = 2  # lengths, below which no exponent is fitted
+# Attention over fewer tokens is limited by work that does not grow with them.
+_MIN_LENGTH = 1024
+_MIN_LENGTHS = 2  # for an exponent
+_MAX_SENTENCES = 24  # of a finding on a terminal
+_PRECISIONS = rf"\b(?:{'|'.join(get_args(Precision))})\b"
+_LENGTH = "context_length"
 _TIME = "step_ms_median"
+_LOW, _HIGH = "step_ms_ci_low", "step_ms_ci_high"
 _PEAK = "peak_allocated_bytes"
 _NONE = "–"
-_MAIN = ("size", "precision", "compile", "pass")  # the axes that everybody looks for
-_WAYS = ("precision", "compile", "compile_mode", "attention")  # of computing attention
+_MAIN = ("size", "precision", "compile", "pass")  # the axes that readers look for first
+_COMPILE_AXES = ("compile_mode", "compile_cache")
+_ATTENTION_AXES = ("precision", "compile", "compile_mode", "attention")
 
 
 @dataclass(frozen=True)
 class KeyFinding:
+    """A question, and the sentences that answer it."""
+
     question: str
     sentences: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class FindingRule:
-    """answer: gives a sentence for each thing that the cells have to say about it, or none."""
+    """A question, and the function that yields its sentences."""
 
-    text: str
-    answer: Callable[[Results], Iterator[str]]
-
-
-def answers(results: Results) -> list[KeyFinding]:
-    """Of the questions that this run can answer."""
-    found = [KeyFinding(question.text, tuple(question.answer(results))) for question in QUESTIONS]
-    return [answer for answer in found if answer.sentences]
+    question: str
+    find: Callable[[Results], Iterator[str]]
 
 
-def first_sentences(answer: KeyFinding, file: str) -> KeyFinding:
-    """For a terminal: of each precision as many as of any other, while it has some. file: which has
-    all of them.
-    """
-    more = len(answer.sentences) - _MOST_SENTENCES
-    if more <= 0:
-        return answer
-    before: Counter[frozenset[str]] = Counter()
-    turns = []
-    for place, sentence in enumerate(answer.sentences):
-        precisions = frozenset(_PRECISIONS.findall(sentence))
-        turns.append((before[precisions], place))
-        before[precisions] += 1
-    chosen = sorted(place for _, place in sorted(turns)[:_MOST_SENTENCES])
-    return replace(
-        answer,
-        sentences=(*(answer.sentences[place] for place in chosen), f"… and {more} more: {file}"),
-    )
+def key_findings(results: Results) -> list[KeyFinding]:
+    """Return the findings of the questions that this run can answer."""
+    findings = []
+    for rule in RULES:
+        sentences = tuple(rule.find(results))
+        if sentences:
+            findings.append(KeyFinding(rule.question, sentences))
+    return findings
+
+
+def shorten(finding: KeyFinding, file: str) -> KeyFinding:
+    """Return the finding for a terminal, with a reference to the file that has all sentences."""
+    surplus = len(finding.sentences) - _MAX_SENTENCES
+    if surplus <= 0:
+        return finding
+    # The sentences are in the order of the precisions, so the first ones would all be of one. Each
+    # precision gets the same number, as long as it has some.
+    sentences = pd.Series(finding.sentences)
+    precisions = sentences.str.findall(_PRECISIONS).map(frozenset)
+    turns = sentences.groupby(precisions, sort=False).cumcount()
+    chosen = turns.sort_values(kind="stable").index[:_MAX_SENTENCES]
+    shown = sentences[chosen.sort_values()]
+    return replace(finding, sentences=(*shown, f"… and {surplus} more: {file}"))
 
 
 def backward_over_forward(results: Results) -> Iterator[str]:
+    """Yield how long the backward pass takes, by precision and compilation."""
     cells = _measured(results, "train_step", "forward_ms_median", "backward_ms_median")
-    for told, group in _told_apart(cells, ["precision", "compile"]):
+    for label, group in _labelled_groups(cells, ["precision", "compile"]):
         ratios = group["backward_ms_median"] / group["forward_ms_median"]
-        ahead = ratios[~depends_on_cpu(group)]
-        own = f"; where not CPU-bound {_spread(ahead)}" if 0 < len(ahead) < len(ratios) else ""
-        yield f"{told}: the backward pass takes {_spread(ratios)} as long as the forward pass{own}"
+        sentence = f"the backward pass takes {_spread(ratios, ' as long as the forward pass')}"
+        gpu_bound = ratios[~depends_on_cpu(group)]
+        if 0 < len(gpu_bound) < len(ratios):
+            sentence += f"; without CPU-bound cells {_spread(gpu_bound)}"
+        yield f"{label}: {sentence}"
 
 
 def variability_by_warm_up(results: Results) -> Iterator[str]:
-    """Of the same cells with each number of steps: those of a large run and of a short test of it
-    differ in all else too.
-    """
-    cells = _alike_but_in(
-        _measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd"),
-        "warmup_steps",
-        results,
-    )
-    for told, group in _told_apart(cells, ["warmup_steps"]):
-        relative = group["step_synced_ms_sd"] / group["step_synced_ms_mean"]
-        which = f"median of the same {len(group)} cells" if len(group) > 1 else "one cell"
-        yield f"{told}: a step varies by {relative.median():.1%} (std/mean, {which})"
+    """Yield how much step times vary, by number of warm-up steps."""
+    cells = _measured(results, "train_step", "step_synced_ms_mean", "step_synced_ms_sd")
+    # Only cells that exist with each number of steps: the cells of a large run and of a short test
+    # of it differ in everything else too.
+    cells = _cells_with_each_value(cells, "warmup_steps", results)
+    for label, group in _labelled_groups(cells, ["warmup_steps"]):
+        relative = (group["step_synced_ms_sd"] / group["step_synced_ms_mean"]).median()
+        basis = "one cell"
+        if len(group) > 1:
+            basis = f"median of the same {len(group)} cells"
+        yield f"{label}: step times vary by {relative:.1%} (standard deviation / mean, {basis})"
 
 
-def where_narrow_precision_pays(results: Results) -> Iterator[str]:
-    """Faster or slower is where the intervals of the medians leave a gap; where they overlap
-    neither is said.
-    """
-    cells = _measured(results, "train_step", _TIME, "step_ms_ci_low", "step_ms_ci_high")
-    for precision in [
-        name for name in ("tf32", "bf16", "fp16") if name in set(cells.get("precision", ()))
-    ]:
+def where_narrow_precision_is_faster(results: Results) -> Iterator[str]:
+    """Yield the context lengths from which a precision is faster than fp32."""
+    cells = _measured(results, "train_step", _TIME, _LOW, _HIGH)
+    for precision in ("tf32", "bf16", "fp16"):
         pairs = _pairs(cells, results, "precision", ("fp32", precision))
-        ends = [f"step_ms_ci_{end}{side}" for end in ("low", "high") for side in ("", "_base")]
-        needed = ["context_length", *ends, _TIME, f"{_TIME}_base"]
-        first = ("size", "compile", "pass")
-        axes = [axis for axis in dict.fromkeys((*first, *_axes(cells, results))) if axis in pairs]
-        others = [axis for axis in axes if axis not in ("context_length", "precision")]
-        telling = [
-            axis for axis in others if axis in first or pairs[axis].nunique(dropna=False) > 1
-        ]
-        for told, group in _told_apart(pairs[[*telling, *needed]], telling):
-            ordered = group.sort_values("context_length")
-            lengths, longest = ordered["context_length"], ordered.iloc[-1]
-            pays = ordered["step_ms_ci_high"] < ordered["step_ms_ci_low_base"]
-            slower = ordered["step_ms_ci_low"] >= ordered["step_ms_ci_high_base"]
-            if pays.any():
-                speed_up = longest[f"{_TIME}_base"] / longest[_TIME]
-                where = _from_where(lengths, pays, slower)
-                yield f"{told}: {precision} is faster than fp32 {where}; {speed_up:.2f}× at {longest['context_length']}"
-            elif slower.all():
-                yield f"{told}: {precision} is nowhere faster than fp32 (contexts {_listed(lengths)})"
-            else:
-                elsewhere = f", and slower at {_listed(lengths[slower])}" if slower.any() else ""
-                yield f"{told}: {precision} is not told apart from fp32 at context {_listed(lengths[~slower])}{elsewhere}"
+        axes = dict.fromkeys((*_MAIN, *_axes(pairs, results, without=("precision", _LENGTH))))
+        del axes["precision"]
+        for label, group in _labelled_groups(pairs, list(axes)):
+            yield f"{label}: {_compare_with_fp32(group.sort_values(_LENGTH), precision)}"
 
 
-_COMPILE_WAYS = ("compile_mode", "compile_cache")
+def _compare_with_fp32(pairs: pd.DataFrame, precision: str) -> str:
+    lengths = pairs[_LENGTH]
+    # Faster or slower only if the intervals of the medians leave a gap.
+    faster = pairs[_HIGH] < pairs[f"{_LOW}_base"]
+    slower = pairs[_LOW] >= pairs[f"{_HIGH}_base"]
+    unclear = ~faster & ~slower
+    if slower.all():
+        contexts = _listed(lengths)
+        return f"{precision} is not faster than fp32 at any measured context ({contexts})"
+    if not faster.any():
+        contexts = _listed(lengths[unclear])
+        sentence = f"{precision} does not differ clearly from fp32 at context {contexts}"
+        if slower.any():
+            sentence += f"; it is slower at {_listed(lengths[slower])}"
+        return sentence
+    first, longest = lengths[faster].min(), pairs.iloc[-1]
+    sentence = f"{precision} is faster than fp32 from context {first} on"
+    if first == lengths.min():
+        sentence += " (the shortest measured)"
+    exceptions = []
+    for what, condition in (("slower", slower), ("not clearly different", unclear)):
+        contrary = lengths[condition & (lengths > first)]
+        if len(contrary):
+            exceptions.append(f"{what} at {_listed(contrary)}")
+    if exceptions:
+        sentence += f", but {' and '.join(exceptions)}"
+    speed_up = longest[f"{_TIME}_base"] / longest[_TIME]
+    return f"{sentence}; {speed_up:.2f}× at context {longest[_LENGTH]}"
 
 
 def gain_of_compiling(results: Results) -> Iterator[str]:
+    """Yield how fast compiled steps are, compared with eager ones."""
     cells = _measured(results, "train_step", _TIME)
-    for how in [name for name in ("blocks", "model") if name in set(cells.get("compile", ()))]:
-        pairs = _pairs(cells, results, "compile", ("eager", how), _COMPILE_WAYS)
-        for told, group in _told_apart(pairs, ["size", "precision", "pass"]):
-            yield f"{told}: compiled ({how}) a step is {_spread(group[f'{_TIME}_base'] / group[_TIME])} as fast as eager"
+    for scope in ("blocks", "model"):
+        pairs = _pairs(cells, results, "compile", ("eager", scope), _COMPILE_AXES)
+        for label, group in _labelled_groups(pairs, ["size", "precision", "pass"]):
+            gain = _spread(group[f"{_TIME}_base"] / group[_TIME], " as fast as an eager one")
+            yield f"{label}: a compiled step ({scope}) is {gain}"
 
 
 def growth_of_attention(results: Results) -> Iterator[str]:
-    """By least squares of the logarithms: a sentence for each way of computing it, over whatever
-    else was varied.
-
-    What is CPU-bound takes as long with half the length, or in part: of time, such lengths are left
-    out.
-    """
+    """Yield the exponents with which time and memory grow, for each way to compute attention."""
     cells = _measured(results, "attention", _TIME)
-    if "context_length" not in cells:
+    if _LENGTH not in cells:
         return
-    long = cells[cells["context_length"] >= _LONG]
-    others = [axis for axis in _axes(long, results) if axis not in ("context_length", *_WAYS)]
-    for told, way in _told_apart(long, _WAYS):
-        yield from _growth(f"{told}: time", way[bound_by(way) != BoundBy.CPU], _TIME, others, way)
-        if _PEAK in way:
-            yield from _growth(f"{told}: peak memory", way[way[_PEAK].notna()], _PEAK, others, way)
+    long = cells[cells[_LENGTH] >= _MIN_LENGTH]
+    others = _axes(long, results, without=(_LENGTH, *_ATTENTION_AXES))
+    for label, group in _labelled_groups(long, _ATTENTION_AXES):
+        # The time of a CPU-bound cell depends little on the length; its memory does.
+        is_cpu_bound = bound_by(group) == BoundBy.CPU
+        yield from _growth(f"{label}: time", _TIME, group.assign(left_out=is_cpu_bound), others)
+        if _PEAK in group:
+            is_unknown = group[_PEAK].isna()
+            with_peak = group.assign(left_out=is_unknown)
+            yield from _growth(f"{label}: peak memory", _PEAK, with_peak, others)
 
 
-def _growth(
-    what: str, cells: pd.DataFrame, column: str, others: Sequence[str], among: pd.DataFrame
-) -> Iterator[str]:
-    """A sentence for each range of lengths that series of these cells have. among: what a series is
-    told apart from.
+def _growth(subject: str, column: str, cells: pd.DataFrame, others: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each range of lengths over which series of cells exist.
+
+    A series differs from another in `others`.
     """
-    by_lengths: dict[str, list[tuple[str, float]]] = {}
-    for which, series in _told_apart(cells, others, always=(), among=among):
-        if series["context_length"].nunique() >= _FEW:
-            lengths = f"{series['context_length'].min()} to {series['context_length'].max()}"
-            by_lengths.setdefault(lengths, []).append((which, _exponent(series, column)))
-    for lengths, exponents in by_lengths.items():
-        several = f", in {len(exponents)} series" if len(exponents) > 1 else ""
-        yield f"{what} as length^{_between(exponents)}, from {lengths}{several}"
+    by_range: dict[str, list[tuple[str, float]]] = {}
+    shown = cells[~cells["left_out"]]
+    for label, series in _labelled_groups(shown, others, always=(), among=cells):
+        if series[_LENGTH].nunique() >= _MIN_LENGTHS:
+            # Least squares of the logarithms: the slope is the exponent.
+            logs = np.log(series[[_LENGTH, column]].astype(float))
+            exponent = linear_regression(logs[_LENGTH], logs[column]).slope
+            lengths = f"{series[_LENGTH].min()} to {series[_LENGTH].max()}"
+            by_range.setdefault(lengths, []).append((label, exponent))
+    for lengths, exponents in by_range.items():
+        sentence = f"{subject} grows as length^{_between(exponents)}, from {lengths} tokens"
+        if len(exponents) > 1:
+            sentence += f", in {len(exponents)} series"
+        yield sentence
 
 
 def _between(exponents: Sequence[tuple[str, float]]) -> str:
-    """The exponents from the least to the largest, each with the series that it is of."""
+    """Return the range of labelled exponents, with the labels of the lowest and the highest."""
     ordered = sorted(exponents, key=itemgetter(1))
-    (least, low), (most, high) = ordered[0], ordered[-1]
+    (lowest, low), (highest, high) = ordered[0], ordered[-1]
     if f"{low:.2f}" == f"{high:.2f}":
         return f"{low:.2f}"
-    middle = median(exponent for _, exponent in ordered)
-    return f"{low:.2f} to {high:.2f} (median {middle:.2f}; least with {least}, most with {most})"
+    middle = median(map(itemgetter(1), ordered))
+    extremes = f"lowest with {lowest}, highest with {highest}"
+    return f"{low:.2f} to {high:.2f} (median {middle:.2f}; {extremes})"
 
 
 def where_memory_ends(results: Results) -> Iterator[str]:
+    """Yield the context lengths at which cells run out of memory."""
     cells = results.cells
-    if "context_length" not in cells:
+    if _LENGTH not in cells:
         return
-    known = (
-        cells["status"].isin(["ok", "oom", "oom_inferred", "host_oom"])
-        & cells["context_length"].notna()
-    )
-    decided = cells.loc[known, ["task", "status", *results.axes]]
+    is_decided = cells["status"].isin(["ok", "oom", "oom_inferred", "host_oom"])
+    columns = ["task", "status", *results.axes]
+    decided = cells.loc[is_decided & cells[_LENGTH].notna(), columns]
     if len(decided) and (decided["status"] == "ok").all():
-        yield f"Nothing ran out of memory, up to context {decided['context_length'].max()}"
+        yield f"No cell ran out of memory, up to context {decided[_LENGTH].max()}"
         return
-    of_host = decided["status"] == "host_oom"
-    if of_host.any():
-        shortest = decided.loc[of_host, "context_length"].min()
-        yield f"{of_host.sum()} of {len(decided)} cells ran out of the memory of their host, from context {shortest} on"
-    decided = decided[~of_host]
-    for _, of_task in decided.groupby("task"):
+    on_host = decided["status"] == "host_oom"
+    if on_host.any():
+        count, shortest = f"{on_host.sum()} of {len(decided)}", decided.loc[on_host, _LENGTH].min()
+        yield f"{count} cells ran out of CPU memory, from context {shortest} on"
+    # Cells of one task have the same axes.
+    for _, of_task in decided[~on_host].groupby("task"):
         if (of_task["status"] != "ok").any():
-            yield from _where_memory_ends(of_task, results)
+            yield from _where_gpu_memory_ends(of_task, results)
 
 
-def _where_memory_ends(decided: pd.DataFrame, results: Results) -> Iterator[str]:
-    """Of the cells of one task, which have the same axes."""
-    ran_out = decided["status"] != "ok"
-    others = [
-        axis
-        for axis in _axes(decided, results)
-        if axis not in ("context_length", "timing", *TIMING_AXES)
-    ]
-    keys = [decided[axis].astype("string").fillna(_NONE) for axis in others]
-    of_interest = decided[ran_out.groupby(keys).transform("any")] if others else decided
-    for told, group in _told_apart(
-        of_interest, others, among=decided, always=("memory_limit_gib",)
-    ):
-        lengths, ended_well = group["context_length"].to_numpy(), group["status"].to_numpy() == "ok"
-        first = lengths[~ended_well].min()
-        fits = lengths[ended_well & (lengths < first)]
-        longest = (
-            f", and has enough for {fits.max()}" if len(fits) else ", the shortest that was tried"
-        )
-        yield f"{told}: runs out of memory at context {first}{longest}"
+def _where_gpu_memory_ends(cells: pd.DataFrame, results: Results) -> Iterator[str]:
+    others = _axes(cells, results, without=(_LENGTH, "timing", *TIMING_AXES))
+    ran_out = (cells["status"] != "ok").groupby(_keys(cells, others)).transform("any")
+    limit = ("memory_limit_gib",)
+    for label, group in _labelled_groups(cells[ran_out], others, always=limit, among=cells):
+        succeeded = group["status"] == "ok"
+        first = group.loc[~succeeded, _LENGTH].min()
+        fitting = group.loc[succeeded & (group[_LENGTH] < first), _LENGTH]
+        longest = ", the shortest measured"
+        if len(fitting):
+            longest = f"; context {fitting.max()} fits"
+        yield f"{label}: runs out of memory at context {first}{longest}"
 
 
-QUESTIONS: tuple[FindingRule, ...] = (
-    FindingRule("How long is the backward pass, against the forward pass?", backward_over_forward),
-    FindingRule("How much does a step vary, with and without warm-up?", variability_by_warm_up),
-    FindingRule("Where does a narrower precision start to pay?", where_narrow_precision_pays),
-    FindingRule("What does compiling gain, by size?", gain_of_compiling),
-    FindingRule("How does attention grow with length?", growth_of_attention),
-    FindingRule("At which context does memory run out?", where_memory_ends),
+RULES: tuple[FindingRule, ...] = (
+    FindingRule(
+        "How long does the backward pass take, compared with the forward pass?",
+        backward_over_forward,
+    ),
+    FindingRule("How much do step times vary, with and without warm-up?", variability_by_warm_up),
+    FindingRule(
+        "From which context length is a narrower precision faster?",
+        where_narrow_precision_is_faster,
+    ),
+    FindingRule("How much faster is a compiled step?", gain_of_compiling),
+    FindingRule("How does attention grow with the context length?", growth_of_attention),
+    FindingRule("At which context length does memory run out?", where_memory_ends),
 )
 
 
 def _measured(results: Results, task: str, *columns: str) -> pd.DataFrame:
-    """The cells of a task that have a number in each of the columns."""
+    """Return the cells of a task that have a value in each of the columns."""
     cells = results.cells
     if not {"task", *columns} <= set(cells):
         return cells.iloc[:0]
     return cells[(cells["task"] == task) & cells[list(columns)].notna().all(axis=1)]
 
 
-def _axes(cells: pd.DataFrame, results: Results) -> list[str]:
-    """Those of the cells' parameters that any of them has."""
-    return [axis for axis in results.axes if cells[axis].notna().any()]
+def _axes(cells: pd.DataFrame, results: Results, without: Sequence[str] = ()) -> list[str]:
+    """Return the axes in which any of the cells has a value."""
+    filled = cells.filter(results.axes).dropna(axis="columns", how="all")
+    return list(filled.columns.drop(list(without), errors="ignore"))
+
+
+def _texts(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    # Null does not equal null, so cells without a value would be in no group and have no counterpart.
+    return cells[list(axes)].astype("string").fillna(_NONE)
+
+
+def _keys(cells: pd.DataFrame, axes: Sequence[str]) -> list[pd.Series[str]]:
+    """Return what to group the cells by; without axes they are one group."""
+    texts = _texts(cells, axes)
+    return [texts[axis] for axis in axes] or [pd.Series("", cells.index)]
 
 
 def _pairs(
@@ -263,130 +291,70 @@ def _pairs(
     values: the base value and the other one. Columns of the counterpart end in `_base`. The two
     cells are equal in all axes except `axis` and those in `without`.
     """
-    keys = [name for name in _axes(cells, results) if name != axis and name not in without]
-    shown = cells[
-        [name for name in cells if name in (axis, *keys) or str(name).startswith("step_ms_")]
-    ]
-    hashable = shown.assign(
-        **{
-            key: shown[key].astype("string").fillna("")
-            for key in keys
-            if key not in ("context_length", "size")
-        }
-    )
-    bases, others = (hashable[hashable[axis] == value] for value in values)
-    return (
-        others.merge(bases, on=[key for key in keys if key in hashable], suffixes=("", "_base"))
-        if keys
-        else others.iloc[:0]
-    )
+    keys = _axes(cells, results, without=(axis, *without))
+    if not keys or axis not in cells:
+        return cells.iloc[:0]
+    named = _texts(cells, keys)
+    if _LENGTH in keys:
+        named[_LENGTH] = cells[_LENGTH]  # stays a number, by which the pairs are sorted
+    shown = cells[[axis]].join(named).join(cells.filter(regex="^step_ms_"))
+    base, other = shown[shown[axis] == values[0]], shown[shown[axis] == values[1]]
+    return other.merge(base, on=keys, suffixes=("", "_base"))
 
 
-def _alike_but_in(cells: pd.DataFrame, axis: str, results: Results) -> pd.DataFrame:
-    """The cells that differ in nothing but one axis and are there with each of its values, if it
-    has several.
+def _cells_with_each_value(cells: pd.DataFrame, axis: str, results: Results) -> pd.DataFrame:
+    """Return the cells that exist with each value of an axis and are equal in all other axes.
 
-    A value that no cell shares with such a counterpart is none of them.
+    A value that only cells without a counterpart have does not count.
     """
     if axis not in cells or cells[axis].nunique() < 2:
         return cells.iloc[:0]
-    others = [name for name in _axes(cells, results) if name != axis]
-    keys = [cells[name].astype("string").fillna(_NONE) for name in others] or [
-        pd.Series("", cells.index)
-    ]
-    values_of_each = cells.groupby(keys)[axis].transform("nunique")
+    others = _axes(cells, results, without=(axis,))
+    values_of_each = cells.groupby(_keys(cells, others))[axis].transform("nunique")
     compared = cells.loc[values_of_each > 1, axis].nunique()
     return cells[(values_of_each == compared) & (values_of_each > 1)]
 
 
-def _groups(
-    cells: pd.DataFrame, axes: Sequence[str]
-) -> Iterator[tuple[tuple[object, ...], pd.DataFrame]]:
-    """By the values of the axes that there are, in the order of tables."""
-    if cells.empty or not set(axes) <= set(cells):
-        return
-    ranks = {
-        axis: {str(value): place for place, value in enumerate(ordered_values(axis, cells[axis]))}
-        for axis in axes
-    }
-    named = [cells[axis].astype("string").fillna(_NONE) for axis in axes]
-    found = [
-        (keys if isinstance(keys, tuple) else (keys,), group)
-        for keys, group in cells.groupby(named)
-    ]
-    yield from sorted(
-        found,
-        key=lambda one: [
-            ranks[axis].get(str(key), -1) for axis, key in zip(axes, one[0], strict=True)
-        ],
-    )
-
-
-def _told_apart(
+def _labelled_groups(
     cells: pd.DataFrame,
     axes: Sequence[str],
     always: Sequence[str] = ("size",),
     among: pd.DataFrame | None = None,
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Groups by some axes, each with the values in which it differs from the others, or from all
-    that it is `among`.
+    """Yield the groups of cells with equal axes, in the order of tables, each with its label.
 
-    Of several runs the name comes first, and says what all cells of it have: only what differs
-    within it is said beside it, and what everybody looks for.
-
-    always: axes that are said anyway.
+    The label names the axes in which the cells differ, or all of `among` if that is given, and those
+    in `always`. In a collection it names the run first, and then the axes that differ within it.
     """
-    present, others = [axis for axis in axes if axis in cells], cells if among is None else among
-    runs = dict(iter(others.groupby(others[_RUN].astype("string")))) if _RUN in present else {}
-    differing = _differing(present, others, always)
-    by_run = [_RUN] if _RUN in differing else []
-    first = [axis for axis in differing if axis in _MAIN or axis in always]
-    telling = {run: _differing(present, own, first) for run, own in runs.items()}
-    for keys, group in _groups(cells, present):
-        values = dict(zip(present, keys, strict=True))
-        shown = [*by_run, *telling[str(values[_RUN])]] if by_run else differing
-        yield (
-            " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE)
-            or "All cells",
-            group,
-        )
+    if cells.empty:
+        return
+    present = [axis for axis in axes if axis in cells]
+    everything = cells if among is None else among
+    differing = _differing(present, everything, always)
+    of_runs = {}
+    if _RUN in differing:
+        main = [axis for axis in differing if axis in _MAIN or axis in always]
+        for run, own in everything.groupby(_keys(everything, [_RUN])[0]):
+            of_runs[str(run)] = [_RUN, *_differing(present, own, main)]
+    ordered = sort_cells(cells, present)
+    for _, group in ordered.groupby(_keys(ordered, present), sort=False):
+        values = _texts(group.head(1), present).iloc[0]
+        shown = of_runs[values[_RUN]] if of_runs else differing
+        label = " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE)
+        yield label or "All cells", group
 
 
 def _differing(axes: Sequence[str], cells: pd.DataFrame, always: Sequence[str]) -> list[str]:
-    return [axis for axis in axes if cells[axis].nunique(dropna=False) > 1 or axis in always]
+    return [axis for axis in axes if axis in always or cells[axis].nunique(dropna=False) > 1]
 
 
-def _spread(ratios: pd.Series[float]) -> str:
-    """The median, and from where to where."""
-    if len(ratios) == 1:
-        return f"{ratios.iloc[0]:.2f}× (one cell)"
-    return f"{ratios.median():.2f}× (median of {len(ratios)} cells, {ratios.min():.2f}× to {ratios.max():.2f}×)"
-
-
-def _from_where(lengths: pd.Series[int], pays: pd.Series[bool], slower: pd.Series[bool]) -> str:
-    """From which context on something holds, and what contradicts that."""
-    first = lengths[pays].min()
-    contrary = {"slower": slower, "not told apart": ~pays & ~slower}
-    found = [
-        f"{what} at {_listed(lengths[which])}"
-        for what, of in contrary.items()
-        if (which := of & (lengths > first)).any()
-    ]
-    unless = f", but {' and '.join(found)}" if found else ""
-    since = (
-        f"at context {first}, the shortest that was tried"
-        if first == lengths.min()
-        else f"from context {first} on"
-    )
-    return since + unless
+def _spread(ratios: pd.Series[float], unit: str = "") -> str:
+    """Return the median ratio, what it is a multiple of, and its range."""
+    basis = "one cell"
+    if len(ratios) > 1:
+        basis = f"median of {len(ratios)} cells, {ratios.min():.2f}× to {ratios.max():.2f}×"
+    return f"{ratios.median():.2f}×{unit} ({basis})"
 
 
 def _listed(lengths: pd.Series[int]) -> str:
     return ", ".join(map(str, lengths.unique()))
-
-
-def _exponent(group: pd.DataFrame, column: str) -> float:
-    lengths, values = (
-        [math.log(value) for value in group[name]] for name in ("context_length", column)
-    )
-    return linear_regression(lengths, values).slope

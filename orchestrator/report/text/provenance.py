@@ -1,8 +1,8 @@
-"""The line below each table: the hardware, software and protocol that its numbers were measured
-with.
-"""
+"""The line below each table: hardware, software and protocol of the numbers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pandas as pd
 
@@ -10,35 +10,42 @@ from orchestrator.analysis.cpu_bound import ran_with_others
 from orchestrator.analysis.results import Results
 from orchestrator.report.tables.formatters import HOST_MARK
 
+_SOFTWARE = (("torch", "torch"), ("CUDA", "cuda"), ("driver", "driver"), ("batch", "batch_size"))
+
 
 def provenance(results: Results) -> str:
-    """Return one line; a value that differs between cells is given as `several`."""
-    cells, manifest = results.cells, results.manifest
+    """Return one line. A value that differs between cells is given as `several`."""
+    cells = results.cells
     parts = [
-        f"run {manifest.get('name', '?')}",
-        _one_or_several(cells, "gpu") or _one_or_several(cells, "cpu"),
-        _labelled("torch", _one_or_several(cells, "torch")),
-        _labelled("CUDA", _one_or_several(cells, "cuda")),
-        _labelled("driver", _one_or_several(cells, "driver")),
-        _labelled("batch", _one_or_several(cells, "batch_size")),
+        f"run {results.manifest.get('name', '?')}",
+        _value(cells, "gpu") or _value(cells, "cpu"),
+    ]
+    for label, column in _SOFTWARE:
+        parts.append(_labelled(label, _value(cells, column)))
+    parts += [
         _protocol(cells),
         _repetitions(cells),
         _flagged(cells, "cpu_bound", f"are CPU-bound ({HOST_MARK})"),
         _flagged(cells, "power_capped_ns", "at a clock that the power limit held down"),
-        _flagged(cells, "cpu_contended", "while something else had the cores"),
+        _flagged(cells, "cpu_contended", "while other processes used their cores"),
         _counted(ran_with_others(cells), "are CPU-bound and ran while others used their host"),
         _flagged(cells, "interval_wide", "with an interval wider than 5 %"),
-        _labelled("commit", _one_or_several(cells, "commit")),
+        _labelled("commit", _value(cells, "commit")),
         _dates(cells),
     ]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(filter(None, parts))
 
 
-def _one_or_several(cells: pd.DataFrame, column: str) -> str:
-    values = list(cells[column].dropna().unique()) if column in cells else []
+def _column(cells: pd.DataFrame, name: str) -> pd.Series[Any]:
+    """Return the known values of a column, or none if the run lacks it."""
+    return cells.get(name, pd.Series(dtype=object)).dropna()
+
+
+def _value(cells: pd.DataFrame, column: str) -> str:
+    values = _column(cells, column).unique()
     if len(values) > 1:
         return f"several ({len(values)})"
-    return str(values[0]) if values else ""
+    return "".join(map(str, values))
 
 
 def _labelled(label: str, text: str) -> str:
@@ -46,37 +53,33 @@ def _labelled(label: str, text: str) -> str:
 
 
 def _protocol(cells: pd.DataFrame) -> str:
-    """Return the numbers of warm-up and measured steps, and `adaptive` if any cell chose its
-    own.
-    """
-    steps = [_one_or_several(cells, axis) for axis in ("warmup_steps", "measured_steps")]
-    parts = [" + ".join(filter(None, steps))]
-    if "timing" in cells and (cells["timing"] == "adaptive").any():
+    """Return the numbers of warm-up and measured steps, and `adaptive` if any cell chose its own."""
+    steps = filter(None, (_value(cells, "warmup_steps"), _value(cells, "measured_steps")))
+    parts = [" + ".join(steps)]
+    if _column(cells, "timing").eq("adaptive").any():
         parts.append("adaptive")
     text = " and ".join(filter(None, parts))
     return f"{text} steps" if text else ""
 
 
 def _repetitions(cells: pd.DataFrame) -> str:
-    """Return a hint if any cell was measured repeatedly, because a row shows only the last time."""
-    most = int(cells["repetitions"].max()) if "repetitions" in cells else 1
+    # A row shows only the last of its repetitions.
+    most = max(_column(cells, "repetitions"), default=1)
     return f"the last of up to {most} times measured" if most > 1 else ""
 
 
 def _flagged(cells: pd.DataFrame, column: str, text: str) -> str:
-    return _counted(cells[column].astype("Float64") > 0, text) if column in cells else ""
+    if column not in cells:
+        return ""
+    return _counted(cells[column].astype("Float64") > 0, text)
 
 
 def _counted(found: pd.Series[bool], text: str) -> str:
-    count = int(found.sum())
-    return f"{count} of {len(found)} cells {text}" if count else ""
+    return f"{found.sum()} of {len(found)} cells {text}" if found.any() else ""
 
 
 def _dates(cells: pd.DataFrame) -> str:
-    if "started_at" not in cells:
+    days = pd.to_datetime(_column(cells, "started_at")).dt.strftime("%Y-%m-%d")
+    if days.empty:
         return ""
-    started = pd.to_datetime(cells["started_at"].dropna())
-    days = sorted(str(day)[:10] for day in started.dt.normalize().unique())
-    if len(days) > 1:
-        return f"{days[0]} to {days[-1]}"
-    return days[0] if days else ""
+    return " to ".join(dict.fromkeys((days.min(), days.max())))

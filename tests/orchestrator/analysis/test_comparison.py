@@ -1,4 +1,4 @@
-"""Is it faster, or noise? By simulation, on rows made by hand, and from the command line."""
+"""Comparison of two runs: simulated timings, rows made by hand, and the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,10 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from orchestrator.analysis.cell_timing import Side
-from orchestrator.analysis.comparison import (
-    ASSUMED_NOISE,
-    Noise,
-    Verdict,
-    compare,
-    judge,
-    noise_of,
-    noises_of,
-)
+from orchestrator.analysis.cell_timing import CellTiming
+from orchestrator.analysis.comparison import Verdict, compare_cell, compare_runs
 from orchestrator.analysis.cpu_bound import BoundBy
+from orchestrator.analysis.noise import ASSUMED_NOISE, Noise, noise_per_cell, pooled_noise
 from orchestrator.analysis.results import load_results
 from orchestrator.common.errors import RunError
 from orchestrator.report.text.comparison_text import describe_comparison
@@ -38,86 +31,86 @@ from tasks.spec.tables import Sample
 from tests.conftest import ROOT, with_samples
 
 STEPS = 10
+# Three runs of 40 cells, each repeated three times, one run after the other on one H200.
 H200 = json.loads((ROOT / "tests" / "data" / "h200_same.json").read_text())
 MakeOutcome = Callable[..., Outcome]
+Pair = tuple[CellTiming, CellTiming]
 
 
-def side(rng: np.random.Generator, ms: float, attempts: int, between: float) -> Side:
-    """As measured: processes that differ by `between`, steps within them by 1 %, and three in a hundred much slower."""
-    steps = ms * np.exp(
-        rng.normal(0, between, (attempts, 1)) + rng.normal(0, 0.01, (attempts, STEPS))
-    )
-    steps *= np.where(rng.random(steps.shape) < 0.03, 1.4, 1.0)
+def simulated(rng: np.random.Generator, ms: float, attempts: int, deviation: float) -> CellTiming:
+    """Return a timing of processes that differ by `deviation`; their steps differ by 1 %."""
+    between = rng.normal(0, deviation, (attempts, 1))
+    steps = ms * np.exp(between + rng.normal(0, 0.01, (attempts, STEPS)))
+    steps *= np.where(rng.random(steps.shape) < 0.03, 1.4, 1.0)  # the long tail of step times
     ordered, rank = np.sort(steps), median_rank(STEPS)
-    return Side(
-        tuple(np.median(steps, axis=1)),
-        float(np.median(ordered[:, rank - 1])),
-        float(np.median(ordered[:, -rank])),
-    )
+    low, high = np.median(ordered[:, rank - 1]), np.median(ordered[:, -rank])
+    return CellTiming(tuple(np.median(steps, axis=1)), float(low), float(high))
 
 
-def verdicts(
-    effect: float, between: float, attempts: int, trials: int = 30, cells: int = 20
-) -> list[Verdict]:
-    rng = np.random.default_rng(0)
+def verdicts_of(pairs: Sequence[Pair], medians: Sequence[Sequence[float]] = ()) -> list[Verdict]:
+    """Return the verdict of each pair. `medians`: those of all cells, by default of the pairs."""
+    own = [(before.medians_ms, after.medians_ms) for before, after in pairs]
+    noises = noise_per_cell(own, medians or list(itertools.chain(*own)))
     found = []
-    for _ in range(trials):
-        pairs = [
-            (side(rng, 10, attempts, between), side(rng, 10 * effect, attempts, between))
-            for _ in range(cells)
-        ]
-        noises = noises_of(pairs, [one.medians_ms for pair in pairs for one in pair])
-        found += [
-            judge("", *pair, noise).verdict for pair, noise in zip(pairs, noises, strict=True)
-        ]
+    for pair, noise in zip(pairs, noises, strict=True):
+        found.append(compare_cell("", *pair, noise).verdict)
     return found
 
 
-@pytest.mark.fuzz
-@pytest.mark.parametrize("between", [0.001, 0.01, 0.05])
-@pytest.mark.parametrize("attempts", [2, 3])
-def test_no_more_than_one_null_comparison_in_a_hundred_cries_wolf(
-    between: float, attempts: int
-) -> None:
-    found = verdicts(1.0, between, attempts)
-    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
-
-
-def test_nor_where_cells_are_not_alike() -> None:
+def verdicts(effect: float, deviation: float, attempts: int) -> list[Verdict]:
+    """Return the verdicts of 30 comparisons of 20 cells whose true ratio is `effect`."""
     rng = np.random.default_rng(0)
-    betweens = [0.0003] * 20 + [0.01] * 10 + [0.1] * 10
+    found = []
+    for _ in range(30):
+        pairs = []
+        for _ in range(20):
+            before = simulated(rng, 10, attempts, deviation)
+            pairs.append((before, simulated(rng, 10 * effect, attempts, deviation)))
+        found += verdicts_of(pairs)
+    return found
+
+
+def differing(found: Sequence[Verdict]) -> int:
+    return found.count(Verdict.FASTER) + found.count(Verdict.SLOWER)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("deviation", [0.001, 0.01, 0.05])
+@pytest.mark.parametrize("attempts", [2, 3])
+def test_at_most_one_of_a_hundred_equal_cells_is_called_faster_or_slower(
+    deviation: float, attempts: int
+) -> None:
+    found = verdicts(1.0, deviation, attempts)
+    assert differing(found) <= len(found) / 100
+
+
+def test_cells_with_different_noise_are_each_compared_with_their_own() -> None:
+    rng = np.random.default_rng(0)
+    deviations = [0.0003] * 20 + [0.01] * 10 + [0.1] * 10
     found: list[Verdict] = []
     noticed: list[Verdict] = []
     for _ in range(40):
-        pairs = [(side(rng, 10, 3, between), side(rng, 10, 3, between)) for between in betweens]
-        pairs.append((side(rng, 10, 3, 0.0003), side(rng, 10.4, 3, 0.0003)))
-        noises = noises_of(pairs, [one.medians_ms for pair in pairs for one in pair])
-        *null, real = [
-            judge("", *pair, noise).verdict for pair, noise in zip(pairs, noises, strict=True)
-        ]
-        found += null
+        pairs = [(simulated(rng, 10, 3, one), simulated(rng, 10, 3, one)) for one in deviations]
+        pairs.append((simulated(rng, 10, 3, 0.0003), simulated(rng, 10.4, 3, 0.0003)))
+        *equal, real = verdicts_of(pairs)
+        found += equal
         noticed.append(real)
-    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
-    assert noticed.count(Verdict.SLOWER) >= 0.9 * len(
-        noticed
-    )  # 4 %, of a cell that is quiet beside others that are not
+    assert differing(found) <= len(found) / 100
+    # 4 % of a cell with little noise, in a run whose other cells have more.
+    assert noticed.count(Verdict.SLOWER) >= 0.9 * len(noticed)
 
 
-def test_nor_do_real_runs_of_the_same() -> None:
-    """tests/data says of what: three runs of 40 cells, each three times by turns, on one H200, held against each other."""
-    runs = [
-        [Side(tuple(cell["medians_ms"]), cell["low_ms"], cell["high_ms"]) for cell in run]
-        for run in H200["runs"]
-    ]
+def test_real_runs_of_the_same_cells_do_not_differ() -> None:
+    runs = []
+    for run in H200["runs"]:
+        timings = [(tuple(cell["medians_ms"]), cell["low_ms"], cell["high_ms"]) for cell in run]
+        runs.append([CellTiming(*timing) for timing in timings])
     found: list[Verdict] = []
-    for two in itertools.combinations(runs, 2):
-        pairs = list(zip(*two, strict=True))
-        noises = noises_of(pairs, [one.medians_ms for run in two for one in run])
-        found += [
-            judge("", *pair, noise).verdict for pair, noise in zip(pairs, noises, strict=True)
-        ]
+    for before, after in itertools.combinations(runs, 2):
+        medians = [timing.medians_ms for timing in (*before, *after)]
+        found += verdicts_of(list(zip(before, after, strict=True)), medians)
     assert len(found) == 120
-    assert sum(verdict in (Verdict.FASTER, Verdict.SLOWER) for verdict in found) <= len(found) / 100
+    assert differing(found) <= len(found) / 100
 
 
 def test_a_real_difference_is_found_with_its_sign() -> None:
@@ -128,136 +121,121 @@ def test_a_real_difference_is_found_with_its_sign() -> None:
 
 
 def test_the_noise_is_that_between_attempts_of_one_cell() -> None:
-    noise = noise_of([(10.0, 10.0 * np.exp(0.02)), (500.0, 500.0 * np.exp(-0.02)), (3.0,)])
-    assert noise.freedom == 2
-    assert noise.sd == pytest.approx(0.02 / np.sqrt(2))
-    assert noise.floor(1, 1) > noise.floor(4, 4) > 0
-    assert noise_of([(3.0,)]).floor(1, 1) == ASSUMED_NOISE
+    noise = pooled_noise([(10.0, 10.0 * np.exp(0.02)), (500.0, 500.0 * np.exp(-0.02)), (3.0,)])
+    assert noise.degrees_of_freedom == 2
+    assert noise.deviation == pytest.approx(0.02 / np.sqrt(2))
+    assert noise.threshold(1, 1) > noise.threshold(4, 4) > 0
+    assert pooled_noise([(3.0,)]).threshold(1, 1) == ASSUMED_NOISE
 
 
 CALM = Noise(0.001, 20)
-SLOWED = "the CPU: {} → {} operations a ms"
-OTHERS = "something else had the cores {} of the time"
+SLOWED = "CPU speed: {} → {} operations per ms"
+OTHERS = "other processes used the cores {} of the time"
+AT_10_MS = CellTiming((10.0,), 9.9, 10.1)
+AT_11_MS = CellTiming((11.0,), 10.9, 11.1)
 
 
-def paced_side(ms: float, slowest: float, fastest: float, needs: bool = True) -> Side:
-    return Side((ms,), ms - 0.1, ms + 0.1, needs_host=needs, paces=(slowest, fastest))
+def paced_timing(ms: float, slowest: float, fastest: float, depends: bool = True) -> CellTiming:
+    timing = CellTiming((ms,), ms - 0.1, ms + 0.1, depends_on_cpu=depends)
+    return replace(timing, dispatch_rates=(slowest, fastest))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "verdict", "reason"),
+    ("before", "after"),
     [
-        (Side((10.0,), 9.9, 10.1), Side((10.0,), 9.9, 10.1), Verdict.SAME, ""),
+        (AT_10_MS, AT_10_MS),
+        # A gap between the intervals, but within the noise.
+        (CellTiming((10.0,), 9.99, 10.01), CellTiming((10.03,), 10.02, 10.04)),
+    ],
+)
+def test_a_difference_within_the_noise_is_none(before: CellTiming, after: CellTiming) -> None:
+    comparison = compare_cell("", before, after, CALM)
+    assert (comparison.verdict, comparison.reason) == (Verdict.SAME, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (AT_10_MS, AT_11_MS),
+        # One disturbed attempt changes nothing.
+        (AT_10_MS, CellTiming((11.0, 11.2, 900.0), 10.9, 11.3)),
+        # The clock differs, but the difference exceeds it.
+        (CellTiming((10.0,), 9.9, 10.1, 1980), CellTiming((12.0,), 11.9, 12.1, 1800)),
+        (AT_10_MS, replace(AT_11_MS, bound_by=BoundBy.CPU)),
+        # The CPU was slower, but the difference exceeds that.
+        (paced_timing(10.0, 490, 500), paced_timing(15.0, 390, 400)),
+        (paced_timing(10.0, 500, 500, depends=False), paced_timing(15.0, 333, 334, depends=False)),
+        # The slower cell had the CPU that was never as slow.
+        (paced_timing(10.0, 250, 500), paced_timing(15.0, 300, 500)),
+        (paced_timing(10.0, 490, 500), CellTiming((15.0,), 14.9, 15.1)),
+    ],
+)
+def test_a_difference_that_nothing_explains_is_slower(
+    before: CellTiming, after: CellTiming
+) -> None:
+    comparison = compare_cell("", before, after, CALM)
+    assert (comparison.verdict, comparison.reason) == (Verdict.SLOWER, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (AT_10_MS, CellTiming((9.0,), 8.9, 9.1)),
+        # Faster although other processes used its cores.
+        (AT_11_MS, replace(AT_10_MS, waited_for_core=0.12)),
+    ],
+)
+def test_a_shorter_time_is_faster(before: CellTiming, after: CellTiming) -> None:
+    comparison = compare_cell("", before, after, CALM)
+    assert (comparison.verdict, comparison.reason) == (Verdict.FASTER, "")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (CellTiming((10.0,), 9.0, 11.0), CellTiming((10.5,), 9.5, 11.5), "the intervals overlap"),
         (
-            Side((10.0,), 9.99, 10.01),
-            Side((10.03,), 10.02, 10.04),
-            Verdict.SAME,
-            "",
-        ),  # a gap, and yet within the noise
-        (Side((10.0,), 9.9, 10.1), Side((11.0,), 10.9, 11.1), Verdict.SLOWER, ""),
-        (
-            Side((10.0,), 9.9, 10.1),
-            Side((11.0, 11.2, 900.0), 10.9, 11.3),
-            Verdict.SLOWER,
-            "",
-        ),  # one in trouble moves nothing
-        (Side((10.0,), 9.9, 10.1), Side((9.0,), 8.9, 9.1), Verdict.FASTER, ""),
-        (
-            Side((10.0,), 9.0, 11.0),
-            Side((10.5,), 9.5, 11.5),
-            Verdict.AMBIGUOUS,
-            "the intervals overlap",
+            replace(AT_10_MS, clock_mhz=1980),
+            replace(AT_11_MS, clock_mhz=1800),
+            "GPU clock: 1980 → 1800 MHz",
         ),
+        (AT_10_MS, replace(AT_11_MS, waited_for_core=0.12), OTHERS.format("12%")),
+        (replace(AT_11_MS, waited_for_core=0.12), AT_10_MS, OTHERS.format("12%")),
         (
-            Side((10.0,), 9.9, 10.1, 1980),
-            Side((11.0,), 10.9, 11.1, 1800),
-            Verdict.AMBIGUOUS,
-            "the clock: 1980 → 1800 MHz",
-        ),
-        (
-            Side((10.0,), 9.9, 10.1, 1980),
-            Side((12.0,), 11.9, 12.1, 1800),
-            Verdict.SLOWER,
-            "",
-        ),  # in cycles as well
-        (
-            Side((10.0,), 9.9, 10.1),
-            Side((11.0,), 10.9, 11.1, decides=BoundBy.CPU),
-            Verdict.SLOWER,
-            "",
-        ),
-        (
-            Side((10.0,), 9.9, 10.1),
-            Side((11.0,), 10.9, 11.1, waited_for_core=0.12),
-            Verdict.AMBIGUOUS,
-            OTHERS.format("12%"),
-        ),
-        (
-            Side((11.0,), 10.9, 11.1, waited_for_core=0.12),
-            Side((10.0,), 9.9, 10.1),
-            Verdict.AMBIGUOUS,
-            OTHERS.format("12%"),
-        ),
-        (
-            Side((11.0,), 10.9, 11.1),
-            Side((10.0,), 9.9, 10.1, waited_for_core=0.12),
-            Verdict.FASTER,
-            "",
-        ),  # and yet
-        (
-            paced_side(10.0, 500, 500),
-            paced_side(15.0, 333, 334),
-            Verdict.AMBIGUOUS,
+            paced_timing(10.0, 500, 500),
+            paced_timing(15.0, 333, 334),
             SLOWED.format("500", "333 to 334"),
         ),
         (
-            paced_side(10.0, 300, 500),
-            paced_side(15.0, 250, 500),
-            Verdict.AMBIGUOUS,
+            paced_timing(10.0, 300, 500),
+            paced_timing(15.0, 250, 500),
             SLOWED.format("300 to 500", "250 to 500"),
         ),
         (
-            paced_side(10.0, 490, 500),
-            paced_side(15.0, 390, 400),
-            Verdict.SLOWER,
-            "",
-        ),  # by more than the host was
-        (
-            paced_side(10.0, 500, 500, needs=False),
-            paced_side(15.0, 333, 334),
-            Verdict.AMBIGUOUS,
+            paced_timing(10.0, 500, 500, depends=False),
+            paced_timing(15.0, 333, 334),
             SLOWED.format("500", "333 to 334"),
         ),
-        (
-            paced_side(10.0, 500, 500, needs=False),
-            paced_side(15.0, 333, 334, needs=False),
-            Verdict.SLOWER,
-            "",
-        ),
-        (
-            paced_side(10.0, 250, 500),
-            paced_side(15.0, 300, 500),
-            Verdict.SLOWER,
-            "",
-        ),  # on a host that was never as slow
-        (paced_side(10.0, 490, 500), Side((15.0,), 14.9, 15.1), Verdict.SLOWER, ""),
     ],
 )
-def test_verdicts(before: Side, after: Side, verdict: Verdict, reason: str) -> None:
-    comparison = judge("", before, after, CALM)
-    assert (comparison.verdict, comparison.reason) == (verdict, reason)
+def test_a_difference_with_another_explanation_is_ambiguous(
+    before: CellTiming, after: CellTiming, reason: str
+) -> None:
+    comparison = compare_cell("", before, after, CALM)
+    assert (comparison.verdict, comparison.reason) == (Verdict.AMBIGUOUS, reason)
 
 
 @pytest.mark.parametrize("medians_ms", [(9.0, 9.0, 12.35), (9.0, 9.0, 30.0)])
-def test_where_one_repetition_says_otherwise_nobody_can_tell(medians_ms: tuple[float, ...]) -> None:
-    comparison = judge("", Side((10.0, 10.0, 10.0), 9.9, 10.1), Side(medians_ms, 8.9, 9.1), CALM)
-    assert (comparison.verdict, comparison.reason) == (
-        Verdict.AMBIGUOUS,
-        "one repetition says otherwise",
-    )
+def test_a_difference_is_ambiguous_if_one_repetition_disagrees(
+    medians_ms: tuple[float, ...],
+) -> None:
+    before, after = CellTiming((10.0, 10.0, 10.0), 9.9, 10.1), CellTiming(medians_ms, 8.9, 9.1)
+    comparison = compare_cell("", before, after, CALM)
+    assert comparison.verdict is Verdict.AMBIGUOUS
+    assert comparison.reason == "one repetition disagrees"
 
 
-def test_an_older_version_of_a_task_is_compared_whichever_side_it_is_on(
+def test_an_older_version_of_a_task_is_compared_in_either_order(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
     now = make_outcome(step_ms=(10.0, 10.01, 10.02))
@@ -265,21 +243,23 @@ def test_an_older_version_of_a_task_is_compared_whichever_side_it_is_on(
     then = replace(now, attempt=replace(now.attempt, cell=replace(cell, version=cell.version - 1)))
     old, both = write(tmp_path / "old", then), write(tmp_path / "both", then, now)
     for first, second in ((old, both), (both, old)):
-        report = compare(first, second)
+        report = compare_runs(first, second)
         assert len(report.comparisons) == 1
-        assert {report.only_before, report.only_after} == {0, 1}
+        assert report.unmatched == 1
 
 
-def test_where_repetitions_differ_by_as_much_nobody_can_tell() -> None:
+def test_a_large_difference_is_ambiguous_if_the_noise_is_larger() -> None:
     wild = Noise(1.0, 10)
-    before, after = Side((10.0, 30.0), 19.0, 21.0), Side((100.0, 500.0), 299.0, 301.0)
-    comparison = judge("", before, after, wild)
+    before, after = CellTiming((10.0, 30.0), 19.0, 21.0), CellTiming((100.0, 500.0), 299.0, 301.0)
+    comparison = compare_cell("", before, after, wild)
     assert (comparison.verdict, comparison.reason) == (
         Verdict.AMBIGUOUS,
         "repetitions differ by as much",
     )
-    assert judge("", before, Side((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
-    overlapping = judge("", before, Side((30.0, 50.0), 18.0, 60.0), wild)
+    assert (
+        compare_cell("", before, CellTiming((15.0, 26.0), 18.0, 22.0), wild).verdict is Verdict.SAME
+    )
+    overlapping = compare_cell("", before, CellTiming((30.0, 50.0), 18.0, 60.0), wild)
     assert (overlapping.verdict, overlapping.reason) == (
         Verdict.AMBIGUOUS,
         "repetitions differ by as much",
@@ -287,11 +267,10 @@ def test_where_repetitions_differ_by_as_much_nobody_can_tell() -> None:
 
 
 def test_the_ratio_lies_within_its_interval() -> None:
-    """However far off one attempt is: all three are medians."""
-    slow = Side((19.5, 20.5, 53.2), 19.8, 20.9)
-    comparison = judge("", slow, Side((70.0, 77.7, 1240.0), 75.0, 79.0), CALM)
-    low, high = comparison.interval
-    assert low < comparison.ratio < high
+    # Also with one attempt far off, because all three are medians.
+    slow = CellTiming((19.5, 20.5, 53.2), 19.8, 20.9)
+    comparison = compare_cell("", slow, CellTiming((70.0, 77.7, 1240.0), 75.0, 79.0), CALM)
+    assert comparison.ratio.low < comparison.ratio.middle < comparison.ratio.high
 
 
 def write(folder: Path, *outcomes: Outcome, commit: str | None = None) -> Run:
@@ -304,7 +283,7 @@ def write(folder: Path, *outcomes: Outcome, commit: str | None = None) -> Run:
 
 @pytest.fixture
 def runs(tmp_path: Path, make_outcome: MakeOutcome) -> tuple[Run, Run]:
-    """Three cells each, two of them in both; the shorter is a tenth slower in the second. And one that failed."""
+    """Two runs of three cells and a failed one. Of the two in both, the shorter is 10 % slower in b."""
 
     def outcomes(scale: float, other: int) -> list[Outcome]:
         made = [
@@ -329,14 +308,14 @@ def runs(tmp_path: Path, make_outcome: MakeOutcome) -> tuple[Run, Run]:
 
 
 def test_runs_are_compared_cell_by_cell(runs: tuple[Run, Run]) -> None:
-    report = compare(*runs)
-    assert [(one.verdict, round(one.ratio, 2)) for one in report.comparisons] == [
+    report = compare_runs(*runs)
+    assert [(one.verdict, round(one.ratio.middle, 2)) for one in report.comparisons] == [
         (Verdict.SLOWER, 1.1),
         (Verdict.SAME, 1.0),
     ]
     assert report.geometric_mean == pytest.approx(np.sqrt(1.1), rel=1e-3)
-    assert (report.only_before, report.only_after) == (1, 1)
-    assert report.noise.freedom == 6
+    assert report.unmatched == 2
+    assert report.noise.degrees_of_freedom == 6
     assert report.differences == {}
 
 
@@ -345,11 +324,11 @@ def test_runs_are_compared_cell_by_cell(runs: tuple[Run, Run]) -> None:
     [
         (("one", "one"), set()),
         (("one", "two"), {"commit", "program_source"}),
-        ((None, None), {"commit"}),  # of a program that did not write it down
+        ((None, None), {"commit"}),  # an older program, which wrote no digest
         ((None, "two"), {"commit", "program_source"}),
     ],
 )
-def test_programs_differ_where_what_they_say_does_and_not_their_commits(
+def test_programs_with_equal_digests_are_the_same_at_different_commits(
     sources: tuple[str | None, str | None],
     apart: set[str],
     tmp_path: Path,
@@ -360,10 +339,10 @@ def test_programs_differ_where_what_they_say_does_and_not_their_commits(
     runs = (
         write(tmp_path / commit, own, commit=commit) for commit, own in zip("ab", by, strict=True)
     )
-    assert set(compare(*runs).differences) == apart
+    assert set(compare_runs(*runs).differences) == apart
 
 
-def test_nor_where_one_of_the_rows_does_not_say_which(
+def test_commits_are_compared_if_one_row_has_no_digest(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
     old, new = make_outcome(), make_outcome(batch_size=2)
@@ -371,21 +350,22 @@ def test_nor_where_one_of_the_rows_does_not_say_which(
     before = write(tmp_path / "a", old, commit="a")
     with open_for_writing(before) as writer:
         writer.append(new, "b")
-    assert set(compare(before, write(tmp_path / "b", both, new, commit="b")).differences) == {
+    assert set(compare_runs(before, write(tmp_path / "b", both, new, commit="b")).differences) == {
         "commit"
     }
 
 
-def test_two_cells_of_one_run(runs: tuple[Run, Run], make_outcome: MakeOutcome) -> None:
+def test_two_cells_of_one_run_can_be_compared(
+    runs: tuple[Run, Run], make_outcome: MakeOutcome
+) -> None:
     one, other = make_outcome().attempt.cell.id, make_outcome(batch_size=2).attempt.cell.id
-    (comparison,) = compare(runs[0], runs[0], (one[:6], other)).comparisons
-    assert (comparison.verdict, round(comparison.ratio, 2)) == (Verdict.SLOWER, 2.0)
+    (comparison,) = compare_runs(runs[0], runs[0], (one[:6], other)).comparisons
+    assert (comparison.verdict, round(comparison.ratio.middle, 2)) == (Verdict.SLOWER, 2.0)
 
 
-def test_of_two_cells_both_are_named(
+def test_the_label_of_two_cells_shows_the_parameters_of_both(
     tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
 ) -> None:
-    """Also where the run of one of them varies nothing."""
     one, other = make_outcome(context_length=8), make_outcome(context_length=16, precision="bf16")
     a, b = write(tmp_path / "a", one), write(tmp_path / "b", other, make_outcome(context_length=32))
     done = sweep_here(
@@ -400,7 +380,7 @@ def test_of_two_cells_both_are_named(
     assert "only one of them measured" not in done.stdout
 
 
-def test_a_pipelined_step_counts_before_a_synced_one(
+def test_pipelined_steps_are_compared_rather_than_synced_ones(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
     outcome = make_outcome(step_ms=(10.0, 10.0, 10.0))
@@ -408,12 +388,12 @@ def test_a_pipelined_step_counts_before_a_synced_one(
         Sample("timing", "duration", "ms", 7.0, "pipelined", "step", step) for step in range(3)
     )
     both = Outcome(**{**vars(outcome), "samples": (*outcome.samples, *pipelined)})
-    (comparison,) = compare(*[write(tmp_path / "a", both)] * 2).comparisons
+    (comparison,) = compare_runs(*[write(tmp_path / "a", both)] * 2).comparisons
     assert comparison.before.ms == pytest.approx(7.0)
 
 
 def queued(outcome: Outcome, step_ms: float, lead_ms: float) -> Outcome:
-    """With steps that ran on, the host so far ahead of them."""
+    """Return the outcome with pipelined steps, of which the CPU is `lead_ms` ahead."""
     values = [("duration", step_ms)] * 6 + [("lead", lead_ms)] * 6
     samples = [
         Sample("timing", metric, "ms", ms, "pipelined", "step", step % 6)
@@ -422,7 +402,7 @@ def queued(outcome: Outcome, step_ms: float, lead_ms: float) -> Outcome:
     return with_samples(outcome, *samples)
 
 
-def test_what_waits_for_its_host_is_said_where_it_differs(
+def test_a_cpu_bound_cell_that_differs_is_marked(
     tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
 ) -> None:
     waiting, ahead = make_outcome(), make_outcome(batch_size=2)
@@ -433,10 +413,10 @@ def test_what_waits_for_its_host_is_said_where_it_differs(
     done = sweep_here("compare", before.folder, after.folder)
     assert done.stdout.count("SLOWER (CPU-bound)") == 1
     assert (
-        "1 of the 2 that differ are CPU-bound: the difference may be the CPU's, not the change's\n"
+        "1 of the 2 cells that differ are CPU-bound: another CPU may explain the difference\n"
         in done.stdout
     )
-    assert "nothing was repeated: the noise is assumed to be 5%" in done.stdout
+    assert "no cell was repeated: the noise is assumed to be 5%" in done.stdout
     assert "| assumed noise |" in " ".join(done.stdout.split())
 
 
@@ -452,10 +432,10 @@ def paced(outcome: Outcome, before: float, after: float) -> Outcome:
     return with_samples(outcome, *paces)
 
 
-def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
+def test_a_slower_cpu_explains_differences_of_cells_that_depend_on_it(
     tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
 ) -> None:
-    """Also of a cell that came to wait for its host because that became slower."""
+    """This holds also for a cell that became CPU-bound because its CPU became slower."""
     slow, gpu = (22.0, 23.0, 24.0), {"device": "cuda"}
     quick, lagging = ({"step_ms": ms} for ms in ((11.0, 11.5, 12.0), slow))
     before = write(
@@ -473,13 +453,13 @@ def test_what_a_slower_host_explains_is_said_of_what_needs_its_host(
     done = sweep_here("compare", before.folder, after.folder)
     assert done.stdout.count(SLOWED.format("380 to 420", "180 to 220")) == 1
     assert done.stdout.count(SLOWED.format("400", "200")) == 1
-    assert "1 SLOWER, 2 AMBIGUOUS" in done.stdout  # one GPU's host was ahead on both
+    assert "1 SLOWER, 2 AMBIGUOUS" in done.stdout  # one cell is GPU-bound in both runs
 
 
-def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
+def test_a_cell_that_waited_for_its_cores_is_not_called_slower(
     tmp_path: Path, make_outcome: MakeOutcome, sweep_here: Callable[..., Result]
 ) -> None:
-    """Of a cell that needs its host: on the CPU, or where the GPU waits for it."""
+    """This holds for cells that depend on the CPU: on a CPU, or CPU-bound."""
     slow, gpu = (22.0, 23.0, 24.0), {"device": "cuda"}
     before = write(tmp_path / "a", *(make_outcome(batch_size=size) for size in (1, 2, 3, 5)))
     after = write(
@@ -497,16 +477,14 @@ def test_what_was_measured_beside_a_neighbour_is_not_called_slower(
     assert done.stdout.count(OTHERS.format("30%")) == 1
     assert "3 SLOWER, 1 AMBIGUOUS" in done.stdout
     assert (
-        "2 of 6 cells while something else had the cores"
+        "2 of 6 cells while other processes used their cores"
         in sweep_here("report", after.folder).stdout
     )
 
 
-def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(
+def test_adaptive_timing_takes_the_lead_from_its_last_checked_step(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
-    """Of the last of them: before the first the host was at its start."""
-
     def checked(outcome: Outcome, *lead_ms: float) -> Outcome:
         samples = [
             Sample("timing", "lead", "ms", ms, "check", "step", step)
@@ -535,19 +513,21 @@ def test_adaptive_timing_knows_it_of_the_step_that_ran_on_before(
         (9.7, 0.1, False),
     ],
 )
-def test_what_agrees_does_so_within_the_intervals_or_two_percent(
+def test_times_agree_within_their_intervals_or_two_percent(
     ms: float, half_width: float, agrees: bool
 ) -> None:
     before, after = (
-        Side((10.0,), 9.9, 10.1, decides=BoundBy.GPU),
-        Side((ms,), ms - half_width, ms + half_width),
+        CellTiming((10.0,), 9.9, 10.1, bound_by=BoundBy.GPU),
+        CellTiming((ms,), ms - half_width, ms + half_width),
     )
-    assert judge("", before, after, CALM).agrees is agrees
-    assert judge("", before, after, CALM).bound_by is None
+    assert compare_cell("", before, after, CALM).ratio.agrees is agrees
+    assert compare_cell("", before, after, CALM).bound_by is None
 
 
-def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeOutcome) -> None:
-    """Of one the kernels take 5 % longer, by intervals that leave a gap; a profiled step has none, and is 1 % apart."""
+def test_kernel_times_are_compared_although_step_times_differ(
+    tmp_path: Path, make_outcome: MakeOutcome
+) -> None:
+    """One cell's kernels take 5 % longer. A profiled step has no interval, and differs by 1 %."""
 
     def run(name: str, step_ms: float, more: float) -> Run:
         def cell(number: int, *added: Sample) -> Outcome:
@@ -574,7 +554,7 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
         )
 
     a, b = run("a", 10.0, 0.0), run("b", 20.0, 0.05)
-    *_, agreeing, last = lines = list(describe_comparison(compare(a, b)))
+    *_, agreeing, last = lines = list(describe_comparison(compare_runs(a, b)))
     assert agreeing.startswith("0 of 4 cells agree within")
     title, _, *rows = [
         line.split("|")[7].strip() for line in "\n".join(lines).splitlines() if line.startswith("|")
@@ -583,8 +563,8 @@ def test_kernels_agree_whatever_the_hosts_do(tmp_path: Path, make_outcome: MakeO
     assert last == "in kernel time, which does not depend on the CPU, 2 of 3 cells agree"
 
 
-def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOutcome) -> None:
-    """One attempt in trouble moves neither median nor interval, though it is the last."""
+def test_kernel_times_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOutcome) -> None:
+    """One disturbed attempt moves neither median nor interval, although it is the last."""
 
     def run(name: str, *kernels_ms: float) -> Run:
         def attempt(number: int, ms: float) -> Outcome:
@@ -595,7 +575,7 @@ def test_kernels_are_those_of_all_attempts(tmp_path: Path, make_outcome: MakeOut
             tmp_path / name, *(attempt(number, ms) for number, ms in enumerate(kernels_ms, 1))
         )
 
-    *_, last = describe_comparison(compare(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
+    *_, last = describe_comparison(compare_runs(run("a", 4.0, 4.0, 5.0), run("b", 4.0, 4.0, 4.0)))
     assert last == "in kernel time, which does not depend on the CPU, 1 of 1 cells agree"
 
 
@@ -607,10 +587,10 @@ def only_kernels(outcome: Outcome, ms: float) -> Outcome:
     return replace(outcome, samples=tuple(watched))
 
 
-def test_where_no_step_was_timed_the_kernels_are_held_against_each_other(
+def test_kernel_times_are_compared_if_a_run_timed_no_steps(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
-    """Also where one side has times of steps, which are other numbers."""
+    """This holds also if the other run timed steps, which are other numbers."""
     timed, other = make_outcome(batch_size=1), make_outcome(batch_size=2)
     kernels = write(tmp_path / "a", only_kernels(timed, 4.0), only_kernels(other, 4.0))
     both = write(
@@ -621,21 +601,21 @@ def test_where_no_step_was_timed_the_kernels_are_held_against_each_other(
         ),
     )
     for before, after in ((kernels, both), (both, kernels)):
-        *lines, last = describe_comparison(compare(before, after))
-        assert "not both were timed: the comparison is of their kernel times" in lines
+        *lines, last = describe_comparison(compare_runs(before, after))
+        assert "one run timed no steps: kernel times are compared" in lines
         assert last == "1 of 2 cells agree within their intervals or 2%"
-    assert [one.ratio for one in compare(kernels, both).comparisons] == [
+    assert [one.ratio.middle for one in compare_runs(kernels, both).comparisons] == [
         1.0,
         pytest.approx(5.025 / 4.025),
     ]
     with pytest.raises(RunError, match="has no cell that was timed"):
-        compare(kernels, write(tmp_path / "c", timed))
+        compare_runs(kernels, write(tmp_path / "c", timed))
 
 
-def test_the_samples_of_either_run_are_read_once(
+def test_the_samples_of_each_run_are_read_once(
     tmp_path: Path, make_outcome: MakeOutcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are the most of it; also where what was timed is not what is compared."""
+    """Samples are the largest table."""
     a, b = (
         write(tmp_path / "a", only_kernels(make_outcome(), 4.0)),
         write(tmp_path / "b", only_kernels(make_outcome(), 4.0)),
@@ -647,11 +627,11 @@ def test_the_samples_of_either_run_are_read_once(
         return read(run, table, *more, **options)
 
     monkeypatch.setattr(Run, "read", counted)
-    assert len(compare(a, b).comparisons) == 1
+    assert len(compare_runs(a, b).comparisons) == 1
     assert [name for name, table in tables if table == "samples"] == ["a", "b"]
 
 
-def test_agreement_is_counted_by_what_binds_the_step(
+def test_agreement_is_counted_separately_for_cpu_bound_cells(
     tmp_path: Path, make_outcome: MakeOutcome
 ) -> None:
     def at(own: Outcome, ms: float, lead_ms: float) -> Outcome:
@@ -669,18 +649,18 @@ def test_agreement_is_counted_by_what_binds_the_step(
             at(make_outcome(context_length=128), long_ms, 20.0),
         )
 
-    *_, last = describe_comparison(compare(run("a", 10.0, 30.0), run("b", 10.0, 33.0)))
+    *_, last = describe_comparison(compare_runs(run("a", 10.0, 30.0), run("b", 10.0, 33.0)))
     assert (
         last
         == "1 of 2 cells agree within their intervals or 2%: 0 of 1 GPU-bound on both sides, 1 of 1 CPU-bound (†)"
     )
-    *_, last = describe_comparison(compare(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))
+    *_, last = describe_comparison(compare_runs(run("c", 10.0, 30.0), run("d", 11.0, 30.0)))
     assert last == (
         "1 of 2 cells agree within their intervals or 2%: 1 of 1 GPU-bound on both sides, 0 of 1 CPU-bound (†)"
     )
 
 
-def test_the_command_says_what_differs_and_ends_as_asked(
+def test_the_command_prints_the_verdicts_and_fails_on_request(
     runs: tuple[Run, Run], sweep_here: Callable[..., Result]
 ) -> None:
     folders = [run.folder for run in runs]
@@ -690,7 +670,7 @@ def test_the_command_says_what_differs_and_ends_as_asked(
     assert "geometric mean of B / A: 1.0487" in done.stdout
     assert done.stdout.endswith(
         "\n1 of 2 cells agree within their intervals or 2%\n"
-    )  # of the host nothing is known
+    )  # whether they are CPU-bound is unknown
     assert (
         sweep_here("compare", *folders, "--fail-on", "slower", "--threshold", "3%").exit_code == 1
     )
@@ -701,20 +681,20 @@ def test_the_command_says_what_differs_and_ends_as_asked(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("a", "nowhere"), ": nowhere: holds no run"),
         (("a:zzzz", "b:zzzz"), "a: has no measured cell 'zzzz'"),
         (("a:zzzz", "b"), "one is a run and the other a cell"),
         (("a", "b", "--threshold", "much"), "is not a percentage"),
-        (("a", "untimed"), "untimed: has no cell that was timed and ended well"),
+        (("a", "untimed"), "untimed: has no cell that was timed"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(
-    runs: tuple[Run, Run], sweep_here: Callable[..., Result], words: tuple[str, ...], said: str
+def test_a_comparison_that_is_impossible_ends_with_one_line(
+    runs: tuple[Run, Run], sweep_here: Callable[..., Result], words: tuple[str, ...], message: str
 ) -> None:
     shutil.copytree(runs[1].folder, "untimed", ignore=shutil.ignore_patterns("samples"))
     done = sweep_here("compare", *words)
     assert (done.exit_code, done.stdout) == (2, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1

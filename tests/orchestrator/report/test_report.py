@@ -25,7 +25,7 @@ from orchestrator.report.formats.files import to_csv
 from orchestrator.report.formats.markdown import lay_out, to_markdown
 from orchestrator.report.tables.formatters import failure_reason
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES
-from orchestrator.report.text.key_findings import answers
+from orchestrator.report.text.key_findings import key_findings
 from orchestrator.report.text.provenance import provenance
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -488,9 +488,9 @@ def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -
     assert [page.rows[0][page.header.index(title)] for title in titles] == ["1.05×~", "1.96×"]
     assert "~: within noise" in page.table.read
     assert any(
-        "tf32 is not told apart from fp32" in one
-        for answer in answers(results)
-        for one in answer.sentences
+        "tf32 does not differ clearly from fp32" in one
+        for finding in key_findings(results)
+        for one in finding.sentences
     )
     bound = replace(results, cells=results.cells.assign(cpu_bound=True))
     (page,) = lay_out(bound, ["precision"])

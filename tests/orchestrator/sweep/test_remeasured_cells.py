@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.analysis.cell_timing import load_counted, sides_of
+from orchestrator.analysis.cell_timing import load_timings
 from orchestrator.analysis.results import load_results
 from orchestrator.planning.history import read_histories
 from orchestrator.planning.options import RunOptions
@@ -103,7 +103,7 @@ def test_a_cell_with_a_wide_interval_is_replaced(request_of: Callable[[], SweepR
     assert sorted(map(length_of, scheduler.begun)) == [16, 32]
     assert (result.quality["interval-wide"], result.counts) == (0, {Status.OK: 2})
     run = request_of().run
-    timings = sides_of(*load_counted(run)).values()
+    timings = load_timings(run).steps.values()
     assert [timing.medians_ms for timing in timings] == [pytest.approx((10.045,))] * 3
     after = load_results(run).cells.set_index("context_length")
     assert after["attempts"].to_dict() == {16: 2, 32: 2, 64: 1}
@@ -123,7 +123,7 @@ def test_repetitions_of_a_replaced_cell_add_to_the_new_attempt(
     ]  # fmt: skip
     run = request_of().run
     assert load_results(run).cells["repetitions"].to_list() == [2, 2, 2]
-    timings = sides_of(*load_counted(run)).values()
+    timings = load_timings(run).steps.values()
     assert [len(timing.medians_ms) for timing in timings] == [2, 2, 2]
 
 

@@ -1,9 +1,10 @@
-const WORDS = /^(–|never|OOM.*|host OOM|time-out|ok|oom|host_oom|timeout|crashed|failed|skipped|lost)$/;
+// Texts that stand for a missing value: a column of numbers may have them.
+const NO_NUMBER = /^(–|never|OOM.*|host OOM|time-out|ok|oom|host_oom|timeout|crashed|failed|skipped|lost)$/;
 const NUMBER = /^[≈±+−-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?(?![A-Za-z\d.])/;
 const BAD = /^(OOM|host OOM|time-out|oom|host_oom|timeout|crashed|failed|lost)\b/;
-const AT_ONCE = Number(document.getElementById("report").dataset.rowsAtOnce);
+const ROWS_AT_ONCE = Number(document.getElementById("report").dataset.rowsAtOnce);
 const SERIES = await unpack(document.getElementById("series")); // name and unit of each series of samples
-const LONG = 60;
+const LONG = 60; // characters of a text that may wrap
 
 // packing.py wrote the data: JSON, compressed with gzip, in base64.
 async function unpack(script) {
@@ -42,7 +43,7 @@ class SortableTable {
     this.isHeatMap = section.querySelector("table.heat") !== null;
     this.largest = this.rows.flat().reduce((most, text) => Math.max(most, gibibytes(text)), 0);
     this.sorted = { column: -1, order: "none" };
-    this.limit = AT_ONCE;
+    this.limit = ROWS_AT_ONCE;
     this.heads.forEach((head, column) => {
       head.classList.toggle("number", this.numeric[column]);
       head.firstElementChild.addEventListener("click", () => this.sortBy(column));
@@ -50,13 +51,13 @@ class SortableTable {
     section.querySelector(".filter").addEventListener("input", () => this.refresh());
     this.more = section.querySelector(".more");
     this.more.addEventListener("click", () => {
-      this.limit += AT_ONCE * 5;
+      this.limit += ROWS_AT_ONCE * 5;
       this.refresh();
     });
   }
 
   isNumeric(column) {
-    const texts = this.rows.map((row) => row[column]).filter((text) => !WORDS.test(text));
+    const texts = this.rows.map((row) => row[column]).filter((text) => !NO_NUMBER.test(text));
     return texts.length > 0 && texts.every((text) => numberIn(text) !== null);
   }
 
@@ -64,7 +65,7 @@ class SortableTable {
     const next = { none: "ascending", ascending: "descending", descending: "none" };
     const order = this.sorted.column === column ? next[this.sorted.order] : "ascending";
     this.sorted = { column, order };
-    this.heads.forEach((head, place) => head.setAttribute("aria-sort", place === column ? order : "none"));
+    this.heads.forEach((head, index) => head.setAttribute("aria-sort", index === column ? order : "none"));
     this.refresh();
   }
 
@@ -153,7 +154,7 @@ function describe(cell) {
   }
   if (cell.samples.length) parts.push(element("h3", "Samples"), samplesTable(cell.samples.map(named)));
   if (cell.log) parts.push(element("h3", "End of the log"), element("pre", cell.log));
-  if (cell.by_hand) parts.push(element("h3", "Again, by hand"), element("pre", cell.by_hand));
+  if (cell.by_hand) parts.push(element("h3", "Run it again"), element("pre", cell.by_hand));
   return parts;
 }
 
@@ -169,15 +170,15 @@ function definitions(values) {
   return list;
 }
 
-function named([place, values]) {
-  const [name, unit] = SERIES[place];
+function named([index, values]) {
+  const [name, unit] = SERIES[index];
   return { name, unit, values };
 }
 
 function samplesTable(samples) {
   const table = element("table", "", "samples");
   const head = table.createTHead().insertRow();
-  for (const title of ["series", "values in their order", "unit", ""]) head.append(element("th", title));
+  for (const title of ["series", "values in order", "unit", ""]) head.append(element("th", title));
   const body = table.createTBody();
   for (const { name, unit, values } of samples) {
     const row = body.insertRow();
@@ -198,10 +199,10 @@ function strip(values) {
   drawing.setAttribute("class", "strip");
   drawing.setAttribute("role", "img");
   drawing.setAttribute("aria-label", `from ${least} to ${most}`);
-  values.forEach((value, place) => {
+  values.forEach((value, index) => {
     if (value === null) return;
     const dot = document.createElementNS("http://www.w3.org/2000/svg", "circle");
-    dot.setAttribute("cx", 3 + (114 * place) / (values.length - 1));
+    dot.setAttribute("cx", 3 + (114 * index) / (values.length - 1));
     dot.setAttribute("cy", most > least ? 21 - (18 * (value - least)) / (most - least) : 12);
     dot.setAttribute("r", 2);
     drawing.append(dot);

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from orchestrator.cli.main import main
 from orchestrator.report.charts.registry import Drawing
-from orchestrator.report.formats.markdown import MOST_ROWS
+from orchestrator.report.formats.markdown import MAX_ROWS
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
 from tasks.spec.outcome import Outcome
@@ -29,7 +29,7 @@ def run(
     monkeypatch.setattr("orchestrator.report.build.begin_drawing", lambda results: Drawing())
     with open_for_writing(Run(tmp_path / "a run")) as writer:
         writer.write_manifest({"name": "many"})
-        for place in range(MOST_ROWS + MORE):
+        for place in range(MAX_ROWS + MORE):
             writer.append(make_outcome(context_length=16 + place), None)
     return Run(tmp_path / "a run")
 
@@ -47,18 +47,18 @@ def rows(text: str) -> list[str]:
 def test_the_terminal_has_the_first_rows_and_what_prints_the_others(run: Run) -> None:
     done = report(run.folder)
     assert done.exit_code == 0
-    assert len(rows(done.stdout)) == MOST_ROWS
+    assert len(rows(done.stdout)) == MAX_ROWS
     (command,) = re.findall(
-        rf"^… and {MORE} rows more: (sweep report .* --table timings)$", done.stdout, re.MULTILINE
+        rf"^… and {MORE} more rows: (sweep report .* --table timings)$", done.stdout, re.MULTILINE
     )
     whole = CliRunner().invoke(main, shlex.split(command)[1:])
-    assert len(rows(whole.stdout)) == MOST_ROWS + MORE
-    assert "rows more" not in whole.stdout
+    assert len(rows(whole.stdout)) == MAX_ROWS + MORE
+    assert "more rows" not in whole.stdout
 
 
 def test_the_files_and_what_programs_read_are_whole(run: Run) -> None:
     assert report(run.folder).exit_code == 0
-    assert len(rows((run.folder / "report" / "timings.md").read_text())) == MOST_ROWS + MORE
+    assert len(rows((run.folder / "report" / "timings.md").read_text())) == MAX_ROWS + MORE
     assert "more: sweep report" not in report(run.folder, "--format", "csv").stdout
 
 
@@ -91,7 +91,7 @@ def test_cells_whose_samples_are_gone_are_said(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "missing"), [(None, 0), (10, 0), (MOST_ROWS + MORE, 0), (MOST_ROWS + MORE + 7, 7)]
+    ("asked", "missing"), [(None, 0), (10, 0), (MAX_ROWS + MORE, 0), (MAX_ROWS + MORE + 7, 7)]
 )
 def test_what_is_still_to_be_measured_is_said(run: Run, asked: int | None, missing: int) -> None:
     """Runs of before that was kept do not tell; cells of another selection are more than were asked for."""
@@ -145,7 +145,7 @@ def test_cells_are_chosen_by_what_they_are(run: Run) -> None:
             "context_lenght=16",
             "--where context_lenght: these cells have no such parameter. Did you mean 'context_length'?",
         ),
-        ("context_length=7", "no cell of these matches --where. "),
+        ("context_length=7", "no cell matches --where. "),
         ("context_length", "--where context_length: is not an assignment. "),
         ("size=", "--where size=: is not an assignment. "),
     ],
@@ -170,6 +170,6 @@ def test_what_cannot_be_written_is_printed_and_told(run: Run, words: tuple[str, 
     (run.folder / "report").write_text("a file where the folder should be")
     done = report(run.folder, *words)
     assert done.exit_code == 2
-    assert len(rows(done.stdout)) >= MOST_ROWS
+    assert len(rows(done.stdout)) >= MAX_ROWS
     assert done.stderr.startswith(f"sweep: {run.folder}: cannot be written: ")
     assert len(done.stderr.splitlines()) == 1

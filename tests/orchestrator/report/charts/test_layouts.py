@@ -148,7 +148,7 @@ def results_with_kernels(cells: Sequence[dict[str, Any]]) -> Results:
         ]
     ).convert_dtypes()
     axes = tuple(name for name in frame if name not in ("cell", "attempt", "task"))
-    return Results(frame, axes, {}, lambda: kernels)
+    return Results(frame, axes, {}, lambda table: kernels)
 
 
 def titles_of(results: Results) -> tuple[list[str], object]:
@@ -203,7 +203,7 @@ def results_with_live_memory(cells: Sequence[dict[str, Any]]) -> Results:
     moment = {"event": 0, "at_ms": 1.0, "phase": "forward", "role": "activations"}
     live = frame[["cell", "attempt"]].assign(live_bytes=frame.pop("peak"), **moment)
     axes = tuple(name for name in frame if name not in ("cell", "attempt", "task"))
-    return Results(frame.convert_dtypes(), axes, {}, read_live=lambda: live)
+    return Results(frame.convert_dtypes(), axes, {}, read_table=lambda table: live)
 
 
 def test_timelines_show_each_task_and_the_largest_cells_of_each_size() -> None:

@@ -20,11 +20,11 @@ from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_latex, to_typst
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import (
-    MOST_ROWS,
+    MAX_ROWS,
     RenderedTable,
     lay_out,
+    table_for_programs,
     to_markdown,
-    written_out,
 )
 from orchestrator.report.tables.formatters import HOST_MARK
 from orchestrator.report.tables.registry import TABLES
@@ -111,7 +111,7 @@ def test_a_mean_and_its_deviation_are_numbers(results: Results) -> None:
     marked = replace(
         timings, rows=[[text + "†" * ("±" in text) for text in row] for row in timings.rows]
     )
-    told, rows = written_out(marked)
+    told, rows = table_for_programs(marked)
     assert told[-1] == "CPU-bound (†)"
     assert rows[0][:-1] == row
     assert rows[0][-1] == "forward; backward; optimizer step; total"
@@ -177,7 +177,7 @@ def test_every_format_of_every_table_has_the_same_numbers(every_page: list[Rende
     for page in every_page:
         numbers = [
             number
-            for row in written_out(page)[1]
+            for row in table_for_programs(page)[1]
             for text in row
             for number in re.findall(r"\d+\.\d+", text)
         ]
@@ -256,12 +256,12 @@ def test_every_table_in_latex_is_ascii_and_says_what_it_needs(
 
 
 def test_what_fills_more_than_a_page_of_latex_goes_on_over_the_next(ugly: RenderedTable) -> None:
-    assert r"\begin{tabular}" in to_latex(replace(ugly, rows=ugly.rows[:1] * MOST_ROWS))
-    assert r"\begin{longtable}" in to_latex(replace(ugly, rows=ugly.rows[:1] * (MOST_ROWS + 1)))
+    assert r"\begin{tabular}" in to_latex(replace(ugly, rows=ugly.rows[:1] * MAX_ROWS))
+    assert r"\begin{longtable}" in to_latex(replace(ugly, rows=ugly.rows[:1] * (MAX_ROWS + 1)))
 
 
 def long(page: RenderedTable) -> RenderedTable:
-    return replace(page, rows=page.rows * MOST_ROWS)
+    return replace(page, rows=page.rows * MAX_ROWS)
 
 
 def test_latex_compiles_and_fits(

@@ -22,7 +22,8 @@ from orchestrator.report.charts.registry import PLOTS, Drawing, Plot, begin_draw
 from orchestrator.report.formats.markdown import lay_out
 from orchestrator.report.page.cell_details import read_details
 from orchestrator.report.page.html import PageContent, to_html
-from orchestrator.report.text.key_findings import answers
+from orchestrator.report.tables.status_tables import FAILURES
+from orchestrator.report.text.key_findings import key_findings
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.open import open_for_writing
 from orchestrator.store.run import Run
@@ -81,7 +82,7 @@ def page_of(run: Run, with_figures: bool = False) -> str:
     results = load_results(run)
     drawing = begin_drawing(results) if with_figures else Drawing()
     details = read_details(run, results, partial(read_artifacts, run))
-    content = PageContent(results, answers(results), lay_out(results), drawing, details)
+    content = PageContent(results, key_findings(results), lay_out(results), drawing, details)
     return "".join(to_html(content))
 
 
@@ -204,7 +205,7 @@ def test_without_a_cell_it_says_so(tmp_path: Path) -> None:
     with open_for_writing(Run(tmp_path / "run")) as writer:
         writer.write_manifest({"name": "empty"})
     text = page_of(Run(tmp_path / "run"))
-    assert "Nothing measured yet" in text
+    assert "Nothing is measured yet" in text
     assert len(text) < 100_000
 
 
@@ -333,9 +334,9 @@ def test_where_no_cell_is_finished_it_says_so(
         if ended is not None:
             writer.append(make_outcome(ended), None)
     text = page_of(Run(tmp_path / "run"), with_figures=True)
-    assert ("Nothing measured yet" in text) is (ended is None)
+    assert ("Nothing is measured yet" in text) is (ended is None)
     assert 'href="#chart-' not in text  # nor one that could not be drawn
-    assert ("What did not end well" in text) is (ended is not None)
+    assert ('id="table-failures"' in text) is (ended is not None)
     assert orchestrator.load(tmp_path / "run").kernels.empty
 
 
@@ -523,7 +524,7 @@ def test_what_a_stranger_asks_takes_no_more_than_three_clicks(
     browser.get(page.as_uri())
 
     failed = results.cells[results.cells["status"] == "oom"].iloc[-1]
-    click(browser, "nav a", "What did not end well")
+    click(browser, "nav a", FAILURES.title)
     click(browser, "#table-failures tbody a", failed["cell"])
     wait(browser, "document.getElementById('cell').open")
     said = browser.find_element("id", "cell").text
