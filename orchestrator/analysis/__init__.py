@@ -1,1 +1,1 @@
-"""Numbers from stored results: one derived row per cell, and comparisons. Produces frames, no text."""
+"""Numbers from stored results: one derived row per cell, and comparisons. Makes no text."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -133,7 +133,8 @@ def _values_by_cell(cells: pd.DataFrame, column: str) -> dict[str, float]:
     """Return the known values of a column."""
     if column not in cells:
         return {}
-    return cells.set_index("cell")[column].dropna().astype(float).to_dict()
+    values: dict[Any, float] = cells.set_index("cell")[column].dropna().astype(float).to_dict()
+    return values
 
 
 def _dispatch_rates(samples: pd.DataFrame) -> dict[str, tuple[float, float]]:

@@ -86,8 +86,8 @@ def derive_cells(
 ) -> pd.DataFrame:
     """Return one row per cell.
 
-    The row shows the latest successful attempt, or else the latest that was not lost, and the latest
-    prediction.
+    The row shows the latest successful attempt, or else the latest that was not lost, and the
+    latest prediction.
     """
     if attempts.empty:
         dtypes = {"cell": "string", "status": "string", "attempt": "Int32"}

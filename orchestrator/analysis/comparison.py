@@ -167,7 +167,7 @@ def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
     threshold = math.log1p(comparison.noise_threshold)
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
     has_gap = _has_gap(before, after, verdict)
-    # The median resists one disturbed attempt, but noise is known of the mean only: both must agree.
+    # The median resists one disturbed attempt, but the noise is that of the mean: both must agree.
     by_median = math.log(after.ms / before.ms)
     by_mean = math.log(after.mean_ms / before.mean_ms)
     differ = abs(by_median) > threshold, abs(by_mean) > threshold

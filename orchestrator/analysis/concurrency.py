@@ -26,7 +26,7 @@ def concurrent_attempts(attempts: pd.DataFrame) -> pd.Series[float]:
 
 def _mean_concurrency(begin_s: np.ndarray, wall_s: np.ndarray) -> np.ndarray:
     """Return the mean number of other intervals that are open during each interval."""
-    # The number of open intervals is a step function of time. Its integral at the end of an interval
+    # The number of open intervals is a step function of time. Its integral at an interval's end
     # less that at its begin is the time spent by all of them, including `wall_s` by itself.
     edges = np.concatenate([begin_s, begin_s + wall_s])
     order = np.argsort(edges, kind="stable")

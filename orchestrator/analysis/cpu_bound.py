@@ -27,7 +27,7 @@ MAX_CORE_WAIT = 0.1
 
 
 class BoundBy(StrEnum):
-    """What limits the speed of a step.
+    """The limit of the speed of a step: GPU or CPU.
 
     A GPU-bound step takes the same time on another machine with the same GPU. The time of a
     CPU-bound step depends on the CPU, at least in part.
@@ -54,7 +54,7 @@ def cpu_bound_share(cells: pd.DataFrame) -> pd.Series[float]:
     # 72 to 96 % of 22 others whose CPU was well ahead at the end of one phase.
     leads = cells.filter(regex="_lead_ms$").drop(columns="host_lead_ms")
     ahead = leads.astype(float).rename(columns=lambda name: name.removesuffix("_lead_ms"))
-    times = pd.DataFrame({phase: _phase_time(cells, phase) for phase in ahead})
+    times = pd.DataFrame({phase: _phase_time(cells, str(phase)) for phase in ahead})
     times = times.where(ahead.notna())
     if "step" in times:
         has_no_phase = times.drop(columns="step").isna().all(axis=1)

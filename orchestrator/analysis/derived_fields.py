@@ -23,7 +23,7 @@ Compute = Callable[[pd.DataFrame], "pd.Series[Any] | pd.DataFrame"]
 class DerivedField:
     """A column of `cells`, or several if the name has a placeholder such as `{phase}`.
 
-    needs: columns that must exist, or the field is left out. A name that ends in `?` may be missing;
+    needs: columns that must exist, or the field is left out. A name with `?` may be missing;
         it is computed first if it is a derived field itself.
     compute: None for a column that `derive_cells` takes from the attempts.
     """
@@ -84,7 +84,7 @@ def add_derived_fields(
         columns = field.compute(cells)
         if isinstance(columns, pd.Series):
             columns = columns.to_frame(field.name)
-        cells = cells.assign(**dict(columns.items()))
+        cells = cells.assign(**{str(name): column for name, column in columns.items()})
     return cells
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -36,7 +37,7 @@ def predicted_columns(predictions: pd.DataFrame | None) -> pd.DataFrame:
     samples = latest[has_value].assign(instrument="prediction")
     sizes = latest[latest["metric"].str.startswith(("peak", "held"))]
     is_predicted = sizes["value"].notna()
-    columns = [
+    columns: list[pd.DataFrame | pd.Series[Any]] = [
         metric_columns(samples, PREDICTED_METRICS),
         _closed_form(samples),
         _first_note(sizes[is_predicted], "predicted_how"),
@@ -105,8 +106,8 @@ def _squares(cells: pd.DataFrame, prefix: str) -> pd.DataFrame:
 
 derived(
     "{what}_squares_bytes",
-    "in `attention`, memory that is saved for the backward pass over all pairs of positions, or the "
-    "peak of a pass above the memory after the build",
+    "in `attention`, memory that is saved for the backward pass over all pairs of positions, or "
+    "the peak of a pass above the memory after the build",
     "bytes",
     Format.GIB,
     needs=("square_bytes",),

@@ -94,7 +94,8 @@ def _prior(noises: Iterable[Noise]) -> Noise:
     """Return the noise that the cells have in common; the more alike they are, the more degrees.
 
     Source: the moments of the logarithms of the variances, G. K. Smyth, Linear models and empirical
-    Bayes methods for assessing differential expression in microarray experiments, 2004, section 6.2.
+    Bayes methods for assessing differential expression in microarray experiments, 2004,
+    section 6.2.
     """
     from scipy.optimize import brentq
     from scipy.special import digamma, polygamma

@@ -1,7 +1,7 @@
-"""Pivot of the long table of samples to one wide row per cell, as tasks/spec/metrics.py declares it.
+"""Pivot of samples to one wide row per cell, as tasks/spec/metrics.py declares it.
 
-`metric_columns` makes all columns that have an aggregate. Other modules make those whose rule cannot
-be declared, with the helpers below.
+`metric_columns` makes all columns that have an aggregate. Other modules make those whose rule
+cannot be declared, with the helpers below.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def join_columns(frames: Iterable[pd.DataFrame | pd.Series[Any]]) -> pd.DataFram
 
 def _rows_by_metric(samples: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """Return the samples of each instrument and metric."""
-    # One pass over the samples, which may be millions: to compare all rows with each of the declared
-    # metrics would take about 60 passes.
+    # One pass over the samples, which may be millions: to compare all rows with each of the
+    # declared metrics would take about 60 passes.
     groups = samples.groupby(["instrument", "metric"], observed=True, sort=False)
     columns = ["cell", "mode", "phase", "step", "value", "note"]
     return {(str(key[0]), str(key[1])): rows[columns] for key, rows in groups}
@@ -120,14 +120,14 @@ def _summary_columns(
     for phase in sorted(summary.index.unique("phase")):
         frame = with_text_index(summary.xs(phase, level="phase"))
         template = column.name.replace("{phase}", str(phase))
-        names = [template.replace("{statistic}", statistic) for statistic in frame]
+        names = [template.replace("{statistic}", statistic) for statistic in statistics]
         frames.append(frame.set_axis(names, axis=1))
     # A single step has no interval: where no cell has more, there is no column of it.
     return pd.concat(frames, axis=1).dropna(axis=1, how="all")
 
 
 def _differences(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the value after the timing less the value before it, null if one of them is unknown."""
+    """Return the value after the timing less the value before it, null if one is unknown."""
     signed = rows.assign(value=rows["value"] * rows["mode"].map({"before": -1, "after": 1}))
     is_known = signed["value"].notna().groupby(signed["cell"], observed=True).all()
     differences = pivot_samples(signed, "sum")

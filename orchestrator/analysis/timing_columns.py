@@ -16,8 +16,8 @@ _WIDE = 0.05
 
 def host_lead(samples: pd.DataFrame) -> pd.DataFrame:
     """Return `{phase}_lead_ms`, the CPU's lead over the GPU, and their maximum `host_lead_ms`."""
-    # If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does not
-    # show this: in a step that ends in many small kernels the GPU catches up.
+    # If the maximum is near zero, the GPU waited for the CPU all the time. `drain_ms` alone does
+    # not show this: in a step that ends in many small kernels the GPU catches up.
     pipelined = metric_rows(samples, "timing", "pipelined", "lead")
     checked = metric_rows(samples, "timing", "check", "lead")
     # If adaptive timing stopped without pipelined steps, the last of its warm-up counts.

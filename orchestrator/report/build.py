@@ -1,10 +1,4 @@
-"""The whole report of a run: what it says in words, its tables, its charts and its page, as the
-files of its folder.
-
-run ─load→ results ─┬─draw→ charts
-                    ├─answers→ words
-                    └─lay out→ tables   ─files→ (path, content)
-"""
+"""The whole report of a run as files: key findings, tables, charts and the page."""
 
 from __future__ import annotations
 
@@ -31,28 +25,33 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 PAGE = "index.html"
-WORDS = "answers.md"
+FINDINGS = "answers.md"
 
 
 @dataclass(frozen=True)
 class RenderedReport:
+    """A report whose tables are laid out. page: name of its HTML file.
+
+    `files` yields the contents, each made when it is needed.
+    """
+
     run: Run
     results: Results
     found: Sequence[KeyFinding]
     pages: Sequence[RenderedTable]
     drawing: Drawing
-    page: str = PAGE  # within the folder
+    page: str = PAGE
 
     @property
     def words(self) -> str:
-        """What it says in words, as Markdown; empty where that is nothing."""
+        """The key findings as Markdown; empty if there are none."""
         return self._in_markdown(self.found)
 
     @property
     def first_words(self) -> str:
-        """The same for a terminal, with no more sentences than somebody reads there."""
-        file = str(self.run.folder / "report" / WORDS)
-        return self._in_markdown([shorten(answer, file) for answer in self.found])
+        """The key findings for a terminal, shortened."""
+        file = str(self.run.folder / "report" / FINDINGS)
+        return self._in_markdown([shorten(finding, file) for finding in self.found])
 
     def _in_markdown(self, found: Sequence[KeyFinding]) -> str:
         return findings_to_markdown(found, provenance(self.results)) if found else ""
@@ -60,12 +59,12 @@ class RenderedReport:
     def files(
         self, formats: Collection[str] = tuple(FORMATS), pictures: Collection[str] = PICTURES
     ) -> Iterator[tuple[str, Content]]:
-        """By path within the report's folder, each made when it is asked for: the page comes last."""
+        """Yield path and content of each file. The page is the last."""
         yield from files_of(self.pages, formats)
         if self.words:
-            yield WORDS, without_tags(self.words)
+            yield FINDINGS, without_tags(self.words)
         yield from figure_files(self.drawing.figures(), pictures).items()
-        self.drawing.script()  # when nothing is drawn any more, there is memory for the samples
+        self.drawing.script()  # nothing is drawn after this, so there is memory for the samples
         self.run.fetch_artifacts()
         details = read_details(self.run, self.results, partial(read_artifacts, self.run))
         content = PageContent(
@@ -80,11 +79,11 @@ class RenderedReport:
         yield self.page, to_html(content)
 
 
-def make_report(run: Run, results: Results, beside: Sequence[Table] = ()) -> RenderedReport:
-    """beside: tables of what others published of the same cells."""
+def make_report(run: Run, results: Results, references: Sequence[Table] = ()) -> RenderedReport:
+    """Return the report of a run. references: tables of the published numbers of others."""
     drawing = begin_drawing(results)
     report = RenderedReport(
-        run, results, key_findings(results), lay_out(results, (), (*TABLES, *beside)), drawing
+        run, results, key_findings(results), lay_out(results, (), (*TABLES, *references)), drawing
     )
-    drawing.figures()  # when they are drawn, there is memory for all that is written
+    drawing.figures()  # once they are drawn, there is memory for what is written
     return report

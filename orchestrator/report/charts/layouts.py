@@ -18,8 +18,8 @@ from orchestrator.analysis.axes import (
     is_null,
     key_axes,
     ordered_values,
-    places_in_order,
     sort_cells,
+    value_ranks,
     varying_axes,
 )
 from orchestrator.analysis.results import Results
@@ -376,7 +376,7 @@ def _in_panels(
     axes = _varying_among(points, axes)
     if not axes:
         return points, Panels()
-    ranks = pd.DataFrame({axis: places_in_order(axis, points[axis]) for axis in axes})
+    ranks = pd.DataFrame({axis: value_ranks(axis, points[axis]) for axis in axes})
     ranks = ranks.replace(-1, len(points))  # panels without a value of the axis come last
     ordered = points.loc[ranks.sort_values(axes, kind="stable").index]
     number = ordered.groupby(axes, dropna=False, sort=False).ngroup()

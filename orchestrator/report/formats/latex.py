@@ -1,4 +1,4 @@
-"""Text for LaTeX in ASCII: pdflatex stops at letters that its fonts lack, and names may have any."""
+"""Text for LaTeX in ASCII: pdflatex stops at letters that its fonts lack."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def to_ascii_latex(text: str) -> str:
 def _command(letter: str) -> str:
     if letter in _COMMANDS:
         return _COMMANDS[letter]
-    base, *marks = unicodedata.normalize("NFKD", letter)
+    base, *marks = list(unicodedata.normalize("NFKD", letter))
     if base == letter:
         # A Latin letter with a mark was handled: only ASCII is left that needs no command.
         return base if base.isascii() else _UNKNOWN

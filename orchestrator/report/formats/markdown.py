@@ -110,7 +110,7 @@ def _split_deviations(header: Header, rows: Rows) -> tuple[Header, Rows]:
             titles.append(title)
             columns.append(texts)
             continue
-        # `warm-up: mean ± sd` becomes `warm-up: mean` and `warm-up: sd`, `forward` gets `forward sd`.
+        # `warm-up: mean ± sd` becomes `warm-up: mean` and `warm-up: sd`; others get a second title.
         first, _, second = title.partition(_PLUS_MINUS)
         titles += [first, first.removesuffix("mean") + second if second else f"{first} sd"]
         means, deviations = [], []
@@ -138,7 +138,7 @@ def _without_marks(text: str) -> str:
 
 
 def first_rows(page: RenderedTable, command: str) -> str:
-    """Return the first rows of a table for the terminal, and the command that prints all of them."""
+    """Return the first rows of a table for the terminal, and the command that prints all."""
     surplus = len(page.rows) - MAX_ROWS
     if surplus <= 0:
         return to_markdown(page)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -100,13 +101,13 @@ def _environment() -> Environment:
 
 def _statuses(content: PageContent) -> dict[str, int]:
     """Return the number of cells by status."""
-    statuses = content.results.cells["status"].value_counts().to_dict()
+    statuses: dict[Any, int] = content.results.cells["status"].value_counts().to_dict()
     if statuses and content.missing:
         statuses[content.missing_status] = content.missing
     return statuses
 
 
-def _platforms(results: Results) -> list[dict[str, str]]:
+def _platforms(results: Results) -> list[dict[Any, str]]:
     """Return the distinct combinations of hardware and software that cells recorded."""
     platforms = []
     for _, row in results.cells.filter(_PLATFORM).drop_duplicates().iterrows():

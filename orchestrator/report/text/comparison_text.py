@@ -57,7 +57,7 @@ def _table(report: ComparisonReport) -> str:
         table = table.drop(columns=_KERNELS)
     alignment = ["left", *["right"] * (len(table.columns) - 2), "left"]
     return tabulate(
-        table,
+        table.to_dict("list"),
         headers="keys",
         tablefmt="pipe",
         showindex=False,

@@ -269,7 +269,7 @@ def _axes(cells: pd.DataFrame, results: Results, without: Sequence[str] = ()) ->
 
 
 def _texts(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
-    # Null does not equal null, so cells without a value would be in no group and have no counterpart.
+    # Null does not equal null, so cells without a value would be in no group.
     return cells[list(axes)].astype("string").fillna(_NONE)
 
 
@@ -323,8 +323,9 @@ def _labelled_groups(
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the groups of cells with equal axes, in the order of tables, each with its label.
 
-    The label names the axes in which the cells differ, or all of `among` if that is given, and those
-    in `always`. In a collection it names the run first, and then the axes that differ within it.
+    The label names the axes in which the cells differ, or all of `among` if that is given, and
+    those in `always`. In a collection it names the run first, and then the axes that differ within
+    it.
     """
     if cells.empty:
         return

@@ -53,7 +53,7 @@ def _labelled(label: str, text: str) -> str:
 
 
 def _protocol(cells: pd.DataFrame) -> str:
-    """Return the numbers of warm-up and measured steps, and `adaptive` if any cell chose its own."""
+    """Return the numbers of warm-up and measured steps, and `adaptive` if a cell chose its own."""
     steps = filter(None, (_value(cells, "warmup_steps"), _value(cells, "measured_steps")))
     parts = [" + ".join(steps)]
     if _column(cells, "timing").eq("adaptive").any():
