@@ -1,7 +1,7 @@
 """The predicting process: `python -m tasks.prediction` answers each request line with a prediction.
 
-It ends at the end of its input. If it is given the file descriptor of a lifeline, it is killed when that
-closes, so that it never outlives its parent.
+It ends at the end of its input. With the file descriptor of a lifeline as an argument it is killed
+when that closes, so that it never outlives its parent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A model of torch's CUDA caching allocator: the memory it reserves for a sequence of requests.
 
-It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with default settings on one stream.
-Requests are rounded up to 512 bytes and served best fit from free blocks, otherwise from a new segment.
-Blocks are split and joined again. Imports no torch.
+It follows c10/cuda/CUDACachingAllocator.cpp of torch 2.11 to 2.13 with default settings on one
+stream. Requests are rounded up to 512 bytes and served best fit from free blocks, otherwise from a
+new segment. Blocks are split and joined again. Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ from dataclasses import dataclass, field
 
 _MIB = 1024**2
 _ROUNDING = 512
-# Up to this size a request is served from the small pool. A large block is split if the rest is larger.
+# Up to this size a request is served from the small pool. A large block is split if the rest is
+# larger.
 _SMALL = _MIB
 _SMALL_SEGMENT = 2 * _MIB
 _LARGE_SEGMENT = 20 * _MIB
-_OWN_SEGMENT = 10 * _MIB  # from this size on a request gets a segment of its own size
+_SEPARATE_SEGMENT = 10 * _MIB  # a request of this size or more gets a segment of the same size
 _SEGMENT_ROUNDING = 2 * _MIB
 
 
 class OutOfMemory(Exception):
     """The limit is too small, even after all free segments are released."""
+
+
+# Free blocks by size, then address. No two blocks have the same address, so that the blocks
+# themselves are never compared.
+Pool = list[tuple[int, int, "MemoryBlock"]]
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +36,7 @@ class MemoryBlock:
 
     size: int
     address: int
-    pool: list[tuple[int, int, MemoryBlock]] = field(repr=False)
+    pool: Pool = field(repr=False)
     is_free: bool = False
     requested: int = 0
     before: MemoryBlock | None = None
@@ -46,8 +52,8 @@ class CachingAllocator:
     def __init__(self, cap_bytes: int | None = None) -> None:
         self.requested = self.allocated = self.reserved = 0
         self._cap = cap_bytes
-        self._small: list[tuple[int, int, MemoryBlock]] = []  # free blocks by size, then address
-        self._large: list[tuple[int, int, MemoryBlock]] = []
+        self._small: Pool = []
+        self._large: Pool = []
         self._next_address = 0
 
     def allocate(self, nbytes: int) -> MemoryBlock:
@@ -56,7 +62,8 @@ class CachingAllocator:
         pool = self._small if size <= _SMALL else self._large
         block = _take_best_fit(pool, size) or self._new_segment(pool, size)
         rest = block.size - size
-        if rest >= _ROUNDING if pool is self._small else rest > _SMALL:
+        is_split = rest >= _ROUNDING if pool is self._small else rest > _SMALL
+        if is_split:
             self._split(block, size)
         block.requested = nbytes
         self.requested += nbytes
@@ -73,14 +80,12 @@ class CachingAllocator:
                 _join(block, neighbour)
         _put(block)
 
-    def _new_segment(self, pool: list[tuple[int, int, MemoryBlock]], size: int) -> MemoryBlock:
+    def _new_segment(self, pool: Pool, size: int) -> MemoryBlock:
         segment = _segment_size(size)
         if not self._has_room(segment):
             self._release_whole_segments()
-            if not self._has_room(segment):
-                raise OutOfMemory(
-                    f"asked {size} bytes, allocated {self.allocated}, reserved {self.reserved}"
-                )
+        if not self._has_room(segment):
+            raise OutOfMemory(f"{size} bytes requested, {self.reserved} of {self._cap} reserved")
         self.reserved += segment
         self._next_address += segment + 1  # blocks of two segments are never neighbours
         return MemoryBlock(segment, self._next_address - segment, pool)
@@ -90,9 +95,13 @@ class CachingAllocator:
 
     def _release_whole_segments(self) -> None:
         for pool in (self._small, self._large):
-            whole = [key for key in pool if key[2].before is None and key[2].after is None]
-            self.reserved -= sum(size for size, _, _ in whole)
-            pool[:] = [key for key in pool if key[2].before is not None or key[2].after is not None]
+            parts = []
+            for size, address, block in pool:
+                if block.before is None and block.after is None:
+                    self.reserved -= size
+                else:
+                    parts.append((size, address, block))
+            pool[:] = parts
 
     @staticmethod
     def _split(block: MemoryBlock, size: int) -> None:
@@ -107,7 +116,6 @@ class CachingAllocator:
 
 def _put(block: MemoryBlock) -> None:
     block.is_free = True
-    # No two blocks have the same address, so the blocks themselves are never compared.
     insort(block.pool, (block.size, block.address, block))
 
 
@@ -116,11 +124,11 @@ def _take(block: MemoryBlock) -> None:
     del block.pool[bisect_left(block.pool, (block.size, block.address))]
 
 
-def _take_best_fit(pool: list[tuple[int, int, MemoryBlock]], size: int) -> MemoryBlock | None:
-    place = bisect_left(pool, (size,))
-    if place == len(pool):
+def _take_best_fit(pool: Pool, size: int) -> MemoryBlock | None:
+    index = bisect_left(pool, (size,))
+    if index == len(pool):
         return None
-    block = pool.pop(place)[2]
+    block = pool.pop(index)[2]
     block.is_free = False
     return block
 
@@ -141,7 +149,7 @@ def _join(block: MemoryBlock, neighbour: MemoryBlock) -> None:
 def _segment_size(size: int) -> int:
     if size <= _SMALL:
         return _SMALL_SEGMENT
-    return _LARGE_SEGMENT if size < _OWN_SEGMENT else _round_up(size, _SEGMENT_ROUNDING)
+    return _LARGE_SEGMENT if size < _SEPARATE_SEGMENT else _round_up(size, _SEGMENT_ROUNDING)
 
 
 def _round_up(size: int, step: int) -> int:
@@ -149,10 +157,12 @@ def _round_up(size: int, step: int) -> int:
 
 
 def cublas_workspace_bytes(compute_capability: float | None) -> int:
-    """Return the workspace of cuBLAS for each thread that multiplies (ATen/cuda/CublasHandlePool.cpp).
+    """Return the workspace of cuBLAS for each thread that multiplies
+    (ATen/cuda/CublasHandlePool.cpp).
 
     32 MiB on Hopper and, in the newest version, Blackwell; 8.125 MiB on older GPUs. An unknown GPU
     counts as new.
     """
-    new = compute_capability is None or compute_capability >= 9
-    return 32 * _MIB if new else 2 * 4 * _MIB + 8 * 16 * 1024
+    if compute_capability is None or compute_capability >= 9:
+        return 32 * _MIB
+    return 2 * 4 * _MIB + 8 * 16 * 1024

@@ -1,7 +1,7 @@
 """The memory of a training step, or of attention alone, by the formulas of model/accounting.py.
 
-The closed form explains a prediction by terms, and is a lower bound where no prediction is possible.
-Imports no torch.
+The closed form explains a prediction by terms, and is a lower bound where no prediction is
+possible. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from model.accounting import (
     training_moments_bytes,
 )
 from tasks.attention import AttentionParams
+from tasks.spec.metrics import CLOSED_FORM_BYTES
 from tasks.spec.tables import Sample
 from tasks.training.parameters import PHASES, TrainStepParams
 
@@ -48,7 +49,7 @@ class Term:
 class ClosedForm:
     """The memory of a step by formula.
 
-    terms: memory at the peak by role. moments: sums at the moments one of which is the peak; empty if
+    terms: memory at the peak by role. moments: sums at each moment that may be the peak; empty if
         only the terms of the parameters are known, which are a lower bound.
     """
 
@@ -61,51 +62,42 @@ class ClosedForm:
 
     def samples(self) -> Iterator[Sample]:
         for term in self.terms:
-            yield Sample(
-                "prediction", "closed_form_bytes", "bytes", term.nbytes, "steady", note=term.name
-            )
+            yield CLOSED_FORM_BYTES.sample(term.nbytes, "steady", note=term.name)
 
 
 def closed_form(params: TrainStepParams) -> ClosedForm | None:
-    """Return the closed form, or None for the user's own model, whose parameters are unknown here."""
+    """Return the closed form, or None for the user's own model, whose parameters are unknown."""
     dims = params.dimensions
     if dims is None:
         return None
-    if (
-        params.precision not in ("fp32", "tf32")
-        or params.attention != "naive"
-        or "backward" not in PHASES[params.pass_]
-    ):
-        count = parameter_count(dims, params.vocab_size)
+    count = parameter_count(dims, params.vocab_size)
+    phases = PHASES[params.pass_]
+    is_plain = params.precision in ("fp32", "tf32") and params.attention == "naive"
+    if not is_plain or "backward" not in phases:
         return of_parameters(params, count, count)
     shape = (params.batch_size, params.context_length, params.vocab_size)
-    moments = training_moments_bytes(dims, *shape, StepKind(PHASES[params.pass_], params.optimizer))
+    moments = training_moments_bytes(dims, *shape, StepKind(phases, params.optimizer))
     peak = peak_moment(moments)
-    terms, whole = moments[peak], activation_bytes(dims, *shape)
-    formulas = _state_formulas(
-        params, parameter_count(dims, params.vocab_size), ", none yet" * (peak == BACKWARD_BEGINS)
-    )
+    terms = moments[peak]
+    formulas = _state_formulas(params, count)
+    if peak == BACKWARD_BEGINS:
+        formulas["gradients"] += ", none yet"
     found = [Term(name, formulas[name], terms[name]) for name in formulas]
     if terms["activations"]:
-        per = "" if peak == BACKWARD_BEGINS else " / L"
-        found += [
-            Term(
-                f"activations: {part}",
-                ACTIVATION_FORMULAS[part] + per,
-                nbytes * terms["activations"] // sum(whole.values()),
-            )
-            for part, nbytes in whole.items()
-        ]
+        per = " / L" * (peak != BACKWARD_BEGINS)
+        parts = activation_bytes(dims, *shape)
+        for part, nbytes in parts.items():
+            alive = nbytes * terms["activations"] // sum(parts.values())
+            found.append(Term(f"activations: {part}", ACTIVATION_FORMULAS[part] + per, alive))
     found.append(Term("temporary", _TEMPORARY[peak], terms["temporary"]))
-    sums = [
-        Term(moment, _moment_formula(params, moment), sum(there.values()))
-        for moment, there in moments.items()
-    ]
+    sums = []
+    for moment, sizes in moments.items():
+        sums.append(Term(moment, _moment_formula(params, moment), sum(sizes.values())))
     return ClosedForm(tuple(found), tuple(sums))
 
 
 def of_parameters(params: TrainStepParams, count: int, trained: int) -> ClosedForm:
-    """Return the terms of any model with `count` parameters, `trained` of which have gradients."""
+    """Return the terms of any model: `trained` of its `count` parameters have gradients."""
     state = state_bytes(count, trained, PHASES[params.pass_], _element_bytes(params))
     formulas = _state_formulas(params, count)
     return ClosedForm(tuple(Term(name, formulas[name], nbytes) for name, nbytes in state.items()))
@@ -116,38 +108,33 @@ def attention_squares(params: AttentionParams) -> Iterator[Sample]:
 
     Nothing if autocast mixes dtypes, or if torch chooses the implementation.
     """
-    if params.attention not in ATTENTION_SQUARES or params.precision not in (
-        "fp32",
-        "tf32",
-        "bf16_pure",
-    ):
+    is_one_dtype = params.precision in ("fp32", "tf32", "bf16_pure")
+    if params.attention not in ATTENTION_SQUARES or not is_one_dtype:
         return
-    one = attention_square_bytes(
-        params.attention, params.batch_size, params.context_length, _element_bytes(params)
-    )
-    yield Sample("prediction", "square_bytes", "bytes", one, "steady")
+    shape = (params.batch_size, params.context_length)
+    size = attention_square_bytes(params.attention, *shape, _element_bytes(params))
+    yield Sample("prediction", "square_bytes", "bytes", size, "steady")
     saved, forward, backward = ATTENTION_SQUARES[params.attention]
-    learns, goes_back = params.pass_ != "forward", params.pass_ == "forward_backward"
-    for what, squares, happens in (
-        ("saved", saved, learns),
-        ("forward", forward, learns),
-        ("backward", backward, goes_back),
-    ):
-        if happens:
-            yield Sample("prediction", f"formula_{what}_squares", "tensors", squares, "steady")
+    squares = {} if params.pass_ == "forward" else {"saved": saved, "forward": forward}
+    if params.pass_ == "forward_backward":
+        squares["backward"] = backward
+    for what, number in squares.items():
+        yield Sample("prediction", f"formula_{what}_squares", "tensors", number, "steady")
 
 
-def _state_formulas(params: TrainStepParams, count: int, yet: str = "") -> dict[str, str]:
-    size = _element_bytes(params)
-    return {
-        "parameters": f"{size}·N, N = {count:,}",
-        "gradients": f"{size}·N{yet}" if "backward" in PHASES[params.pass_] else "0",
-        "optimizer state": f"{2 * size}·N" if "optimizer" in PHASES[params.pass_] else "0",
-    }
+def _state_formulas(params: TrainStepParams, count: int) -> dict[str, str]:
+    size, phases = _element_bytes(params), PHASES[params.pass_]
+    formulas = {"parameters": f"{size}·N, N = {count:,}", "gradients": "0", "optimizer state": "0"}
+    if "backward" in phases:
+        formulas["gradients"] = f"{size}·N"
+    if "optimizer" in phases:
+        formulas["optimizer state"] = f"{2 * size}·N"
+    return formulas
 
 
 def _moment_formula(params: TrainStepParams, moment: str) -> str:
-    held = 8 if "optimizer" in PHASES[params.pass_] else 0
+    # The optimizer's two moments, in addition to parameters and gradients.
+    held = 8 * ("optimizer" in PHASES[params.pass_])
     return {
         BACKWARD_BEGINS: f"{4 + held}·N + A + 2·4·BSV",
         BACKWARD_ENDS: f"{8 + held}·N + A/L",

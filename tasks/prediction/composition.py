@@ -10,9 +10,9 @@ from tasks.prediction.trace import STEPS, Label, Peaks, Trace
 def compose(trace: Trace, phase: str, peak: Peaks) -> dict[str, int]:
     """Return bytes by role at the peak of a phase of the steady step, largest first.
 
-    They add up to the allocated memory. Storages that the forward pass made and that are alive at its
-    end are activations, named by the part of the model that made them. Other storages without a label
-    are temporary. `slack` is the difference between the allocator's blocks and the requested sizes.
+    They add up to the allocated memory. Storages that the forward pass made and that are alive at
+    its end are activations, named by the part of the model that made them. Other storages without a
+    label are temporary. `slack` is by how much the allocator's blocks exceed the requested sizes.
     """
     activations = _made_by_forward(trace)
     sizes: dict[str, int] = {}
@@ -34,10 +34,10 @@ def _live_at(trace: Trace, phase: str, at: int) -> set[int]:
     live: set[int] = set()
     for step in STEPS:
         for span in trace.spans[step]:
-            is_it = step == "steady" and span.phase == phase
-            _follow(span.events[: at + 1] if is_it else span.events, live)
-            if is_it:
+            if step == "steady" and span.phase == phase:
+                _follow(span.events[: at + 1], live)
                 return live
+            _follow(span.events, live)
     return live
 
 

@@ -1,8 +1,7 @@
-"""What torch does on a GPU and nowhere else, done on the `meta` device: CUDA's autocast, gradient scaling, fused attention.
+"""Emulates a GPU on the `meta` device: CUDA's autocast, gradient scaling, fused attention.
 
-Without a GPU `torch.autocast("cuda")` switches itself off, and that of the CPU has other lists. Functions are told by name,
-as torch's Python functions see them; what a composite calls inside is not seen, so that those of the model are listed.
-Lists and rules: ATen/autocast_mode.h, torch 2.13.
+Functions are recognised by the names of torch's Python functions. Calls inside of a composite
+function are not seen, so that the composites that the model uses are listed, too.
 """
 
 from __future__ import annotations
@@ -19,15 +18,19 @@ from torch.overrides import TorchFunctionMode
 
 from tasks.prediction.kernels import SdpaCall, fused_attention
 
+# Lists and rules of ATen/autocast_mode.h, torch 2.13: functions whose inputs become the narrow
+# dtype, or fp32, and functions whose result becomes fp32.
 _LOW = {
-    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d", "conv3d", "einsum", "linear",
-    "matmul", "mm", "multi_dot", "mv", "prelu", "vecdot", "__matmul__", "__rmatmul__", "scaled_dot_product_attention",
+    "addbmm", "addmm", "addmv", "addr", "baddbmm", "bmm", "chain_matmul", "conv1d", "conv2d",
+    "conv3d", "einsum", "linear", "matmul", "mm", "multi_dot", "mv", "prelu", "vecdot",
+    "__matmul__", "__rmatmul__", "scaled_dot_product_attention",
 }  # fmt: skip
 _FP32 = {
-    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow", "__pow__", "__rpow__", "square",
-    "reciprocal", "rsqrt", "sinh", "softplus", "tan", "layer_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div",
-    "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits", "cdist", "dist", "renorm",
-    "logsumexp", "norm",
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log1p", "log2", "pow",
+    "__pow__", "__rpow__", "square", "reciprocal", "rsqrt", "sinh", "softplus", "tan",
+    "layer_norm", "group_norm", "cosine_similarity", "nll_loss", "kl_div", "l1_loss",
+    "smooth_l1_loss", "huber_loss", "mse_loss", "binary_cross_entropy_with_logits", "cdist",
+    "dist", "renorm", "logsumexp", "norm",
 }  # fmt: skip
 _FP32_RESULT = {"softmax", "log_softmax", "sum", "prod", "cumsum", "cumprod"}
 if torch.__version__ >= "2.12":
@@ -38,16 +41,20 @@ _CUDA = "cuda"
 
 @contextmanager
 def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterator[GpuFunctions]:
-    """What asks torch of a GPU is answered as if there were one; tensors of this kind of device stand for those on it.
+    """Replace torch's functions that need a GPU, and yield the mode to enter in the forward pass.
 
-    Functions do what they would there while the mode that is given is entered, which costs time and is of use in the forward
-    pass alone. `labelling(role)` is entered where autocast copies weights.
+    kind: device whose tensors stand for those on a GPU. labelling: `labelling(role)` is entered
+    where autocast copies weights.
     """
     emulation = GpuFunctions(labelling)
+
+    # Without a GPU `torch.autocast("cuda")` switches itself off, and the CPU's autocast has other
+    # lists.
+    def autocast(device_type: str, *args: Any, **options: Any) -> _Autocast:
+        return _Autocast(emulation, *args, **options)
+
     replaced = {
-        "torch.autocast": lambda device_type, *args, **options: _Autocast(
-            emulation, *args, **options
-        ),
+        "torch.autocast": autocast,
         "torch.is_autocast_enabled": lambda device_type=_CUDA: emulation.enabled,
         "torch.get_autocast_dtype": lambda device_type=_CUDA: emulation.dtype,
         "torch.amp.GradScaler": lambda device, enabled=True: _Scaler(kind, enabled=enabled),
@@ -60,7 +67,7 @@ def gpu_emulated(labelling: Callable[[str], Any], kind: str = "meta") -> Iterato
 
 
 class _Autocast(ContextDecorator):
-    """What `torch.autocast` is where there is a GPU: nested regions restore, the outermost empties the cache of weights."""
+    """Emulated `torch.autocast`: regions nest, and the outermost empties the cache of weights."""
 
     def __init__(
         self,
@@ -89,7 +96,7 @@ class _Autocast(ContextDecorator):
 
 
 class _Scaler(torch.amp.GradScaler):
-    """Without data nothing tells whether a gradient overflowed: none did."""
+    """Gradient scaler that never skips a step: without data no gradient is known to overflow."""
 
     def _maybe_opt_step(
         self, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any
@@ -98,7 +105,13 @@ class _Scaler(torch.amp.GradScaler):
 
 
 class GpuFunctions(TorchFunctionMode):
-    """enabled, dtype, caches, depth: of autocast. cache: the copies of weights that it keeps, by the identity of the weight."""
+    """Mode in which functions cast their inputs and choose kernels like on a GPU.
+
+    It costs time, and is useful in the forward pass only.
+
+    enabled, dtype, caches, depth: state of autocast. cache: its copies of weights, by the id of the
+    weight; each entry also holds the weight itself, so that no other tensor gets its id.
+    """
 
     def __init__(self, labelling: Callable[[str], Any]) -> None:
         super().__init__()
@@ -129,17 +142,15 @@ class GpuFunctions(TorchFunctionMode):
     def _cast_inputs(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if name in _LOW or name in _FP32:
-            cast = self._low if name in _LOW else _fp32
-            return tuple(_map(cast, value) for value in args), {
-                key: _map(cast, value) for key, value in options.items()
-            }
+        if name in _LOW:
+            return _map(self._low, args), _map(self._low, options)
+        if name in _FP32:
+            return _map(_fp32, args), _map(_fp32, options)
         if name in _FP32_RESULT and _is_low(args[0]) and options.get("dtype") is None:
             options["dtype"] = torch.float32
         return args, options
 
     def _low(self, tensor: Tensor) -> Tensor:
-        """A weight is copied once a region and the copy kept, as long as gradients may be asked of it."""
         if not tensor.is_floating_point() or tensor.dtype in (self.dtype, torch.float64):
             return tensor
         is_weight = (
@@ -150,26 +161,30 @@ class GpuFunctions(TorchFunctionMode):
         )
         if not (is_weight and self.caches):
             return tensor.to(self.dtype)
+        # Autocast copies each trained weight once in a region.
         if id(tensor) not in self.cache:
             with self._labelling("autocast weight copies"):
                 self.cache[id(tensor)] = tensor, tensor.to(self.dtype)
         return self.cache[id(tensor)][1]
 
     def _cross_entropy(self, logits: Tensor, target: Tensor, **options: Any) -> Tensor:
-        """A composite: its log-softmax keeps the dtype of the logits, of which the loss then takes an fp32 copy."""
+        # A composite: its log-softmax has the dtype of the logits, and the loss takes an fp32 copy.
         smoothing = options.pop("label_smoothing", 0.0)
         if smoothing or not _is_low(logits):
-            return functional.cross_entropy(
-                _fp32(logits), target, label_smoothing=smoothing, **options
-            )
-        logarithms = functional.log_softmax(logits, 1 if logits.ndim > 1 else 0, dtype=logits.dtype)
+            logits = _fp32(logits)
+            return functional.cross_entropy(logits, target, label_smoothing=smoothing, **options)
+        logarithms = functional.log_softmax(logits, min(1, logits.ndim - 1), dtype=logits.dtype)
         return functional.nll_loss(_fp32(logarithms), target, **options)
 
 
 def _map(cast: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return cast(value)
-    return [_map(cast, one) for one in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [_map(cast, one) for one in value]
+    if isinstance(value, dict):
+        return {key: _map(cast, one) for key, one in value.items()}
+    return value
 
 
 def _is_low(value: Any) -> bool:

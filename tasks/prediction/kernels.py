@@ -1,16 +1,14 @@
 """Memory that GPU kernels need in addition to their results: workspaces and scratch.
 
 Sources: ATen/cuda/CublasHandlePool.cpp; ATen/native/transformers/cuda/attention_backward.cu and
-flash_attn/flash_api.cpp. On an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64) the backward
-passes of flash, efficient and cuDNN attention need 80.5 MiB in bf16: three gradients of 16 MiB, a sum in
-fp32 of 32 MiB and sums of rows of 0.5 MiB. The one of efficient attention in fp32 needs 128.5 MiB: three
-gradients of 32 MiB and the same sums.
+flash_attn/flash_api.cpp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +17,16 @@ from torch import Tensor
 _aten = torch.ops.aten
 _FP32 = 4
 
-MULTIPLIES = frozenset(
-    {"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"}
-)  # by cuBLAS
+# Operations that call cuBLAS.
+MULTIPLIES = frozenset({"mm", "bmm", "addmm", "baddbmm", "addbmm", "addmv", "mv", "dot"})
 
 
+# Measured on an H200 (torch 2.11, 16,384 tokens, 8 sequences, width 64): the backward passes of
+# flash, efficient and cuDNN attention need 80.5 MiB in bf16, three gradients of 16 MiB, a sum in
+# fp32 of 32 MiB and sums of rows of 0.5 MiB. The one of efficient attention in fp32 needs 128.5
+# MiB, three gradients of 32 MiB and the same sums.
 def _backward_sums(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """Return the scratch for (grad_out, query, …): the query's gradient in fp32, and a sum per row."""
+    """Return the scratch for (grad_out, query, …): the query's gradient in fp32, a sum per row."""
     query = args[1]
     return _FP32 * query.numel(), _FP32 * query.numel() // query.shape[-1]
 
@@ -74,35 +75,29 @@ class SdpaCall:
 def fused_attention(call: SdpaCall) -> Tensor:
     """Return the output of the attention kernel that a GPU would choose among the enabled ones.
 
-    On some GPUs cuDNN's kernel comes before flash, and needs as much memory. On `meta` torch itself
-    would always fall back to the plain formula. Raise RuntimeError with torch's message if every
-    kernel is disabled.
+    Raise RuntimeError with torch's message if every kernel is disabled.
     """
-    query, key, value = call.query, call.key, call.value
-    attn_mask, dropout_p = call.attn_mask, call.dropout_p
-    is_causal, scale = call.is_causal, call.scale
-    low = query.dtype in (torch.float16, torch.bfloat16)
+    # On `meta` torch itself would always fall back to the plain formula. On some GPUs cuDNN's
+    # kernel comes before flash, and needs the same memory.
+    query, key, value, mask = call.query, call.key, call.value, call.attn_mask
+    is_low = query.dtype in (torch.float16, torch.bfloat16)
     has_gradients = any(tensor.requires_grad for tensor in (query, key, value))
     gradients = torch.is_grad_enabled() and has_gradients
     backends: Any = torch.backends.cuda
     if call.enable_gqa:
-        key, value = (x.repeat_interleave(query.shape[-3] // x.shape[-3], -3) for x in (key, value))
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     given = (query, key, value)
-    if low and attn_mask is None and backends.flash_sdp_enabled():
-        found = _aten._scaled_dot_product_flash_attention(*given, dropout_p, is_causal, scale=scale)
-    elif low and backends.cudnn_sdp_enabled():
-        found = _aten._scaled_dot_product_cudnn_attention(
-            *given, attn_mask, gradients, dropout_p, is_causal, scale=scale
-        )
+    options = (call.dropout_p, call.is_causal)
+    if is_low and mask is None and backends.flash_sdp_enabled():
+        attend = partial(_aten._scaled_dot_product_flash_attention, *given)
+    elif is_low and backends.cudnn_sdp_enabled():
+        attend = partial(_aten._scaled_dot_product_cudnn_attention, *given, mask, gradients)
     elif backends.mem_efficient_sdp_enabled():
-        found = _aten._scaled_dot_product_efficient_attention(
-            *given, attn_mask, gradients, dropout_p, is_causal, scale=scale
-        )
+        attend = partial(_aten._scaled_dot_product_efficient_attention, *given, mask, gradients)
     elif backends.math_sdp_enabled():
-        found = _aten._scaled_dot_product_attention_math(
-            *given, attn_mask, dropout_p, is_causal, scale=scale
-        )
+        attend = partial(_aten._scaled_dot_product_attention_math, *given, mask)
     else:
         raise RuntimeError("No available kernel. Aborting execution.")
-    output: Tensor = found[0]
+    output: Tensor = attend(*options, scale=call.scale)[0]
     return output

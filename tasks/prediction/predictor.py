@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from tasks import attention
+from tasks import attention, train_step
 from tasks.attention import AttentionParams
 from tasks.harness.device import CpuDevice, Skip, backend_refused, message_of
 from tasks.harness.saved_tensors import SavedTensors
@@ -32,9 +31,9 @@ from tasks.prediction.trace import Replay, Step, Trace, highest, replay
 from tasks.prediction.tracking import StorageTracker
 from tasks.process.phase_file import Progress
 from tasks.spec.axes import Affects, axes_without
+from tasks.spec.metrics import metric_named
 from tasks.spec.parameters import default_values
 from tasks.spec.tables import Sample
-from tasks.train_step import build_on
 from tasks.training.parameters import TrainStepParams
 
 STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, within 3.5 %
@@ -42,6 +41,7 @@ STEADY_STEPS = 5  # after these the model reserves what an H200 does after 25, w
 Predictable = TrainStepParams | AttentionParams
 
 _FUSED = ("sdpa", "efficient", "flash", "cudnn", "flex")
+_LONGEST_REASON = 200
 
 
 class NoData(CpuDevice):
@@ -52,22 +52,17 @@ class NoData(CpuDevice):
 
 
 class Predictor:
-    """Predicts cells one by one.
-
-    It stores the trace of the last training step, because the trace of `forward_backward` is contained
-    in it.
-    """
+    """Predicts cells one by one."""
 
     def __init__(self) -> None:
+        # The last training step, because the trace of `forward_backward` is contained in its trace.
         self._last: tuple[TrainStepParams, int, Trace] | None = None
 
     def predict(self, request: PredictionRequest) -> Prediction:
         """Return a prediction, or an unknown one with the reason. Never raise."""
-        params = request.cell.params
-        if not isinstance(params, TrainStepParams | AttentionParams) or unsupported_reason(
-            request.cell
-        ):
-            return unknown(unsupported_reason(request.cell))
+        params, reason = request.cell.params, unsupported_reason(request.cell)
+        if not isinstance(params, TrainStepParams | AttentionParams) or reason:
+            return unknown(reason)
         try:
             trace = self._trace(_as_eager(params), request.workspace_bytes)
             peaks = replay(trace, CachingAllocator(), STEADY_STEPS)
@@ -75,47 +70,36 @@ class Predictor:
             return unknown(str(skip))
         except Exception as error:  # a user's model may raise anything
             first_line = (message_of(error).splitlines() or [""])[0]
-            name = type(error).__name__
-            reason = f"it does not run without data: {name}: {first_line}"[:200]
+            reason = f"it does not run without data: {type(error).__name__}: {first_line}"
+            reason = reason[:_LONGEST_REASON]
             if isinstance(params, AttentionParams) or backend_refused(error):
                 return unknown(reason)
             return _at_least(params, reason, request.caps_bytes)
         how = "modelled" if params.attention in _FUSED else "tracked"
         verdicts = {cap: judge(trace, peaks, cap) for cap in request.caps_bytes}
-        return Prediction(
-            how,
-            "",
-            (
-                *_samples(peaks, how),
-                *_composition(trace, peaks),
-                *trace.saved,
-                *_closed_form(params),
-            ),
-            verdicts,
-        )
+        by_role = _composition(trace, peaks)
+        samples = (*_samples(peaks, how), *by_role, *trace.saved, *_closed_form(params))
+        return Prediction(how, "", samples, verdicts)
 
     def _trace(self, params: Predictable, workspace_bytes: int) -> Trace:
         if isinstance(params, AttentionParams):
             return track(params, workspace_bytes)
-        whole = params.model_copy(update={"pass_": "train_step"})
-        if (
-            params.pass_ == "forward_backward"
-            and self._last is not None
-            and self._last[:2] == (whole, workspace_bytes)
-        ):
-            return self._last[2].without("optimizer")
+        if params.pass_ == "forward_backward" and self._last is not None:
+            whole = params.model_copy(update={"pass_": "train_step"})
+            if self._last[:2] == (whole, workspace_bytes):
+                return self._last[2].without("optimizer")
         trace = track(params, workspace_bytes)
         self._last = (params, workspace_bytes, trace)
         return trace
 
 
 def _as_eager(params: Predictable) -> Predictable:
-    """Return the uncompiled cell. Flex attention has the tensors of the efficient kernel."""
-    ignored = axes_without(type(params), Affects.MEMORY)
+    """Return the cell with the default of each axis that does not affect memory."""
     defaults = default_values(type(params))
-    alike: dict[str, Any] = {name: defaults[name] for name in ignored}
-    how = "efficient" if params.attention == "flex" else params.attention
-    return params.model_copy(update={**alike, "attention": how})
+    changed = {name: defaults[name] for name in axes_without(type(params), Affects.MEMORY)}
+    if params.attention == "flex":  # it has the tensors of the efficient kernel
+        changed["attention"] = "efficient"
+    return params.model_copy(update=changed)
 
 
 class _Forward(ExitStack):
@@ -145,8 +129,9 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
             workload = _build(params)
         model, optimizer = workload.model, workload.optimizer
         tracker.label(workload.resident, "inputs")
-        tracker.label(model.parameters() if model is not None else (), "parameters")
-        tracker.follow(workload, outside="loss" if optimizer is not None else "attention")
+        if model is not None:
+            tracker.label(model.parameters(), "parameters")
+        tracker.follow(workload, outside="attention" if optimizer is None else "loss")
         saved = SavedTensors(workload)
         steps: tuple[tuple[Step, AbstractContextManager[None]], ...] = (
             ("first", nullcontext()),
@@ -156,17 +141,16 @@ def track(params: Predictable, workspace_bytes: int = 0) -> Trace:
             tracker.begin(step)
             with watching, _Forward(emulation) as forward:
                 run_step(workload, Progress(), tracker, forward)
-            tracker.label(_state_of(optimizer) if optimizer is not None else (), "optimizer state")
+            if optimizer is not None:
+                tracker.label(_state_of(optimizer), "optimizer state")
     tracker.trace.saved += saved.samples("prediction")
     return tracker.trace
 
 
 def _build(params: Predictable) -> Workload:
-    return (
-        attention.build_on(NoData(), params)
-        if isinstance(params, AttentionParams)
-        else build_on(NoData(), params)
-    )
+    if isinstance(params, AttentionParams):
+        return attention.build_on(NoData(), params)
+    return train_step.build_on(NoData(), params)
 
 
 def _state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -182,16 +166,13 @@ def judge(trace: Trace, peaks: Replay, cap_bytes: int) -> Verdict:
 
 
 def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
-    """Return True if the allocator fits under the limit.
-
-    Near a limit it releases free segments first, so that less may suffice than it would reserve.
-    """
-    reserved, requested = (
-        max(found.reserved for found in peaks.values()),
-        max(found.requested for found in peaks.values()),
-    )
-    if (plain := plainly_fits(reserved, requested, cap_bytes)) is not None:
-        return plain
+    reserved = max(found.reserved for found in peaks.values())
+    requested = max(found.requested for found in peaks.values())
+    is_plain = plainly_fits(reserved, requested, cap_bytes)
+    if is_plain is not None:
+        return is_plain
+    # Near a limit the allocator releases free segments first, so that less may suffice than it
+    # would reserve without a limit: only a replay under the limit decides.
     try:
         replay(trace, CachingAllocator(cap_bytes), STEADY_STEPS)
     except OutOfMemory:
@@ -202,23 +183,22 @@ def _survives(trace: Trace, peaks: Replay, cap_bytes: int) -> bool:
 def _samples(peaks: Replay, how: str) -> Iterator[Sample]:
     for (step, phase), found in peaks.items():
         sizes = {
-            f"peak_{kind}_bytes": getattr(found, kind)
-            for kind in ("allocated", "requested", "reserved")
+            "peak_allocated_bytes": found.allocated,
+            "peak_requested_bytes": found.requested,
+            "peak_reserved_bytes": found.reserved,
+            "held_allocated_bytes": found.held_allocated,
         }
-        sizes["held_allocated_bytes"] = found.held_allocated
-        for metric, nbytes in sizes.items():
-            yield Sample("prediction", metric, "bytes", nbytes, step, phase, note=how)
+        for name, nbytes in sizes.items():
+            yield metric_named("prediction", name).sample(nbytes, step, phase, note=how)
 
 
 def _composition(trace: Trace, peaks: Replay) -> Iterator[Sample]:
-    """Yield the bytes at the peak of the steady step by role."""
     phase, peak = highest(peaks, "steady")
     for role, nbytes in compose(trace, phase, peak).items():
         yield Sample("prediction", "at_peak_bytes", "bytes", nbytes, "steady", phase, note=role)
 
 
 def _closed_form(params: Predictable) -> Iterator[Sample]:
-    """Yield the terms of the closed form, for cells that have one."""
     if isinstance(params, AttentionParams):
         yield from attention_squares(params)
         return
@@ -230,20 +210,16 @@ def _closed_form(params: Predictable) -> Iterator[Sample]:
 def _at_least(params: TrainStepParams, reason: str, caps_bytes: Iterable[int]) -> Prediction:
     """Return a lower bound from the parameters of a model that does not run without data."""
     with suppress(Exception), gpu_emulated(lambda role: nullcontext()) as emulation, emulation:
-        model = build_on(NoData(), params).model
-        sizes = (
-            [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-            if model
-            else []
-        )
-        if sizes:
-            found = of_parameters(
-                params,
-                sum(count for count, _ in sizes),
-                sum(count for count, learns in sizes if learns),
-            )
+        model = train_step.build_on(NoData(), params).model
+        if model is None:
+            return unknown(reason)
+        count = trained = 0
+        for parameter in model.parameters():
+            count += parameter.numel()
+            trained += parameter.numel() * parameter.requires_grad
+        found = of_parameters(params, count, trained)
+        if found.nbytes:
             verdicts: dict[int, Verdict] = {cap: "oom" for cap in caps_bytes if found.nbytes > cap}
-            return Prediction(
-                CLOSED_FORM, reason, (*unknown(reason).samples, *found.samples()), verdicts
-            )
+            samples = (*unknown(reason).samples, *found.samples())
+            return Prediction(CLOSED_FORM, reason, samples, verdicts)
     return unknown(reason)

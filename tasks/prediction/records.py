@@ -20,8 +20,8 @@ _GIB = 1024**3
 AS_EAGER, CLOSED_FORM = "as eager", "closed form"
 MARGIN = 0.03  # error of a prediction as a fraction; within it a verdict is borderline
 
-# Largest ratio of predicted to measured memory of 180 compiled cells, in a forward pass. The largest of a
-# training step was 1.43. Compiled cells are predicted as eager ones.
+# Largest ratio of predicted to measured memory of 180 compiled cells, in a forward pass. The
+# largest of a training step was 1.43. Compiled cells are predicted as eager ones.
 MOST_OVERGUESS = 2.11
 
 # A compiled cell is never `oom`, because it needs less than its eager prediction: instead it fits
@@ -55,21 +55,17 @@ class PredictionRequest:
     @classmethod
     def from_json(cls, text: str) -> PredictionRequest:
         body = json.loads(text)
-        return cls(
-            make_cell(*body["cell"]),
-            tuple(body["caps_bytes"]),
-            body["workspace_bytes"],
-            tuple(body["import_paths"]),
-        )
+        caps, paths = tuple(body["caps_bytes"]), tuple(body["import_paths"])
+        return cls(make_cell(*body["cell"]), caps, body["workspace_bytes"], paths)
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Predicted peaks, as samples with the names of measured ones, and a verdict for each limit.
 
-    how: how it was predicted. `tracked`: every storage was followed. `modelled`: the same, with a model
-        of fused kernels. `as eager`: an upper bound for a compiled cell. `closed form`: memory of
-        parameters, gradients and AdamW's moments, a lower bound for a model that does not run
+    how: how it was predicted. `tracked`: every storage was followed. `modelled`: the same, with a
+        model of fused kernels. `as eager`: an upper bound for a compiled cell. `closed form`: memory
+        of parameters, gradients and AdamW's moments, a lower bound for a model that does not run
         without data. Empty: nothing is known.
     reason: why there is no peak.
     verdicts: by limit, in bytes.
@@ -80,59 +76,53 @@ class Prediction:
     samples: tuple[Sample, ...] = ()
     verdicts: Mapping[int, Verdict] = field(default_factory=dict)
 
+    def _peak(self, metric: str, *modes: str) -> float | None:
+        peak = None
+        for sample in self.samples:
+            is_in_modes = not modes or sample.mode in modes
+            if sample.metric == metric and is_in_modes and sample.value is not None:
+                peak = max(peak or 0, sample.value)
+        return peak
+
     def peak_bytes(
         self, metric: str = "peak_allocated_bytes", mode: str = "steady"
     ) -> float | None:
         """Return the highest peak of all phases."""
-        found = [
-            s.value
-            for s in self.samples
-            if (s.metric, s.mode) == (metric, mode) and s.value is not None
-        ]
-        return max(found, default=None)
+        return self._peak(metric, mode)
 
     def plain_verdict(self, cap_bytes: int) -> Verdict | None:
-        """Return `fits` or `oom` if the peaks alone decide it, without a replay of the allocator."""
-        reserved, requested = (
-            [s.value for s in self.samples if s.metric == metric and s.value is not None]
-            for metric in ("peak_reserved_bytes", "peak_requested_bytes")
-        )
-        if not reserved or not requested:
+        """Return `fits` or `oom` if the peaks alone decide it, without a replay."""
+        reserved = self._peak("peak_reserved_bytes")
+        requested = self._peak("peak_requested_bytes")
+        if reserved is None or requested is None:
             return None
-        low, high = (
-            plainly_fits(max(reserved), max(requested), round(cap_bytes * share))
-            for share in (1 - MARGIN, 1 + MARGIN)
-        )
-        if low:
+        if plainly_fits(reserved, requested, round(cap_bytes * (1 - MARGIN))):
             return "fits"
-        return "oom" if high is False else None
+        is_over = plainly_fits(reserved, requested, round(cap_bytes * (1 + MARGIN))) is False
+        return "oom" if is_over else None
 
     def as_eager(self) -> Prediction:
         """Return the prediction of a compiled cell: an upper bound, so that no verdict is `oom`."""
         if self.how in ("", CLOSED_FORM):  # compiled or not, the parameters are there
             return self
-        samples = tuple(
-            replace(s, note=AS_EAGER) if s.note == self.how else s for s in self.samples
-        )
-        verdicts = {
-            cap: self._compiled(cap) if v == "oom" else v for cap, v in self.verdicts.items()
-        }
-        return replace(self, how=AS_EAGER, samples=samples, verdicts=verdicts)
-
-    def _compiled(self, cap_bytes: int) -> Verdict:
-        """Return the verdict of a compiled cell that would not fit as eager."""
-        is_far_over = self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
-        return "unlikely" if is_far_over else "perhaps"
+        notes = {self.how: AS_EAGER}  # other notes are roles
+        samples = [replace(one, note=notes.get(one.note, one.note)) for one in self.samples]
+        verdicts = dict(self.verdicts)
+        for cap_bytes, verdict in self.verdicts.items():
+            if verdict == "oom":
+                is_far_over = self.plain_verdict(round(MOST_OVERGUESS * cap_bytes)) == "oom"
+                verdicts[cap_bytes] = "unlikely" if is_far_over else "perhaps"
+        return replace(self, how=AS_EAGER, samples=tuple(samples), verdicts=verdicts)
 
     def role_bytes(self, metric: str = "at_peak_bytes") -> dict[str, float]:
-        """Return bytes by role at the predicted peak, or by the formula with `closed_form_bytes`."""
+        """Return bytes by role at the predicted peak, or by formula with `closed_form_bytes`."""
         return {s.note: s.value for s in self.samples if s.metric == metric and s.value is not None}
 
     def least_bytes(self) -> float | None:
         """Return a lower bound of the memory if the peak is unknown, otherwise None."""
-        return (
-            sum(self.role_bytes("closed_form_bytes").values()) if self.how == CLOSED_FORM else None
-        )
+        if self.how != CLOSED_FORM:
+            return None
+        return sum(self.role_bytes("closed_form_bytes").values())
 
     def samples_with(self, verdict: Verdict | None) -> tuple[Sample, ...]:
         """Return the samples, with the verdict if there is one."""
@@ -141,11 +131,13 @@ class Prediction:
         return (*self.samples, VERDICT.sample(None, note=verdict))
 
     def why_oom(self, cap_bytes: int | None) -> str:
-        least, cap = self.least_bytes(), cap_bytes or 0
+        """Return a sentence with the needed and the available memory."""
+        least, available = self.least_bytes(), f"and there are {(cap_bytes or 0) / _GIB:.1f}"
         if least is not None:
-            return f"its parameters, gradients and moments take {least / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
+            need = f"its parameters, gradients and moments take {least / _GIB:.1f} GiB"
+            return f"{need}, {available}"
         peak = self.peak_bytes("peak_reserved_bytes") or 0
-        return f"it is predicted to reserve {peak / _GIB:.1f} GiB, and there are {cap / _GIB:.1f}"
+        return f"it is predicted to reserve {peak / _GIB:.1f} GiB, {available}"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -154,20 +146,15 @@ class Prediction:
     def from_json(cls, text: str) -> Prediction:
         body = json.loads(text)
         samples = tuple(Sample(**sample) for sample in body["samples"])
-        return cls(
-            body["how"],
-            body["reason"],
-            samples,
-            {int(cap): verdict for cap, verdict in body["verdicts"].items()},
-        )
+        # JSON has texts as keys only.
+        verdicts = {int(cap): verdict for cap, verdict in body["verdicts"].items()}
+        return cls(body["how"], body["reason"], samples, verdicts)
 
 
 def unknown(reason: str) -> Prediction:
-    return Prediction(
-        "",
-        reason,
-        (Sample("prediction", "peak_allocated_bytes", "bytes", None, "steady", note=reason),),
-    )
+    """Return a prediction of nothing, with a sample that has the reason."""
+    sample = Sample("prediction", "peak_allocated_bytes", "bytes", None, "steady", note=reason)
+    return Prediction("", reason, (sample,))
 
 
 def unsupported_reason(cell: Cell) -> str:
@@ -175,16 +162,17 @@ def unsupported_reason(cell: Cell) -> str:
     if cell.task not in ("train_step", "attention"):
         return f"the memory of {cell.task} is not predicted"
     if getattr(cell.params, "cold_l2", False):
-        return "how large the buffer is that empties the cache, only the GPU tells"
+        return "with cold_l2 the size of the buffer that empties the cache depends on the GPU"
     if cell.params.device != "cuda":
-        return f"on {cell.params.device} the peak is of the whole process, which no model of tensors foretells"
+        return f"on {cell.params.device} the peak is of the whole process, not only of its tensors"
     return ""
 
 
 def memory_identity(cell: Cell) -> dict[str, Any]:
     """Return the values that decide a cell's memory: cells with equal ones share a prediction."""
-    ignored = axes_without(type(cell.params), Affects.MEMORY)
-    values = {name: value for name, value in cell.params.values().items() if name not in ignored}
+    values = cell.params.values()
+    for name in axes_without(type(cell.params), Affects.MEMORY):
+        del values[name]
     if values.get("precision") == "tf32":
         values["precision"] = "fp32"
     return {"task": cell.task, "version": cell.version, **values}

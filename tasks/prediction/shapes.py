@@ -1,11 +1,12 @@
-"""Remembers what operations gave on the `meta` device: its kernels are Python, and every layer asks the same of them.
+"""Stores the results of operations on the `meta` device: its kernels are Python, and slow.
 
-With it a cell of the course takes a second or two to track, and a tenth of the operations are asked of torch.
+Every layer calls the same operations with the same shapes, so that a tenth of the calls reach
+torch. With it a cell of the course takes a second or two to track.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,41 +18,40 @@ _Shape = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 
 @dataclass(frozen=True)
-class _Made:
-    """What an operation makes: tensors of these shapes, or one alone."""
+class _NewTensors:
+    """The result of an operation: new tensors of these shapes, or a single one."""
 
     shapes: tuple[_Shape, ...]
-    alone: bool
+    is_single: bool
 
 
-_IN_PLACE, _ASK = "in place", "ask"
+# Results that are the first argument, and results that only torch knows, such as views.
+_IN_PLACE, _CALL_TORCH = "in place", "call torch"
 
 
 class ShapeMemory:
-    """Answers a call from memory where inputs of the same shapes made new tensors, or changed the first of them.
+    """Results of operations by the shapes of their arguments.
 
-    Anything else, such as a view, is left to torch, which is quick with it.
+    Calls that make new tensors or change their first argument are answered without torch. All
+    others, such as views, are left to torch, which is quick with them.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, _Made | str] = {}
+        self._known: dict[Any, _NewTensors | str] = {}
 
     def call(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[Any, Iterable[Tensor]]:
-        """The result, and the tensors in it that may have a storage of their own."""
-        key = (
-            id(func),
-            *map(_signature, args),
-            *map(_signature, kwargs.items()),
-        )  # an operation is slow to hash
+        """Return the result, and the tensors in it that may have a new storage."""
+        # An operation is slow to hash, so its id stands for it.
+        key = (id(func), *map(_signature, args), *map(_signature, kwargs.items()))
         found = self._known.get(key)
-        if type(found) is _Made:
+        if type(found) is _NewTensors:
             made = [
                 torch.empty_strided(size, stride, dtype=dtype, device="meta")
                 for size, stride, dtype in found.shapes
             ]
-            return (made[0] if found.alone else made), made
+            return (made[0] if found.is_single else made), made
         if found is _IN_PLACE:
             return args[0], ()
         result = func(*args, **kwargs)
@@ -60,12 +60,11 @@ class ShapeMemory:
         return result, tensors_of(result)
 
 
-def tensors_of(result: Any) -> Iterable[Tensor]:
-    return (
-        (result,)
-        if isinstance(result, Tensor)
-        else [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
-    )
+def tensors_of(result: Any) -> Sequence[Tensor]:
+    """Return the tensors in nested tuples, lists and dicts."""
+    if isinstance(result, Tensor):
+        return (result,)
+    return [leaf for leaf in tree_iter(result) if isinstance(leaf, Tensor)]
 
 
 def _signature(value: Any) -> Any:
@@ -76,23 +75,25 @@ def _signature(value: Any) -> Any:
     return type(value), value
 
 
-def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _Made | str:
+def _summary(func: Any, args: tuple[Any, ...], result: Any) -> _NewTensors | str:
     if args and result is args[0]:
         return _IN_PLACE
     results = result if isinstance(result, tuple | list) else (result,)
-    if not (
-        results
-        and all(isinstance(one, Tensor) and one.is_meta for one in results)
-        and _are_new(func, args, results)
-    ):
-        return _ASK
-    return _Made(
-        tuple((one.shape, one.stride(), one.dtype) for one in results), isinstance(result, Tensor)
-    )
+    for one in results:
+        if not isinstance(one, Tensor) or not one.is_meta:
+            return _CALL_TORCH
+    if not results or not _are_new(func, args, results):
+        return _CALL_TORCH
+    shapes = tuple((one.shape, one.stride(), one.dtype) for one in results)
+    return _NewTensors(shapes, isinstance(result, Tensor))
 
 
 def _are_new(func: Any, args: tuple[Any, ...], results: Iterable[Tensor]) -> bool:
-    """The schema alone does not tell: `_unsafe_view` gives the storage it was given, and says nothing of it."""
-    given = {tensor.untyped_storage()._cdata for tensor in tensors_of(args)}
-    shared = given & {tensor.untyped_storage()._cdata for tensor in results}
+    # The schema alone is not enough: `_unsafe_view` returns the storage that it was given, and does
+    # not declare that.
+    shared = _addresses(tensors_of(args)) & _addresses(results)
     return not shared and not any(returned.alias_info for returned in func._schema.returns)
+
+
+def _addresses(tensors: Iterable[Tensor]) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in tensors}

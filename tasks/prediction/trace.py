@@ -18,7 +18,7 @@ STEPS: tuple[Step, ...] = ("built", "first", "steady")
 
 
 class Label(NamedTuple):
-    """What is known about a storage when it is made.
+    """Properties of a storage that are known when it is made.
 
     part: part of the model. role: what it is used for; empty if that follows from its lifetime.
     """
@@ -58,11 +58,10 @@ class Trace:
 
     def without(self, phase: str) -> Trace:
         """Return the trace as if this phase had not run."""
-        others = {
-            step: [span for span in spans if span.phase != phase]
-            for step, spans in self.spans.items()
-        }
-        return Trace(self.sizes_bytes, self.labels, others, self.saved)
+        others = Trace(self.sizes_bytes, self.labels, saved=self.saved)
+        for step, spans in self.spans.items():
+            others.spans[step] = [span for span in spans if span.phase != phase]
+        return others
 
     def events(self, step: Step) -> Iterator[int]:
         for span in self.spans[step]:
@@ -86,16 +85,18 @@ Replay = dict[tuple[Step, str], Peaks]
 def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Replay:
     """Return the peaks of each phase of each step; those of the build have the phase "".
 
-    The steady step is replayed until two replays agree, at most `steady_steps` times. The requests are
-    the same each time, but the positions of free blocks change, and with them the peaks. Raise
+    The steady step is replayed until two replays agree, at most `steady_steps` times. Raise
     OutOfMemory if the allocator's limit is too small.
     """
     player = _Player(trace, allocator)
     peaks: Replay = {}
     steps: list[Step] = ["built", "first", *["steady"] * steady_steps]  # type: ignore[list-item]
     for step in steps:
+        # A repeated step has the same requests, but the positions of free blocks change, and with
+        # them the peaks.
         before = dict(peaks)
-        peaks |= {(step, phase): found for phase, found in player.play(step)}
+        for phase, found in player.play(step):
+            peaks[step, phase] = found
         if peaks == before or (step == "steady" and not player.can_repeat):
             break
     return peaks
@@ -103,8 +104,9 @@ def replay(trace: Trace, allocator: CachingAllocator, steady_steps: int) -> Repl
 
 def highest(peaks: Replay, step: Step) -> tuple[str, Peaks]:
     """Return the phase of a step that allocates most."""
-    of_step = [(phase, found) for (name, phase), found in peaks.items() if name == step]
-    return max(of_step, key=lambda pair: pair[1].allocated)
+    keys = [key for key in peaks if key[0] == step]
+    key = max(keys, key=lambda key: peaks[key].allocated)
+    return key[1], peaks[key]
 
 
 class _Player:
@@ -131,13 +133,9 @@ class _Player:
 
     def _play_span(self, events: Sequence[int]) -> Peaks:
         allocator, blocks, sizes = self._allocator, self._blocks, self._trace.sizes_bytes
-        requested, allocated, reserved = (
-            allocator.requested,
-            allocator.allocated,
-            allocator.reserved,
-        )
-        at = -1
-        for place, event in enumerate(events):
+        requested, allocated = allocator.requested, allocator.allocated
+        reserved, at = allocator.reserved, -1
+        for index, event in enumerate(events):
             if event < 0:
                 allocator.free(blocks.pop(~event))
                 continue
@@ -145,7 +143,7 @@ class _Player:
             if allocator.requested > requested:
                 requested = allocator.requested
             if allocator.allocated > allocated:
-                allocated, at = allocator.allocated, place
+                allocated, at = allocator.allocated, index
             if allocator.reserved > reserved:
                 reserved = allocator.reserved
         return Peaks(requested, allocated, reserved, allocator.allocated, at)
@@ -156,10 +154,11 @@ def _successors(trace: Trace) -> dict[int, int] | None:
 
     None if their sizes differ: a third step cannot be derived then.
     """
-    made = {step: {event for event in trace.events(step) if event >= 0} for step in STEPS}
-    gone = {~event for event in trace.events("steady") if event < 0}
-    taken, left = sorted(made["first"] & gone), sorted(made["steady"] - gone)
+    first = {event for event in trace.events("first") if event >= 0}
+    steady = set(trace.events("steady"))
+    gone = {~event for event in steady if event < 0}
+    taken, left = sorted(first & gone), sorted(event for event in steady - gone if event >= 0)
     sizes = trace.sizes_bytes
-    if [sizes[storage] for storage in taken] != [sizes[storage] for storage in left]:
+    if list(map(sizes.__getitem__, taken)) != list(map(sizes.__getitem__, left)):
         return None
     return dict(zip(taken, left, strict=True))

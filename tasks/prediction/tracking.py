@@ -1,4 +1,6 @@
-"""Follows every storage of a workload from its first tensor to its release, on a device without data."""
+"""Follows every storage of a workload from its first tensor to its release, on a device without
+data.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,16 @@ PARTS = {
     "Block": "residual",
     "TransformerLM": "logits",
 }
-_PUT_ANEW, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
+_PUT_COPY, _PUT_IN_PLACE = torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default
 _MEMORY = ShapeMemory()  # for all cells of a process: those of one model share most shapes
 
 
 class _Reference(weakref.ref[Any]):
     """A weak reference to a storage, with its index in the trace and its address."""
 
-    __slots__ = ("address", "place")
+    __slots__ = ("address", "index")
     address: int
-    place: int
+    index: int
 
 
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,8 +46,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     It watches steps to know their phases.
 
-    workspace_bytes: workspace that cuBLAS allocates once for each thread that multiplies. On a GPU the
-        backward pass runs on a separate thread.
+    workspace_bytes: workspace that cuBLAS allocates once for each thread that multiplies.
     """
 
     def __init__(self, workspace_bytes: int = 0) -> None:
@@ -68,7 +69,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func is _PUT_ANEW and _in_backward():
+        if func is _PUT_COPY and _in_backward():
             # torch works in place unless it is watched (index_backward in FunctionsManual.cpp).
             func = _PUT_IN_PLACE
         result, made = _MEMORY.call(func, args, kwargs or {})
@@ -105,8 +106,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in tensors:
             reference = self._known.get(tensor.untyped_storage()._cdata)
             if reference is not None:
-                place = reference.place
-                self.trace.labels[place] = self.trace.labels[place]._replace(role=role)
+                label = self.trace.labels[reference.index]
+                self.trace.labels[reference.index] = label._replace(role=role)
 
     @contextmanager
     def labelling(self, role: str) -> Iterator[None]:
@@ -127,18 +128,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outside: the part of allocations outside of all modules.
         """
         self._square, self._outside = workload.square, outside
-        for module in workload.model.modules() if workload.model is not None else ():
-            name = type(module).__name__
-            is_part = name in PARTS or not (
-                isinstance(module, nn.Linear) or name == "Linear" or list(module.children())
-            )
-            part = PARTS.get(name, name) if is_part else ""
-            module.register_forward_pre_hook(self._entering(part))
+        modules = workload.model.modules() if workload.model is not None else ()
+        for module in modules:
+            module.register_forward_pre_hook(self._entering(_part_of(module)))
             module.register_forward_hook(self._leaving, always_call=True)
-        for learns in {
-            id(tensor): tensor for tensor in workload.resident if tensor.requires_grad
-        }.values():
-            learns.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+        # By identity, since `attention` lists its inputs twice: they are leaves, too.
+        trained = {id(tensor): tensor for tensor in workload.resident if tensor.requires_grad}
+        for tensor in trained.values():
+            tensor.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
 
     def _open(self, phase: str) -> None:
         span = TensorLifetime(phase)
@@ -158,27 +155,28 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if address not in self._known:
             reference = _Reference(storage, self._freed)
             reference.address = address
-            reference.place = self._allocate(storage.nbytes(), self._label_of(tensor))
+            reference.index = self._allocate(storage.nbytes(), self._label_of(tensor))
             self._known[address] = reference
 
     def _freed(self, reference: Any) -> None:
         del self._known[reference.address]
-        self._event(~reference.place)
+        self._event(~reference.index)
 
     def _allocate(self, nbytes: int, label: Label) -> int:
-        place = len(self.trace.sizes_bytes)
+        index = len(self.trace.sizes_bytes)
         self.trace.sizes_bytes.append(nbytes)
         self.trace.labels.append(label)
-        self._event(place)
-        return place
+        self._event(index)
+        return index
 
     def _pass_by(self, sizes_bytes: Iterable[int]) -> None:
         """Record a kernel's scratch: allocated together, and released when the kernel is queued."""
         label = Label(self._phase, "", "workspace")
-        for place in [self._allocate(nbytes, label) for nbytes in sizes_bytes]:
-            self._event(~place)
+        for index in [self._allocate(nbytes, label) for nbytes in sizes_bytes]:
+            self._event(~index)
 
     def _see_product(self) -> None:
+        # On a GPU the backward pass runs on a separate thread.
         thread = _in_backward()
         if self._workspace_bytes and thread not in self._threads:
             self._threads.add(thread)
@@ -206,6 +204,15 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _accumulated(self, parameter: Tensor) -> None:
         if parameter.grad is not None:
             self.label([parameter.grad], "gradients")
+
+
+def _part_of(module: nn.Module) -> str:
+    """Return the part that a module stands for; empty for maps and containers within a part."""
+    name = type(module).__name__
+    if name in PARTS:
+        return PARTS[name]
+    is_map = isinstance(module, nn.Linear) or name == "Linear"  # torch's, or the course's
+    return "" if is_map or list(module.children()) else name
 
 
 def _in_backward() -> bool:

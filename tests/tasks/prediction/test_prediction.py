@@ -575,7 +575,7 @@ def test_of_mixed_widths_there_is_no_formula_of_squares() -> None:
     cold = Predictor().predict(
         PredictionRequest(make_cell("attention", {**shape, "cold_l2": True}))
     )
-    assert "only the GPU tells" in cold.reason
+    assert "depends on the GPU" in cold.reason
     with_projections = Predictor().predict(
         PredictionRequest(make_cell("attention", {**shape, "projections": True}))
     )
