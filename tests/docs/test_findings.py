@@ -165,7 +165,7 @@ def test_the_table_of_the_readme_is_what_was_published() -> None:
         assert bf16 == three_digits(narrow["step_ms_median"])
         assert ratio == f"{wide['step_ms_median'] / narrow['step_ms_median']:.2f}×"
         assert peak == f"{narrow['peak_allocated_bytes'] / 2**30:.1f}"
-        assert limited_by == ("the CPU" if narrow["waits_for_host"] else "the GPU")
+        assert limited_by == ("the CPU" if narrow["cpu_bound"] else "the GPU")
 
 
 def three_digits(ms: float) -> str:
