@@ -81,3 +81,10 @@ def suggestion(word: object, allowed: Iterable[object]) -> str:
     words = [str(name) for name in allowed]
     close = get_close_matches(str(word), words, n=1)
     return f"Did you mean {close[0]!r}?" if close else f"Allowed: {', '.join(words)}"
+
+
+def require_known(word: str, allowed: Iterable[str], problem: str) -> None:
+    """Raise ConfigError for a word that is not allowed, with the closest one as the remedy."""
+    words = list(allowed)
+    if word not in words:
+        raise ConfigError(problem, suggestion(word, words))

@@ -1,9 +1,9 @@
-"""From a config to its cells."""
+"""Expansion of a config into its cells."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid_checks import (
     check_axes,
-    check_clauses,
+    check_conditions,
     check_size,
     check_values,
+    narrowing,
     task_params,
 )
 from orchestrator.config.schema import Grid, SweepConfig
@@ -28,8 +29,11 @@ from tasks.spec.registry import make_cell
 
 @dataclass(frozen=True)
 class Expansion:
-    """The cells of a config in its order, each once; `duplicates` were named by more than one combination. idle: the axes that
-    `--set` names and of which no cell has a value of these, such as one of another `timing`.
+    """The cells of a config in its order, each once.
+
+    duplicates: number of combinations that gave a cell again.
+    idle: axes that `--set` names although no cell has one of its values, such as an axis of another
+    `timing`.
     """
 
     cells: tuple[Cell, ...]
@@ -37,7 +41,7 @@ class Expansion:
     idle: frozenset[str] = frozenset()
 
     def label(self, cell: Cell) -> str:
-        """The task and what tells the cell from the others of its task."""
+        """Return the task and the axes in which the cells of this task differ."""
         return cell.describe(self._varying[cell.task])
 
     @cached_property
@@ -49,50 +53,59 @@ class Expansion:
 
 
 def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansion:
-    """Raises ConfigError for what is no axis or no value, and for a sweep without a cell."""
+    """Return the selected cells.
+
+    Raises ConfigError for an unknown axis, an impossible value, and a sweep without a cell.
+    """
     check_axes(config, source, selection)
-    check_clauses(config, source)
+    check_conditions(config, source)
     check_values(config, "--set", selection.set)
     check_values(config, "--where", selection.where)
-    check_size(config, source, selection)
+    check_size(config, source, selection.set)
     cells: dict[str, Cell] = {}
     named, idle = 0, set(selection.set)
     for number, grid in enumerate(config.grids):
-        for cell in _expand_grid(grid, ("grids", number), config, source, selection):
+        for cell, _ in _grid_cells(config, number, source, selection.set):
+            values = _condition_values(cell)
+            is_excluded = any(matches(values, condition) for condition in grid.exclude)
+            if is_excluded or not matches(values, selection.where):
+                continue
             named += 1
             cells.setdefault(cell.id, cell)
-            idle -= {name for name in idle if cell.params.values().get(name) in selection.set[name]}
+            for name in tuple(idle):
+                if values.get(name) in selection.set[name]:
+                    idle.remove(name)
     if not named:
         remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
         raise ConfigError(f"{source.name}: the grid is empty", remedy)
-    chosen = (
-        choose_sample(cells.values(), selection.sample)
-        if selection.sample
-        else tuple(cells.values())
-    )
+    chosen = tuple(cells.values())
+    if selection.sample:
+        chosen = choose_sample(chosen, selection.sample)
     return Expansion(chosen, named - len(cells), frozenset(idle))
 
 
 def require_effect(expansion: Expansion) -> None:
-    """Raises ConfigError for what `--set` names in vain: the sweep would be another than the one that was asked for."""
+    """Raise ConfigError for an axis of `--set` that changes no cell.
+
+    Otherwise another sweep would run than the user asked for.
+    """
     for name in sorted(expansion.idle):
         raise ConfigError(
-            f"--set {name}: no cell of these has it",
-            "Leave it out, or set what it goes with, such as timing, device or compile",
+            f"--set {name}: has no effect on the selected cells",
+            "Leave it out, or set the axis that it depends on, such as timing, device or compile",
         )
 
 
 def require_matches(config: SweepConfig, source: Source) -> None:
-    """Raises ConfigError for an `exclude` or an `override` that matches no cell of its grid as that is written, before `--set`: a
-    slip of the pen. Of a config that is no sweep but for what `--set` makes of it nothing is said.
+    """Raise ConfigError for an `exclude` or `override` that matches no cell of its grid.
+
+    It is probably a mistake. The grid is checked as it is written, without `--set`. A config that
+    is valid only with `--set` is not checked.
     """
     try:
-        check_size(config, source, Selection({}, {}))
-        idle = [
-            place
-            for number, grid in enumerate(config.grids)
-            for place in _idle_clauses(grid, number, config, source)
-        ]
+        check_size(config, source, {})
+        grids = range(len(config.grids))
+        idle = [place for number in grids for place in _idle_conditions(config, number, source)]
     except ConfigError:
         return
     for place in idle:
@@ -101,68 +114,56 @@ def require_matches(config: SweepConfig, source: Source) -> None:
         )
 
 
-def _expand_grid(
-    grid: Grid, place: KeyPath, config: SweepConfig, source: Source, selection: Selection
-) -> Iterator[Cell]:
-    for cell, _ in _made_cells(grid, place, config, source, selection.set):
-        actual = _actual(cell)
-        if any(matches(actual, excluded) for excluded in grid.exclude) or not matches(
-            actual, selection.where
-        ):
-            continue
-        yield cell
-
-
-def _idle_clauses(grid: Grid, number: int, config: SweepConfig, source: Source) -> list[KeyPath]:
-    """Where those stand that match no cell of the grid as it is written."""
-    base: KeyPath = ("grids", number)
-    excludes, overrides = set(range(len(grid.exclude))), set(range(len(grid.override)))
-    for cell, overridden in (
-        _made_cells(grid, base, config, source, {}) if excludes or overrides else ()
-    ):
-        actual = _actual(cell)
-        excludes -= {i for i in excludes if matches(actual, grid.exclude[i])}
+def _idle_conditions(config: SweepConfig, number: int, source: Source) -> Iterator[KeyPath]:
+    """Yield the places of the conditions that match no cell of a grid."""
+    grid = config.grids[number]
+    excludes = dict(enumerate(grid.exclude))
+    overrides = set(range(len(grid.override)))
+    if not excludes and not overrides:
+        return
+    for cell, overridden in _grid_cells(config, number, source, {}):
+        values = _condition_values(cell)
+        excludes = {i: one for i, one in excludes.items() if not matches(values, one)}
         overrides -= overridden
         if not excludes and not overrides:
-            break
-    return [
-        *((*base, "exclude", i) for i in sorted(excludes)),
-        *((*base, "override", i, "when") for i in sorted(overrides)),
-    ]
+            return
+    for i in excludes:
+        yield "grids", number, "exclude", i
+    for i in sorted(overrides):
+        yield "grids", number, "override", i, "when"
 
 
-def _made_cells(
-    grid: Grid,
-    place: KeyPath,
-    config: SweepConfig,
-    source: Source,
-    sets: Mapping[str, Sequence[Any]],
+def _grid_cells(
+    config: SweepConfig, number: int, source: Source, sets: Mapping[str, Sequence[Any]]
 ) -> Iterator[tuple[Cell, set[int]]]:
-    """Those that are excluded as well; with the numbers of the overrides that match each."""
+    """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each."""
+    grid, place = config.grids[number], ("grids", number)
     known, defaults = axis_names(task_params(grid)), default_values(task_params(grid))
     shared = {name: value for name, value in config.defaults.items() if name in known} | grid.fixed
-    narrowed = {name: list(values) for name, values in sets.items() if name in known}
-    points = [(place, shared | point) for point in _product({**grid.axes, **narrowed})]
+    narrowed = narrowing(grid, sets)
+    points: list[tuple[KeyPath, Values]] = []
+    for point in _product({**grid.axes, **narrowed}):
+        points.append((place, shared | point))
     for i, included in enumerate(grid.include):
-        points += [
-            ((*place, "include", i), shared | included | point) for point in _product(narrowed)
-        ]
+        for point in _product(narrowed):
+            points.append(((*place, "include", i), shared | included | point))
     for at, values in points:
-        overridden = set[int]()
+        overridden: set[int] = set()
         for i, override in enumerate(grid.override):
             if matches({**defaults, **values}, override.when):
-                values |= {
-                    name: value for name, value in override.set.items() if name not in narrowed
-                }
+                # The command line wins over an override.
+                values.update(override.set | {name: values[name] for name in narrowed})
                 overridden.add(i)
-        yield (
-            _make_cell(grid, values, partial(_written, grid, at, values, narrowed), source),
-            overridden,
-        )
+        try:
+            cell = make_cell(grid.task, values)
+        except ValidationError as error:
+            written = {name: value for name, value in values.items() if name not in narrowed}
+            locate = partial(_place_in_file, grid, at, written)
+            raise config_error(error, source, locate, lambda _: known) from error
+        yield cell, overridden
 
 
-def _actual(cell: Cell) -> Values:
-    """What a condition may name."""
+def _condition_values(cell: Cell) -> Values:
     return {**cell.params.values(), "task": cell.task}
 
 
@@ -171,34 +172,23 @@ def _product(axes: Mapping[str, Sequence[Any]]) -> Iterator[Values]:
         yield dict(zip(axes, values, strict=True))
 
 
-def _make_cell(
-    grid: Grid, values: Values, written: Callable[[KeyPath], KeyPath], source: Source
-) -> Cell:
-    try:
-        return make_cell(grid.task, values)
-    except ValidationError as error:
-        raise config_error(
-            error, source, written, lambda _: axis_names(task_params(grid))
-        ) from error
+def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> KeyPath:
+    """Return the place in the file of a value of a cell.
 
-
-def _written(
-    grid: Grid, at: KeyPath, values: Values, narrowed: Collection[str], complaint: KeyPath
-) -> KeyPath:
-    """Where that part of the parameters of a cell stands in the file. at: of the grid, or of what it includes."""
-    if not complaint or complaint[0] in narrowed or complaint[0] not in values:
-        return (*at, *complaint)
-    name, within = str(complaint[0]), complaint[1:]
-    grid_at, is_included = at[:2], len(at) > 2
+    at: the grid, or its `include` that the cell comes from. written: the values of the cell that
+    are not from the command line. loc: the axis, and the steps within its value.
+    """
+    if not loc or loc[0] not in written:
+        return (*at, *loc)
+    name, value, grid_at = str(loc[0]), written[loc[0]], at[:2]
+    # The last override wins. Values are compared by identity, as two places may hold equal ones.
     for i, override in reversed(list(enumerate(grid.override))):
-        if name in override.set and override.set[name] is values[name]:
-            return (*grid_at, "override", i, "set", *complaint)
+        if name in override.set and override.set[name] is value:
+            return (*grid_at, "override", i, "set", *loc)
+    is_included = len(at) > 2
     if is_included and name in grid.include[int(at[-1])]:
-        return (*at, *complaint)
+        return (*at, *loc)
     if not is_included and name in grid.axes:
-        return (*grid_at, "axes", name, _index(grid.axes[name], values[name]), *within)
-    return (*grid_at, "fixed", *complaint) if name in grid.fixed else ("defaults", *complaint)
-
-
-def _index(values: Sequence[Any], wanted: Any) -> int:
-    return next((place for place, value in enumerate(values) if value is wanted), 0)
+        indices = [index for index, one in enumerate(grid.axes[name]) if one is value]
+        return (*grid_at, "axes", name, *indices[:1], *loc[1:])
+    return (*grid_at, "fixed", *loc) if name in grid.fixed else ("defaults", *loc)

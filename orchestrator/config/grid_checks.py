@@ -1,108 +1,100 @@
-"""Checks of a config's grids before they are expanded: unknown axes, impossible values, too many combinations."""
+"""Checks of a config's grids before they are expanded.
+
+They refuse unknown axes, impossible values and too many combinations, each at its place in the file.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.common.errors import ConfigError, suggestion
+from orchestrator.common.errors import ConfigError, require_known
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
 from tasks.spec.parameters import axis_names, check_value
 from tasks.spec.registry import all_tasks
 
-MAX_COMBINATIONS = 100_000  # of a sweep: more is a slip of the pen, or years of measuring
+MAX_COMBINATIONS = 100_000  # more is probably a mistake: it would measure for days
 
 
 def check_axes(config: SweepConfig, source: Source, selection: Selection) -> None:
-    """Unknown names are found before anything is multiplied out."""
+    """Raise ConfigError for the name of an axis that does not exist."""
+    anywhere: set[str] = set()
     for number, grid in enumerate(config.grids):
         known = axis_names(task_params(grid))
-        base: KeyPath = ("grids", number)
-        written: list[tuple[KeyPath, Values]] = [
-            ((*base, "axes"), grid.axes),
-            ((*base, "fixed"), grid.fixed),
-        ]
-        written += [((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)]
-        written += [((*base, "include", i), clause) for i, clause in enumerate(grid.include)]
-        for i, override in enumerate(grid.override):
-            written += [
-                ((*base, "override", i, "when"), override.when),
-                ((*base, "override", i, "set"), override.set),
-            ]
-        for place, values in written:
+        anywhere.update(known)
+        for place, values in (*_assignments(grid, number), *_conditions(grid, number)):
             for name in values:
-                if name not in known:
-                    where = source.where((*place, name))
-                    raise ConfigError(
-                        f"{where}: {grid.task} has no axis {name!r}", suggestion(name, known)
-                    )
-    anywhere = sorted({name for grid in config.grids for name in axis_names(task_params(grid))})
+                where = source.where((*place, name))
+                require_known(name, known, f"{where}: {grid.task} has no axis {name!r}")
     for name in config.defaults:
-        if name not in anywhere:
-            raise ConfigError(
-                f"{source.where(('defaults', name))}: no task has {name!r}",
-                suggestion(name, anywhere),
-            )
-    for option, names in (("--set", list(selection.set)), ("--where", list(selection.where))):
+        where = source.where(("defaults", name))
+        require_known(name, sorted(anywhere), f"{where}: no task has {name!r}")
+    for option, names in (("--set", selection.set), ("--where", selection.where)):
         for name in names:
-            if name not in anywhere and (option, name) != ("--where", "task"):
-                raise ConfigError(
-                    f"{option} {name}: no task of this sweep has such an axis",
-                    suggestion(name, anywhere),
-                )
+            if (option, name) != ("--where", "task"):
+                problem = f"{option} {name}: no task of this sweep has such an axis"
+                require_known(name, sorted(anywhere), problem)
 
 
-def check_clauses(config: SweepConfig, source: Source) -> None:
-    """What a clause asks for must be a value of its axis: else it would match nothing, and say nothing."""
+def _assignments(grid: Grid, number: int) -> Iterator[tuple[KeyPath, Values]]:
+    """Yield the mappings of a grid that give values to axes, with their places in the file."""
+    yield ("grids", number, "axes"), grid.axes
+    yield ("grids", number, "fixed"), grid.fixed
+    for i, clause in enumerate(grid.include):
+        yield ("grids", number, "include", i), clause
+    for i, override in enumerate(grid.override):
+        yield ("grids", number, "override", i, "set"), override.set
+
+
+def _conditions(grid: Grid, number: int) -> Iterator[tuple[KeyPath, Values]]:
+    for i, clause in enumerate(grid.exclude):
+        yield ("grids", number, "exclude", i), clause
+    for i, override in enumerate(grid.override):
+        yield ("grids", number, "override", i, "when"), override.when
+
+
+def check_conditions(config: SweepConfig, source: Source) -> None:
+    """Raise ConfigError for a value in a condition that its axis cannot have.
+
+    Otherwise the condition would never match, without a message.
+    """
     for number, grid in enumerate(config.grids):
-        base: KeyPath = ("grids", number)
-        clauses: list[tuple[KeyPath, Values]] = [
-            ((*base, "exclude", i), clause) for i, clause in enumerate(grid.exclude)
-        ]
-        clauses += [
-            ((*base, "override", i, "when"), override.when)
-            for i, override in enumerate(grid.override)
-        ]
-        for place, clause in clauses:
-            for name, wanted in clause.items():
-                _check_clause(grid, name, wanted, place, source)
+        for place, condition in _conditions(grid, number):
+            for name, wanted in condition.items():
+                _check_condition(grid, (*place, name), wanted, source)
 
 
-def _check_clause(grid: Grid, name: str, wanted: Any, place: KeyPath, source: Source) -> None:
+def _check_condition(grid: Grid, place: KeyPath, wanted: Any, source: Source) -> None:
     if wanted == []:
         raise ConfigError(
-            f"{source.where((*place, name))}: an empty list matches nothing",
-            "Name a value, or several",
+            f"{source.where(place)}: an empty list matches nothing", "Name a value, or several"
         )
-    several = isinstance(wanted, list)
-    for number, value in enumerate(wanted if several else [wanted]):
-        error = _refusal(grid, name, value)
-        if error:
-            at = (*place, name, number) if several else (*place, name)
-            raise config_error(error, source, partial(_within, at), lambda _: ()) from error
+    places = {place: wanted}
+    if isinstance(wanted, list):
+        places = {(*place, number): value for number, value in enumerate(wanted)}
+    for at, value in places.items():
+        if error := _refusal(grid, str(place[-1]), value):
+            raise config_error(error, source, partial(_within, at)) from error
 
 
-def _within(at: KeyPath, complaint: KeyPath) -> KeyPath:
-    """at: of the parameter that is complained of."""
-    return (*at, *complaint[1:])
+def _within(place: KeyPath, loc: KeyPath) -> KeyPath:
+    return (*place, *loc[1:])  # the first step of a validation error is the axis
 
 
 def check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequence[Any]]) -> None:
-    """Of several tasks that have the axis it is enough that one has the value."""
+    """Raise ConfigError for a value that none of the tasks with this axis allows."""
     for name, wanted in selected.items():
         grids = [grid for grid in config.grids if name in axis_names(task_params(grid))]
-        for value in wanted if grids else ():
-            refusals = [_refusal(grid, name, value) for grid in grids]
-            if all(refusals) and refusals[0]:
-                raise config_error(
-                    refusals[0], Source(option, None), (), lambda _: ()
-                ) from refusals[0]
+        for value in wanted:
+            refusals = [error for grid in grids if (error := _refusal(grid, name, value))]
+            if refusals and len(refusals) == len(grids):
+                raise config_error(refusals[0], Source(option, None)) from refusals[0]
 
 
 def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
@@ -113,29 +105,25 @@ def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
     return None
 
 
-def check_size(config: SweepConfig, source: Source, selection: Selection) -> None:
-    """Also before anything is multiplied out."""
-    asked = 0
+def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ConfigError for too many combinations, without forming them."""
+    total = 0
     for number, grid in enumerate(config.grids):
-        narrowed = {
-            name: values
-            for name, values in selection.set.items()
-            if name in axis_names(task_params(grid))
-        }
-        asked += _combinations({**grid.axes, **narrowed}) + len(grid.include) * _combinations(
-            narrowed
-        )
-        if asked > MAX_COMBINATIONS:
-            where = source.where(("grids", number))
+        narrowed = narrowing(grid, sets)
+        total += math.prod(map(len, {**grid.axes, **narrowed}.values()))
+        total += len(grid.include) * math.prod(map(len, narrowed.values()))
+        if total > MAX_COMBINATIONS:
             raise ConfigError(
-                f"{where}: more than {MAX_COMBINATIONS:,} combinations",
+                f"{source.where(('grids', number))}: more than {MAX_COMBINATIONS:,} combinations",
                 "Split the sweep, or narrow it with --set",
             )
 
 
-def _combinations(axes: Mapping[str, Sequence[Any]]) -> int:
-    return math.prod(len(values) for values in axes.values())
+def narrowing(grid: Grid, sets: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+    """Return the values that `--set` gives to axes of a grid's task."""
+    return {name: sets[name] for name in sets if name in axis_names(task_params(grid))}
 
 
 def task_params(grid: Grid) -> Any:
+    """Return the parameters class of a grid's task."""
     return all_tasks()[grid.task].params

@@ -14,13 +14,15 @@ from orchestrator.common.hashing import text_digest
 from orchestrator.config.yaml_source import plain
 from tasks.spec.cell import Cell
 
-_SEVERAL = "Name one or several values as axis=value,value"
+_FORM = "Name one or several values as axis=value,value"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """What the command line says about a config: `set` narrows or replaces axes, `where` picks cells, and of those `sample`, a
-    fraction, is taken at random; `instruments` watch beside those of the config.
+    """The options of the command line that select cells of a config.
+
+    set: values that replace those of an axis. where: conditions on cells. sample: the fraction of
+    the matching cells to take at random. instruments: used in addition to the config's.
     """
 
     set: Mapping[str, Sequence[Any]] = field(default_factory=dict)
@@ -30,9 +32,8 @@ class Selection:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Selection:
-        """Read a stored selection, without the keys that only another version knows."""
-        known = {one.name for one in fields(cls)}
-        return cls(**{name: value for name, value in stored.items() if name in known})
+        """Read a stored selection, without the keys that only another version has."""
+        return cls(**{one.name: stored[one.name] for one in fields(cls) if one.name in stored})
 
 
 def parse_selection(
@@ -41,11 +42,9 @@ def parse_selection(
     sample: float | None = None,
     instruments: Iterable[str] = (),
 ) -> Selection:
-    """`--set axis=a,b` and `--where axis=a,axis=b|c`. Values read as in YAML."""
+    """Parse `--set axis=a,b` and `--where axis=a,axis=b|c`. Values are YAML. Raises ConfigError."""
     if sample == 0:
-        raise ConfigError(
-            "--sample 0%: is a sample of nothing", "Write 10%, or leave it out for all cells"
-        )
+        raise ConfigError("--sample 0%: selects no cell", "Write 10%, or leave it out")
     conditions = [part for where in wheres for part in where.split(",")]
     return Selection(
         _assignments(sets, ",", "--set"),
@@ -56,42 +55,39 @@ def parse_selection(
 
 
 def choose_sample(cells: Iterable[Cell], share: float, seed: int = 0) -> tuple[Cell, ...]:
-    """This fraction of them at random, in their order: the same ones each time, and hardly others where some have been added."""
+    """Return a fraction of the cells, chosen at random, in their order.
+
+    The same cells are chosen each time, and most of them also after some cells were added.
+    """
     known = tuple(cells)
-    wanted = math.ceil(share * len(known))
-    drawn = sorted(known, key=lambda cell: text_digest(f"{seed} {cell.id}"))[:wanted]
-    chosen = {cell.id for cell in drawn}
-    return tuple(cell for cell in known if cell.id in chosen)
+    # Ordered by a digest of each cell, so that an added cell does not change the order of others.
+    shuffled = sorted(known, key=lambda cell: text_digest(f"{seed} {cell.id}"))
+    chosen = set(shuffled[: math.ceil(share * len(known))])
+    return tuple(cell for cell in known if cell in chosen)
 
 
 def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
-    """Whether a cell's parameters meet every clause; a list of values in a clause matches any of them."""
-    return all(
-        name in values
-        and values[name] in (wanted if isinstance(wanted, list | tuple) else [wanted])
-        for name, wanted in condition.items()
-    )
+    """True if the values meet a condition, in which a list stands for any of its values."""
+    for name, wanted in condition.items():
+        allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
+        if name not in values or values[name] not in allowed:
+            return False
+    return True
 
 
 def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    parsed: dict[str, list[Any]] = {}
     for text in texts:
-        name, values = _assignment(text, separator, option)
-        if name in found:
+        name, _, values = (part.strip() for part in text.partition("="))
+        if not name or not values:
+            raise ConfigError(f"{option} {text}: is not an assignment", _FORM)
+        if name in parsed:
             raise ConfigError(
                 f"{option} {name}: is given twice", f"Join the values with {separator!r}"
             )
-        found[name] = values
-    return found
-
-
-def _assignment(text: str, separator: str, option: str) -> tuple[str, list[Any]]:
-    name, equals, values = text.partition("=")
-    if not equals or not name.strip() or not values.strip():
-        raise ConfigError(f"{option} {text}: is not an assignment", _SEVERAL)
-    parser = YAML(typ="safe", pure=True)
-    try:
-        values = values.replace(separator, ",") if separator != "," else values
-        return name.strip(), plain(parser.load(f"[{values}]"))
-    except Exception as error:  # whatever the parser stumbles over: see config.py
-        raise ConfigError(f"{option} {text}: is not YAML", _SEVERAL) from error
+        try:
+            document = f"[{values.replace(separator, ',')}]"
+            parsed[name] = plain(YAML(typ="safe", pure=True).load(document))
+        except Exception as error:  # of the parser: see load_yaml
+            raise ConfigError(f"{option} {text}: is not YAML", _FORM) from error
+    return parsed

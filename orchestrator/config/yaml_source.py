@@ -1,4 +1,4 @@
-"""Loads a config's YAML safely, and names the file, line and key of everything that is wrong in it.
+"""Load the YAML of a config safely, and name the file, line and key of each error in it.
 
 YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are errors.
 """
@@ -21,65 +21,67 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 
 from orchestrator.common.errors import ConfigError, suggestion
 
-MAX_NODES = 200_000  # of the document with its aliases written out: more is a bomb, not a sweep
 MAX_BYTES = 4_000_000
-MAX_DEPTH = 100  # of brackets: what is read goes down into each of them
+MAX_DEPTH = 100  # of nested brackets: the parser recurses into each of them
+# Values of a document with its aliases written out. A few lines of nested aliases can stand for
+# more values than memory can hold.
+MAX_NODES = 200_000
 KeyPath = tuple[str | int, ...]
 Values = dict[str, Any]
+Locate = Callable[[KeyPath], KeyPath]
+_NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a config came from, to say in which line of it something is wrong."""
+    """The text that a config was loaded from, to find the line of an error."""
 
     name: str
     document: Any
 
     def where(self, place: KeyPath) -> str:
+        """Return the file, line and key of a place, such as `full.yaml:12: grids[0].axes`."""
         line = _line(self.document, place)
-        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(_in_a_line(step) for step in place))
-        return f"{self.name}{f':{line}' if line else ''}{f': {path}' if path else ''}"
-
-
-def _in_a_line(step: str | int) -> str:
-    """As it was written; what would break or darken the line, as Python writes it."""
-    return str(step) if str(step).isprintable() else repr(step)
+        steps = [text if text.isprintable() else repr(text) for text in map(str, place)]
+        path = re.sub(r"\.(\d+)", r"[\1]", ".".join(steps))
+        return ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, path]))
 
 
 def config_error(
     error: ValidationError,
     source: Source,
-    base: KeyPath | Callable[[KeyPath], KeyPath],
-    allowed: Any,
+    locate: Locate = tuple,
+    allowed: Callable[[KeyPath], Iterable[str]] | None = None,
 ) -> ConfigError:
-    """The first complaint of a validation, in one line with its place and its remedy.
+    """Return the first error of a validation as one line with its place and its remedy.
 
-    base: where what was validated stands, or what gives a place in the file for one in that. allowed(place) lists the words that
-    may stand at a place where an unknown one was found.
+    locate: returns the place in the file of a place in what was validated. allowed: returns the
+    words that are allowed where an unknown one was found.
     """
-    # A misspelt name is reported twice, as unknown and as missing: the first is what helps.
-    first = min(error.errors(), key=lambda complaint: complaint["type"] != "extra_forbidden")
-    place = base(first["loc"]) if callable(base) else (*base, *first["loc"])
+    # A misspelt name is reported twice, as unknown and as missing: the first report helps more.
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")
+    place, value = locate(first["loc"]), first["input"]
     where = source.where(place)
     match first["type"]:
         case "extra_forbidden":
-            return ConfigError(f"{where}: unknown name", suggestion(place[-1], allowed(place)))
+            words = allowed(place) if allowed else ()
+            return ConfigError(f"{where}: unknown name", suggestion(place[-1], words))
         case "literal_error":
             choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
-            words = [quoted or number for quoted, number in choices]
-            return ConfigError(
-                f"{where}: {first['input']!r} is not allowed", suggestion(first["input"], words)
-            )
+            words = map("".join, choices)
+            return ConfigError(f"{where}: {value!r} is not allowed", suggestion(value, words))
         case "missing":
             return ConfigError(f"{where}: is missing")
-        case _:
-            message = first["msg"].removeprefix("Value error, ")
-            shown = "" if isinstance(first["input"], dict) else f" (it is {first['input']!r})"
-            return ConfigError(f"{where}: {message}{shown}")
+    message = first["msg"].removeprefix("Value error, ")
+    shown = "" if isinstance(value, dict) else f" (it is {value!r})"
+    return ConfigError(f"{where}: {message}{shown}")
 
 
 def load_yaml(text: str, name: str) -> Any:
-    if _depth(text) > MAX_DEPTH:
+    """Return the document of a text. `name` stands for it in errors. Raises ConfigError."""
+    # Brackets in quotes and comments are counted as well: no real config has so many.
+    depths = itertools.accumulate(map(_NESTING.__getitem__, re.findall(r"[\[\]{}]", text)))
+    if max(depths, default=0) > MAX_DEPTH:
         raise ConfigError(
             f"{name}: brackets within brackets, more than {MAX_DEPTH} deep", "Close them"
         )
@@ -87,7 +89,7 @@ def load_yaml(text: str, name: str) -> Any:
     parser.Constructor = _BoundedConstructor
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an anchor that is given twice, which YAML allows
+            warnings.simplefilter("ignore")  # YAML allows an anchor that is given twice
             return parser.load(text)
     except _TooLarge as error:
         raise ConfigError(
@@ -96,15 +98,17 @@ def load_yaml(text: str, name: str) -> Any:
         ) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f"{name}:{mark.line + 1}" if mark else name
-        tab = "\t" in (text.splitlines()[mark.line : mark.line + 1] or [""])[0] if mark else False
-        remedy = "Indent with spaces: YAML allows no tabs" if tab else ""
-        raise ConfigError(
-            f"{where}: not valid YAML: {' '.join(str(error.problem).split())}", remedy
-        ) from error
-    except Exception as error:  # the parser stumbles in as many ways as there are texts, over a mapping for a key, for one
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{name}: not valid YAML: {said}") from error
+        where, remedy = name, ""
+        if mark:
+            where = f"{name}:{mark.line + 1}"
+            if any("\t" in line for line in text.splitlines()[mark.line : mark.line + 1]):
+                remedy = "Indent with spaces: YAML allows no tabs"
+        problem = " ".join(str(error.problem).split())
+        raise ConfigError(f"{where}: not valid YAML: {problem}", remedy) from error
+    # The parser raises many kinds of errors: TypeError for a mapping as a key, for example.
+    except Exception as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{name}: not valid YAML: {problem}") from error
 
 
 class _TooLarge(Exception):
@@ -112,25 +116,17 @@ class _TooLarge(Exception):
 
 
 class _BoundedConstructor(RoundTripConstructor):
-    """Looks at what was written before it makes anything of it: to complain of a bomb, it would write it out."""
-
     def construct_document(self, node: Node) -> Any:
-        if _expanded_size(node) > MAX_NODES:
+        # Counted before anything is built: the parser's own errors would write out all aliases.
+        if _expanded_size(node, {}) > MAX_NODES:
             raise _TooLarge
         return super().construct_document(node)
 
 
-def _depth(text: str) -> int:
-    """How deep brackets stand within brackets, at most: those in quotes and comments are counted as well."""
-    steps = (1 if bracket in "[{" else -1 for bracket in re.findall(r"[\[\]{}]", text))
-    return max(itertools.accumulate(steps), default=0)
-
-
-def _expanded_size(node: Node, sizes: dict[int, int] | None = None) -> int:
-    """How many values a document has with its aliases written out, counted without writing them out."""
-    sizes = {} if sizes is None else sizes
+def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
+    """Return the number of values in a document with its aliases written out."""
     if id(node) not in sizes:
-        sizes[id(node)] = MAX_NODES + 1  # what contains itself is endless
+        sizes[id(node)] = MAX_NODES + 1  # for a node that contains itself
         sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in _children(node))
     return sizes[id(node)]
 
@@ -142,7 +138,10 @@ def _children(node: Node) -> Iterable[Node]:
 
 
 def plain(node: Any) -> Any:
-    """A YAML document as Python's own types. Raises TypeError for what JSON has no word for, such as a tagged value."""
+    """Return a YAML document with Python's own types.
+
+    Raises TypeError for a value that JSON cannot express, such as one with a tag.
+    """
     if isinstance(node, dict):
         return {plain(key): plain(value) for key, value in node.items()}
     if isinstance(node, list):
@@ -156,7 +155,7 @@ def plain(node: Any) -> Any:
 
 
 def _line(document: Any, place: KeyPath) -> int | None:
-    """The line of the deepest part of `place` that the document has."""
+    """Return the line of the deepest part of a place that the document has."""
     node, line = document, None
     for step in place:
         try:

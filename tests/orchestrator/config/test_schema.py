@@ -216,7 +216,7 @@ def test_unreadable_file(tmp_path: Path, write_config: Callable[..., Path]) -> N
     (tmp_path / "latin.yaml").write_bytes(b"name: \xe9\xff")
     with pytest.raises(
         ConfigError,
-        match=r"latin.yaml: cannot be read: byte 6 is not of UTF-8. A config is text: save it as UTF-8$",
+        match=r"latin.yaml: cannot be read: byte 6 is not UTF-8. Save it as UTF-8$",
     ):
         load_config(tmp_path / "latin.yaml")
     with pytest.raises(ConfigError, match=r"cannot be read: Is a directory$"):
@@ -255,7 +255,7 @@ def test_schema_is_printed(sweep: Callable[..., subprocess.CompletedProcess[str]
     [
         (
             "name: a\ngrids:\n- task: matmul\n  axes: {seed: [1, 2]}\n  fixed:\n    device: cpu\n    seed: 3",
-            "c.yaml:7: grids[0].fixed.seed: is among the axes of the grid too. Leave one of them out",
+            "c.yaml:7: grids[0].fixed.seed: is also among the axes of the grid. Leave one of them out",
         ),
         (
             "name: a\ninstruments: []\ngrids: [{task: matmul}]",

@@ -582,7 +582,7 @@ def test_an_axis_that_no_cell_has_is_refused(
 ) -> None:
     """The axes belong to adaptive timing, compiled cells and GPUs."""
     with pytest.raises(
-        ConfigError, match=f"--set {axis.partition('=')[0]}: no cell of these has it"
+        ConfigError, match=f"--set {axis.partition('=')[0]}: has no effect on the selected cells"
     ):
         request_of(sets=[axis])
     assert request_of(
