@@ -10,25 +10,14 @@ import click
 
 from orchestrator.cli.group import LazyCommands, SweepGroup
 
-COMMANDS = LazyCommands(
-    {
-        "compare": "compare",
-        "doctor": "environment",
-        "import-nsys": "import_nsys",
-        "max-batch": "capacity",
-        "max-context": "capacity",
-        "plan": "plan",
-        "publish": "publish",
-        "report": "report",
-        "run": "run",
-        "schema": "environment",
-        "show": "status",
-        "status": "status",
-    }
-)
+MODULES = {
+    "compare": "compare", "doctor": "environment", "import-nsys": "import_nsys",
+    "max-batch": "capacity", "max-context": "capacity", "plan": "plan", "publish": "publish",
+    "report": "report", "run": "run", "schema": "environment", "show": "status", "status": "status",
+}  # fmt: skip
 
 
-@click.group(cls=SweepGroup, commands=COMMANDS)
+@click.group(cls=SweepGroup, commands=LazyCommands(MODULES))
 @click.version_option(package_name="transformer-sweep")
 def main() -> None:
     """Sweep a grid of Transformer training configurations over your GPUs, one isolated cell at a

@@ -58,7 +58,9 @@ def _run_and_cell(text: str) -> tuple[RunLocation, str]:
     """Split `RUN:CELL`. A run that is no folder here is looked up in `results`."""
     if is_address(text):
         return split_cell(text)
-    folder, cell = text.rsplit(":", 1) if ":" in text else (text, "")
+    folder, colon, cell = text.rpartition(":")
+    if not colon:
+        folder, cell = text, ""
     # The name of a folder may have colons: the whole text is tried first.
     for run, cell_of_run in ((text, ""), (folder, cell)):
         for path in (Path(require_name(run, "RUN")), Path("results") / run):

@@ -30,7 +30,8 @@ def doctor(out: RunLocation) -> None:
         click.echo(str(finding))
         # `good` is None for a fact that is neither good nor bad.
         has_faults |= finding.good is False
-    sys.exit(EXIT_FAILURES if has_faults else 0)
+    if has_faults:
+        sys.exit(EXIT_FAILURES)
 
 
 @click.command()

@@ -17,7 +17,6 @@ class RenamedOption(click.Option):
     """Option with former names, which still work but do not appear in the help."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the help with the first name only."""
         # Click derives the help from `opts`; the parser has read all names before.
         names, self.opts = self.opts, self.opts[:1]
         try:
@@ -32,19 +31,16 @@ class ReferenceDevice(click.ParamType[str]):
     name = "device"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the device. Raise ConfigError if there is none of this name."""
         from orchestrator.report.references.devices import find_device
 
         return find_device(value)
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        """Return all devices, as the help shows them."""
         return f"[{'|'.join(self._names())}]"
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        """Return the devices that begin with the incomplete word."""
         return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
 
     def _names(self) -> list[str]:
@@ -61,7 +57,6 @@ class WordChoice(click.Choice[str]):
         self._former = former
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the current word."""
         if value in self._former:
             current = self._former[value]
             click.echo(f"{_option(param)} {value} is now called {current}", err=True)
@@ -77,7 +72,6 @@ class Percentage(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the share. Raise ConfigError for anything outside 0% to 100%."""
         # The sign is required: 3 could mean 3 % or 300 %.
         found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", str(value).strip())
         if not found or float(found[1]) > 100:
@@ -93,7 +87,6 @@ class Megabytes(click.ParamType[float]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the size. Raise ConfigError if it is not one."""
         # click.FloatRange accepts `nan`: no comparison with it is true, so no bound excludes it.
         try:
             size = float(value)

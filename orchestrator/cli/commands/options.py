@@ -151,7 +151,9 @@ def _parse_options(chosen: Mapping[str, Any]) -> RunOptions:
     from orchestrator.planning.options import RunOptions
 
     # A cell with a flaw is a success: `--only ok` selects it.
-    selected = {*chosen["only"], *(FLAWS if "ok" in chosen["only"] else ())}
+    selected = set(chosen["only"])
+    if "ok" in selected:
+        selected |= {*FLAWS}
     excluded = [word for word in chosen["retry"] if word not in selected]
     if selected and excluded:
         status = "ok" if excluded[0] in FLAWS else excluded[0]

@@ -34,7 +34,7 @@ def plan(config: Path, memory: bool, gpu: str | None, **chosen: Any) -> None:
     from orchestrator.planning.prior_results import describe_prior_results
     from orchestrator.planning.resumption import describe_resumption, resume
 
-    model = find_gpu(gpu) if gpu is not None else None
+    model = None if gpu is None else find_gpu(gpu)
     request = parse_request({"config": config, **chosen})
     invocation = request.new_invocation()
     request = resume(request, invocation)

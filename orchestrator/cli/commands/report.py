@@ -194,8 +194,9 @@ def _warn_of_missing_results(run: Run, results: Results, options: ReportOptions)
     """Print on stderr which requested cells are not measured, and which have no samples."""
     from orchestrator.common.text import cell_count
 
-    # A selection of cells says nothing about the others.
-    missing = 0 if options.selects_cells else run.unfinished_count()
+    missing = 0
+    if not options.selects_cells:  # a selection says nothing about the other cells
+        missing = run.unfinished_count()
     # A published run is closed: its cells are not measured later.
     if missing and run.is_published:
         counts = ", ".join(f"{count} of {name}" for name, count in run.unfinished_runs().items())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+_GIB = 1024**3
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -10,9 +12,16 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     # 60 ms to import, which most commands need not spend.
     from tabulate import tabulate
 
-    used = [column for column in range(len(header)) if any(row[column] for row in rows)]
-    return tabulate(
-        [[row[column] for column in used] for row in rows],
-        [header[column] for column in used],
-        disable_numparse=True,  # numbers are formatted already
-    )
+    columns = [column for column in zip(header, *rows, strict=True) if any(column[1:])]
+    used_header, *used_rows = zip(*columns, strict=True)
+    return tabulate(used_rows, used_header, disable_numparse=True)  # numbers are texts already
+
+
+def format_gib(nbytes: float | None, digits: int = 2) -> str:
+    """Return a size in GiB, or an empty text for none."""
+    return f"{nbytes / _GIB:.{digits}f}" if nbytes else ""
+
+
+def format_counts(counts: Iterable[tuple[str, int]]) -> str:
+    """Return counts by status, such as "3 ok, 1 oom"."""
+    return ", ".join(f"{count} {status}" for status, count in counts)

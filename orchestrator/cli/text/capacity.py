@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from orchestrator.cli.text import format_table
+from orchestrator.cli.text import format_gib, format_table
 from orchestrator.config.grid import Expansion
 from orchestrator.planning.memory_prediction import cap_bytes
 from orchestrator.planning.request import SweepRequest
 from orchestrator.sweep.capacity_limits import Bounds, Found, Limit, Search
 from tasks.prediction.records import MARGIN
 
-_GIB = 1024**3
-
 
 def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iterator[str]:
     """Return a table with a row per group: the predicted and the measured limit, and a note."""
     groups = found.groups
     cells = Expansion(tuple(group.at(bounds.granularity) for group in groups))
-    measured_gib: dict[str, float] = {}
+    measured_bytes: Mapping[str, float] = {}
     if any(group.measured for group in groups):
-        measured_gib = _measured_gib(request)
+        measured_bytes = _measured_bytes(request)
     header = [
         "cell", f"{bounds.axis} fits up to", "peak GiB", "reserved GiB", "of GiB", "OOM from", "its peak GiB",
         "measured up to", "measured GiB", "OOM at", "note"
@@ -29,7 +27,7 @@ def describe_limits(request: SweepRequest, found: Found, bounds: Bounds) -> Iter
         [
             cells.label(cell),
             *_predicted(group, cap_bytes(cell, found.gpu)),
-            *_measured(group, measured_gib),
+            *_measured(group, measured_bytes),
             _note(group, bounds),
         ]
         for group, cell in zip(groups, cells.cells, strict=True)
@@ -60,7 +58,7 @@ def _predicted(group: Limit, cap: int | None) -> list[str]:
         str(fits or ""),
         _peak_gib(group, fits),
         _reserved_gib(group, fits, cap),
-        f"{cap / _GIB:.2f}" if cap and group.predictions else "",
+        format_gib(cap) if group.predictions else "",
         str(fails or ""),
         _peak_gib(group, fails),
     ]
@@ -69,10 +67,11 @@ def _predicted(group: Limit, cap: int | None) -> list[str]:
 def _reserved_gib(group: Limit, value: int | None, cap: int | None) -> str:
     unlimited = _peak_gib(group, value, "peak_reserved_bytes")
     prediction = group.predictions.get(value or 0)
-    reserved = prediction.peak_bytes("peak_reserved_bytes") if prediction else None
+    if cap is None or prediction is None:
+        return unlimited
     # At the limit of the device, the allocator returns cached blocks and tries again.
-    if cap and reserved and reserved > cap:
-        return f"{cap / _GIB:.2f} ({unlimited} with room)"
+    if (prediction.peak_bytes("peak_reserved_bytes") or 0) > cap:
+        return f"{format_gib(cap)} ({unlimited} with room)"
     return unlimited
 
 
@@ -81,20 +80,22 @@ def _peak_gib(group: Limit, value: int | None, metric: str = "peak_allocated_byt
     if prediction is None:
         return ""
     if peak := prediction.peak_bytes(metric):
-        return f"{peak / _GIB:.2f}"
-    least = prediction.least_bytes()
-    return f"≥ {least / _GIB:.2f}" if least else ""
+        return format_gib(peak)
+    least = format_gib(prediction.least_bytes())
+    return f"≥ {least}" if least else ""
 
 
-def _measured(group: Limit, measured_gib: Mapping[str, float]) -> list[str]:
+def _measured(group: Limit, measured_bytes: Mapping[str, float]) -> list[str]:
     if group.measured is None:
         return ["", "", ""]
+    fails = str(group.measured.fails or "")
     fits = group.measured.fits
-    peak = measured_gib.get(group.at(fits).id) if fits else None
-    return [str(fits or ""), f"{peak:.2f}" if peak else "", str(group.measured.fails or "")]
+    if not fits:
+        return ["", "", fails]
+    return [str(fits), format_gib(measured_bytes.get(group.at(fits).id)), fails]
 
 
-def _measured_gib(request: SweepRequest) -> dict[str, float]:
+def _measured_bytes(request: SweepRequest) -> dict[str, float]:
     """Return the measured peak of each cell: of the allocator, or of the process on the CPU."""
     from orchestrator.analysis.results import load_results
 
@@ -107,7 +108,7 @@ def _measured_gib(request: SweepRequest) -> dict[str, float]:
     for column in ("peak_rss_bytes", "peak_allocated_bytes"):
         if column in cells:
             peaks = cells.set_index("cell")[column].dropna()
-            measured |= {str(cell): float(nbytes) / _GIB for cell, nbytes in peaks.items()}
+            measured.update(zip(peaks.index.astype(str), peaks.astype(float), strict=True))
     return measured
 
 
@@ -122,7 +123,9 @@ def _note(group: Limit, bounds: Bounds) -> str:
         return f"nothing fits: {smallest} takes {_peak_gib(group, smallest)} GiB"
     if search.fails is None:
         return f"not tried above {search.fits}: increase --up-to"
-    return "compiled: predicted as eager, more may fit" if group.perhaps is None else ""
+    if group.perhaps is None:
+        return "compiled: predicted as eager, more may fit"
+    return ""
 
 
 def _note_on_measured(group: Limit, measured: Search) -> str:
@@ -131,7 +134,8 @@ def _note_on_measured(group: Limit, measured: Search) -> str:
     if measured.next is not None:
         return "not finished: run it again"
     if group.unpredicted:
-        return f"{'' if measured.fits else 'nothing fits; '}measured only: {group.unpredicted}"
+        note = f"measured only: {group.unpredicted}"
+        return note if measured.fits else f"nothing fits; {note}"
     if measured.fits < group.surely.fits:
         return "less fits than was predicted"
     fails = _predicted_oom(group)

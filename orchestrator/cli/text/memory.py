@@ -6,7 +6,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from orchestrator.cli.text import format_table
+from orchestrator.cli.text import format_gib, format_table
 from orchestrator.common.text import cell_count
 from orchestrator.hardware.gpu_catalog import GpuModel
 from orchestrator.planning.memory_prediction import predict_memory, verdict_of
@@ -40,7 +40,6 @@ _COUNTED = {
     "unlimited": 2 * ("without a verdict: add --gpu H200 or --set memory_limit_gib=32",),
     "unknown": 2 * ("not predicted",),
 }
-_GIB = 1024**3
 
 
 def describe_memory(request: SweepRequest, card: GpuModel | None) -> Iterator[str]:
@@ -87,10 +86,13 @@ def _count_verdicts(
     counts: Counter[str] = Counter()
     for cell in cells:
         prediction = predictions[cell.id]
-        unlimited = "unlimited" if prediction.how else "unknown"
-        counts[verdict_of(cell, prediction, card) or unlimited] += 1
-    words = {name: one if counts[name] == 1 else many for name, (one, many) in _COUNTED.items()}
-    return ", ".join(f"{counts[name]} {word}" for name, word in words.items() if counts[name])
+        without_verdict = "unlimited" if prediction.how else "unknown"
+        counts[verdict_of(cell, prediction, card) or without_verdict] += 1
+    texts = []
+    for name, (one, several) in _COUNTED.items():
+        if count := counts[name]:
+            texts.append(f"{count} {one if count == 1 else several}")
+    return ", ".join(texts)
 
 
 def _memory_row(cell: Cell, prediction: Prediction, card: GpuModel | None) -> list[str]:
@@ -100,18 +102,20 @@ def _memory_row(cell: Cell, prediction: Prediction, card: GpuModel | None) -> li
     least = prediction.least_bytes()
     if least is not None:
         how = f"{prediction.how}, activations unknown: {prediction.reason}"
-        return [f"≥ {least / _GIB:.2f}", "", "", verdict, how]
+        return [f"≥ {format_gib(least)}", "", "", verdict, how]
     sizes = (
         prediction.peak_bytes(),
         prediction.peak_bytes(mode="first"),
         prediction.peak_bytes("peak_reserved_bytes"),
     )
-    return [*(f"{nbytes / _GIB:.2f}" for nbytes in sizes if nbytes), verdict, prediction.how]
+    return [*map(format_gib, sizes), verdict, prediction.how]
 
 
 def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[str]:
     """Return the peak of one cell by role: by the closed form, if there is one, and as predicted."""
-    found = closed_form(cell.params) if isinstance(cell.params, TrainStepParams) else None
+    found = None
+    if isinstance(cell.params, TrainStepParams):
+        found = closed_form(cell.params)
     found = found or ClosedForm(())
     formulas = {term.name: term.formula for term in found.terms}
     by_formula: Mapping[str, float] = {term.name: term.nbytes for term in found.terms}
@@ -120,18 +124,21 @@ def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[
     at_peak = prediction.role_bytes()
     if not by_formula and not at_peak:
         return
-    rows = [
-        [role, formulas.get(role, ""), _gib(by_formula.get(role)), _gib(at_peak.get(role))]
-        for role in dict.fromkeys([*by_formula, *at_peak])
-    ]
+    rows = []
+    for role in dict.fromkeys([*by_formula, *at_peak]):
+        sizes = (format_gib(nbytes.get(role), 3) for nbytes in (by_formula, at_peak))
+        rows.append([role, formulas.get(role, ""), *sizes])
     # Without moments, the terms are those of the parameters alone, and their sum is not the peak.
-    has_sum = found.moments or not found.terms
-    total = _gib(sum(by_formula.values())) if has_sum else ""
-    rows.append(["in all", "", total, _gib(sum(at_peak.values()))])
+    total = ""
+    if found.moments or not found.terms:
+        total = format_gib(sum(by_formula.values()), 3)
+    rows.append(["in all", "", total, format_gib(sum(at_peak.values()), 3)])
     yield f"\n{label}: memory at the peak"
     yield format_table(["role", "closed form", "GiB", "predicted GiB"], rows)
     if found.moments:
-        moments = [f"{term.name} {term.formula} = {_gib(term.nbytes)}" for term in found.moments]
+        moments = [
+            f"{term.name} {term.formula} = {format_gib(term.nbytes, 3)}" for term in found.moments
+        ]
         yield f"the closed form's peak is the largest of three, in GiB: {', '.join(moments)}"
         yield (
             "B sequences of S tokens, D d_model, F d_ff, H heads, L layers, V words,"
@@ -142,7 +149,3 @@ def _explain_memory(label: str, cell: Cell, prediction: Prediction) -> Iterator[
             "a closed form of the activations exists only for naive attention in fp32, in a step"
             " with a backward pass"
         )
-
-
-def _gib(nbytes: float | None) -> str:
-    return f"{nbytes / _GIB:.3f}" if nbytes else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from orchestrator.cli.text import format_counts
 from orchestrator.common.text import cell_count, format_seconds
 from orchestrator.hardware.gpu_catalog import GpuModel, driver_name
 from orchestrator.hardware.nvml import gpu_names
@@ -24,7 +25,7 @@ def describe_plan(
     expected: the text of describe_cost.
     everything: show all cells, not only the first ones.
     """
-    statuses = ", ".join(f"{count} {status}" for status, count in sorted(plan.statuses().items()))
+    statuses = format_counts(sorted(plan.statuses().items()))
     yield f"{cell_count(len(plan.decisions))}: {statuses}"
     to_run = f"{len(set(plan.to_measure))} to run{repetition_note(plan)}"
     if plan.inferred:
@@ -34,10 +35,11 @@ def describe_plan(
         yield expected
     # Cells that run come first: of a large sweep, only the first cells are shown.
     chosen = sorted(plan.decisions, key=lambda decision: not decision.repetitions)
-    for decision in chosen if everything else chosen[:SHOWN_CELLS]:
+    shown = len(chosen) if everything else SHOWN_CELLS
+    for decision in chosen[:shown]:
         yield _decision_line(decision, plan, label(decision.cell))
-    if not everything and len(chosen) > SHOWN_CELLS:
-        yield f"  … and {len(chosen) - SHOWN_CELLS} more: --all prints them"
+    if len(chosen) > shown:
+        yield f"  … and {len(chosen) - shown} more: --all prints them"
 
 
 def _decision_line(decision: Decision, plan: Plan, label: str) -> str:
@@ -68,26 +70,26 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
     if not cells:
         return ""
     on_gpu = any(cell.params.device == "cuda" for cell in cells)
+    gpu, name = None, None  # as the driver and as the catalogue name it
     gpus: Sequence[str] = ()  # of this machine
-    if on_gpu and card is None:
+    histories = plan.histories
+    if on_gpu and card is not None:
+        gpu, name = driver_name(card), card.name
+        # Durations on another GPU say nothing about this card.
+        if gpu not in _measured_on(request):
+            histories = {}
+    elif on_gpu:
         gpus = gpu_names()
-    gpu = None
-    if on_gpu:
-        gpu = driver_name(card) if card else next(iter(gpus), None)
-    # Durations on another GPU say nothing about this card.
-    is_unmeasured = card is not None and gpu not in _measured_on(request)
+        gpu = name = next(iter(gpus), None)
     conditions = DurationConditions.of(request.settings, gpu)
-    estimator = DurationEstimator(
-        request.expansion.cells, {} if is_unmeasured else plan.histories, conditions
-    )
+    estimator = DurationEstimator(request.expansion.cells, histories, conditions)
     widest = max(cell.params.gpu_count for cell in cells)
     expected = expect(estimator, cells, {"cuda": max(1, len(gpus), widest)})
     if expected:
-        where = _where(cells, card, gpus, widest) + ("," if on_gpu else "")
+        where = _where(cells, card, gpus, widest)
         return f"expected: {format_seconds(expected.wall_s)} on {where} {expected}"
     if not on_gpu:
         return ""
-    name = card.name if card else gpu
     if name is None:
         return "expected time: unknown, no GPU is here; add --gpu H200 for an estimate"
     return f"expected time: unknown, no source gives a peak speed of {name}"
@@ -95,13 +97,15 @@ def describe_cost(request: SweepRequest, plan: Plan, card: GpuModel | None) -> s
 
 def _where(cells: Sequence[Cell], card: GpuModel | None, gpus: Sequence[str], widest: int) -> str:
     devices = {cell.params.device for cell in cells}
+    if devices == {"cpu"}:
+        return "the CPU"
     if "cuda" not in devices:
-        return "the CPU" if devices == {"cpu"} else "this machine"
+        return "this machine"
     if card is not None:
-        return f"one {card.name}" if widest <= 1 else f"{widest} × {card.name}"
+        return f"{widest} × {card.name}," if widest > 1 else f"one {card.name},"
     if len(gpus) < widest:
-        return f"a host with {widest} GPUs" if widest > 1 else "one GPU"
-    return f"this machine's {len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+        return f"a host with {widest} GPUs," if widest > 1 else "one GPU,"
+    return f"this machine's {len(gpus)} GPU{'s' if len(gpus) > 1 else ''},"
 
 
 def _measured_on(request: SweepRequest) -> set[str]:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.cli.text import format_counts
 from orchestrator.cli.text.plan import SHOWN_CELLS, repetition_note
 from orchestrator.common.text import cell_count, end_location, failure_reason
 from orchestrator.planning.invocation import command_in_copy, last_command
@@ -28,7 +29,7 @@ def describe_status(request: SweepRequest) -> Iterator[str]:
         str(history.status) for cell, history in plan.histories.items() if cell not in requested
     )
     if others:
-        counts = ", ".join(f"{count} {status}" for status, count in sorted(others.items()))
+        counts = format_counts(sorted(others.items()))
         yield f"and {others.total()} cells that the last command did not ask for: {counts}"
     yield from _failures(request)
     to_run = list(dict.fromkeys(plan.to_measure))
@@ -63,12 +64,10 @@ def _failures(request: SweepRequest) -> Iterator[str]:
     rows = sorted(request.run.rows("attempts", columns), key=lambda row: row[0])
     # The last attempt of a cell decides; the cells stay in the order of the config.
     last = {cell: rest for _, cell, *rest in rows}
-    bad = [
-        (cell, *last[cell.id])
-        for cell in request.expansion.cells
-        if cell.id in last and last[cell.id][0] not in ("ok", "skipped")
-    ]
-    for cell, status, stage, phase, evidence in bad[:SHOWN_CELLS]:
+    cells = [cell for cell in request.expansion.cells if cell.id in last]
+    bad = [cell for cell in cells if last[cell.id][0] not in ("ok", "skipped")]
+    for cell in bad[:SHOWN_CELLS]:
+        status, stage, phase, evidence = last[cell.id]
         where = end_location(stage, phase) or "start"
         reason = failure_reason(json.loads(evidence))
         yield f"  {status} {cell.id} {request.expansion.label(cell)} in {where}: {reason}"

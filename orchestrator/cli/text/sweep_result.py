@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.text import format_counts
 from orchestrator.common.errors import EXIT_FAILURES, EXIT_INTERRUPTED, EXIT_TIME_LIMIT, EXIT_USER
 from orchestrator.common.text import cell_count, format_seconds
 
@@ -64,7 +64,7 @@ def _counts(result: SweepResult) -> list[str]:
         skipped = cell_count(result.predicted_oom)
         lines += [f"skipped {skipped}, predicted to run out of memory"]
     if not (result.counts or result.is_cut_short) and result.before:
-        before = _by_status(sorted(result.before.items()))
+        before = format_counts(sorted(result.before.items()))
         total = cell_count(sum(result.before.values()))
         return [*lines, f"nothing to measure: of {total} {before}; results in {folder}"]
     counts = result.measured_counts
@@ -72,14 +72,10 @@ def _counts(result: SweepResult) -> list[str]:
     if sum(counts.values()) > result.measured_cells:
         measured += f", {sum(counts.values())} times in all"
     if counts:
-        measured += f": {_by_status(counts.items())}"
+        measured += f": {format_counts(counts.items())}"
     if result.queue.inferred:
         measured += f"; inferred that {result.queue.inferred} more run out of memory"
     return [*lines, f"{measured}; results in {folder}"]
-
-
-def _by_status(counts: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{count} {status}" for status, count in counts)
 
 
 def _out_of_time(result: SweepResult, command: str) -> list[str]:
