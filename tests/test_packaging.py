@@ -1,13 +1,20 @@
-"""The wheel contains every file that the program reads at run time."""
+"""The wheel contains every file that the program reads, and the citation names its version."""
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
 
 from tests.conftest import ROOT
 
 PACKAGES = ("model", "tasks", "orchestrator")
+
+
+def settings() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def data_files(package: str) -> set[Path]:
@@ -18,11 +25,18 @@ def data_files(package: str) -> set[Path]:
 
 def test_every_data_file_is_part_of_the_wheel() -> None:
     """A new data file needs an entry in `tool.setuptools.package-data` of pyproject.toml."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packaged = {
         path
-        for package, patterns in settings["package-data"].items()
+        for package, patterns in settings()["tool"]["setuptools"]["package-data"].items()
         for pattern in patterns
         for path in (ROOT / package.replace(".", "/")).glob(pattern)
     }
     assert {path for package in PACKAGES for path in data_files(package)} == packaged
+
+
+def test_the_citation_names_the_program_and_its_version() -> None:
+    citation = YAML(typ="safe").load(ROOT / "CITATION.cff")
+    project = settings()["project"]
+    assert (citation["title"], citation["version"]) == (project["name"], project["version"])
+    # What version 1.2.0 of the format requires.
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)

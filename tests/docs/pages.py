@@ -23,7 +23,8 @@ def shell_lines(text: str) -> list[str]:
 
 
 def sweep_commands(page: str) -> list[str]:
-    return [line for line in shell_lines(TEXTS[page]) if line.startswith("sweep ")]
+    """Return the lines that start a command of the program; `sweep --version` is none."""
+    return [line for line in shell_lines(TEXTS[page]) if re.match(r"sweep \w", line)]
 
 
 def headings(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ from tests.docs.pages import TEXTS, headings, sweep_commands
 # Options of other programs that the pages name: sbatch, ray, pip, docker, pytest.
 OTHER_OPTIONS = {
     "--nodes", "--gpus-per-node", "--time", "--working-dir", "--address", "--head", "--help",
-    "--version", "--init", "--fresh",
+    "--version", "--init", "--fresh", "--no-deps", "--wheel-dir",
 }  # fmt: skip
 # Words that make a sentence hard to read; each is fine in a rare case.
 DIALECT = (
