@@ -30,6 +30,7 @@ from orchestrator.execution.exit_diagnosis import (
     lost_outcome,
 )
 from orchestrator.execution.fork_server import ForkServerLost, ForkServerTemplate
+from orchestrator.execution.measuring_process import lifeline
 from orchestrator.execution.oom_killer import OomKillerWatch
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import (
@@ -75,8 +76,7 @@ def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> O
 
 def prepare(attempt: Attempt, environment: Mapping[str, str]) -> None:
     """Start the fork server for attempts like this one. Nothing is written to a folder."""
-    attempt = _with_environment(attempt, environment)
-    CHILD_STARTER.prepare(attempt, child_environment(attempt))
+    CHILD_STARTER.prepare(attempt, child_environment(_with_environment(attempt, environment)))
 
 
 def start_fork_template(
@@ -88,9 +88,8 @@ def start_fork_template(
         folder: where its socket lies.
         tag: variables that identify the sweep it belongs to.
     """
-    attempt = _with_environment(attempt, environment)
     params = attempt.cell.params
-    variables = child_environment(attempt)
+    variables = child_environment(_with_environment(attempt, environment))
     return ForkServerTemplate(folder, params.device, variables, params.compiled, tag)
 
 
@@ -109,15 +108,13 @@ def recover(attempt: Attempt) -> Outcome | None:
     if journal.final is None:
         return None
     left_out = remove_middle(attempt.path / LOG_FILE)
-    ended = ProcessExit(0, journal.wall_s, log_left_out_bytes=left_out)
+    ended = ProcessExit(code=0, wall_s=journal.wall_s, log_left_out_bytes=left_out)
     return nsys.with_kernels(build_outcome(attempt, ended, journal.started_at))
 
 
 def _supervise_child(attempt: Attempt, variables: Mapping[str, str]) -> ProcessExit:
-    """Start the child and wait until it ends or exceeds a limit. Raises ForkServerLost."""
     began = time.monotonic()
-    log = attempt.path / LOG_FILE
-    limit = _TimeLimit(attempt)
+    log, limit = attempt.path / LOG_FILE, _TimeLimit(attempt)
     timed_out, over_memory, left_out = None, None, 0
     with OomKillerWatch() as watch:
         with _child_of(attempt, variables) as child:
@@ -143,44 +140,29 @@ def _supervise_child(attempt: Attempt, variables: Mapping[str, str]) -> ProcessE
 
 
 class _TimeLimit:
-    """The time limit of an attempt, counted from the start of its task.
-
-    Until then the limit of the preparation applies: how long importing torch takes depends on the
-    file system and on what else starts, not on the cell.
-    """
-
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._since = time.monotonic()
-        self._has_begun = False
+        # How long importing torch takes depends on the file system and on what else starts, not on
+        # the cell. Its own limit counts from the start of its task.
+        self._limit = ExceededLimit("ready to begin", PREPARATION_S)
+        self._own_limit = ExceededLimit("done", attempt.settings.timeout_s)
 
     def exceeded(self) -> ExceededLimit | None:
         """Return the limit that has passed, if one has."""
-        if not self._has_begun and self._stage() not in BEFORE_ITS_TASK:
-            self._has_begun, self._since = True, time.monotonic()
-        if self._has_begun:
-            limit = ExceededLimit("done", self._attempt.settings.timeout_s)
-        else:
-            limit = ExceededLimit("ready to begin", PREPARATION_S)
+        if self._limit is not self._own_limit:
+            stage = read_journal(self._attempt.path / JOURNAL_FILE).stage
+            if stage not in BEFORE_ITS_TASK:
+                self._limit, self._since = self._own_limit, time.monotonic()
         elapsed_s = time.monotonic() - self._since
-        return limit if elapsed_s > limit.limit_s else None
-
-    def _stage(self) -> str:
-        return read_journal(self._attempt.path / JOURNAL_FILE).stage
+        return self._limit if elapsed_s > self._limit.limit_s else None
 
 
 @contextmanager
 def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]:
-    """Start the child and kill it, with everything it started, at the end of the block.
-
-    The child also dies when this process does: it holds the other end of our lifeline.
-    """
-    theirs, ours = os.pipe()
-    try:
-        try:
-            child = CHILD_STARTER.start(attempt, variables, theirs)
-        finally:
-            os.close(theirs)
+    # The child also dies when this process does: it holds the other end of the lifeline.
+    with lifeline() as end:
+        child = CHILD_STARTER.start(attempt, variables, end)
         try:
             yield child
         finally:
@@ -188,21 +170,16 @@ def _child_of(attempt: Attempt, variables: Mapping[str, str]) -> Iterator[Child]
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.exit_code()
-    finally:
-        os.close(ours)
 
 
 def _bytes_over_limit(pid: int, limit_gib: float | None) -> int | None:
-    """Return the child's resident set if it is over the limit.
-
-    The child may run under a profiler or start workers: the largest process of the tree counts, and
-    not the sum, since forked processes share pages.
-    """
     if limit_gib is None:
         return None
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         tree = (process, *process.children(recursive=True))
+        # The child may run under a profiler or start workers. Forked processes share pages, so the
+        # largest process counts, and not the sum.
         largest = max(one.memory_info().rss for one in tree)
         return largest if largest > limit_gib * _GIB else None
     return None

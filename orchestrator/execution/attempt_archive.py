@@ -33,12 +33,10 @@ class AttemptArchive:
 
 
 def write_folder_token(attempt: Attempt) -> str:
-    """Write a random token into the driver's folder of an attempt. Raises OSError.
-
-    Two hosts may have different folders with the same path, so the path alone proves nothing.
-    """
-    token = secrets.token_hex(16)
+    """Write a random token into the driver's folder of an attempt. Raises OSError."""
+    # Two hosts may have different folders with the same path, so the path alone proves nothing.
     attempt.path.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(16)
     (attempt.path / _TOKEN_FILE).write_text(token)
     return token
 
@@ -55,26 +53,20 @@ def in_local_folder(attempt: Attempt) -> Attempt:
     """Return the attempt in a folder of this host, in which the cells of a run share a cache.
 
     Variables with paths of the driver's folders are removed, because these paths do not exist here.
-    Raises PermissionError if another user owns the folder: compilers execute what they find in it.
+    Raises PermissionError if another user owns the folder.
     """
     run = attempt.path.parents[2]
-    own = _private_folder(text_digest(str(run))[:12])
+    own = Path(tempfile.gettempdir()) / f"sweep-{os.getuid()}-{text_digest(str(run))[:12]}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    if own.stat().st_uid != os.getuid():
+        # Compilers execute what they find in their caches.
+        raise PermissionError(f"{own} is another user's")
     folder = own / "artifacts" / attempt.cell.id / str(attempt.number)
-    driver_folders = str(run.parent)
-    env = {
-        name: value
-        for name, value in attempt.settings.env.items()
-        if not value.startswith(driver_folders)
-    }
+    env = dict(attempt.settings.env)
+    for name, value in attempt.settings.env.items():
+        if value.startswith(str(run.parent)):
+            del env[name]
     return replace(attempt, folder=str(folder), settings=replace(attempt.settings, env=env))
-
-
-def _private_folder(name: str) -> Path:
-    folder = Path(tempfile.gettempdir()) / f"sweep-{os.getuid()}-{name}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} is another user's")
-    return folder
 
 
 def pack(measured: Attempt, original: Attempt) -> AttemptArchive:
@@ -103,8 +95,12 @@ def unpack(archive: AttemptArchive) -> None:
     with tarfile.open(fileobj=io.BytesIO(archive.content)) as tar:
         for member in tar:
             _extract(tar, member, folder)
-    if (folder / ATTEMPT_FILE).exists():
-        _name_own_folder(archive.attempt)
+    file = folder / ATTEMPT_FILE
+    if file.exists():
+        # It has the other host's folder, and RunWriter finds attempts by it.
+        stored = {**json.loads(file.read_text()), "folder": archive.attempt.folder}
+        file.write_text(json.dumps(stored, indent=1))
+        write_rerun_script(archive.attempt)
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> None:
@@ -119,11 +115,3 @@ def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, folder: Path) -> Non
     target.parent.mkdir(parents=True, exist_ok=True)
     with content, target.open("wb") as file:
         shutil.copyfileobj(content, file)
-
-
-def _name_own_folder(attempt: Attempt) -> None:
-    """Replace the other host's folder in attempt.json, by which RunWriter finds attempts."""
-    file = attempt.path / ATTEMPT_FILE
-    stored = json.loads(file.read_text())
-    file.write_text(json.dumps({**stored, "folder": attempt.folder}, indent=1))
-    write_rerun_script(attempt)

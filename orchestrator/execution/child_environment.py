@@ -9,7 +9,6 @@ from pathlib import Path
 from orchestrator.execution.measuring_process import PROGRAM, import_path
 from tasks.spec.attempt import ATTEMPT_FILE, RERUN_FILE, Attempt
 
-_GIB = 1024**3
 _MIB = 1024**2
 
 # glibc returns freed memory to the kernel, which then zeroes every page again in the next step.
@@ -17,7 +16,7 @@ _MIB = 1024**2
 # of a training step on the CPU took 705, 1441 and 464 ms instead of 2703, 3706 and 900 ms.
 CPU_ALLOCATOR = {
     "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": str(64 * _GIB),
+    "MALLOC_TRIM_THRESHOLD_": str(64 * 1024 * _MIB),
     "MALLOC_TOP_PAD_": str(64 * _MIB),
 }
 

@@ -29,7 +29,7 @@ def free_middle(log: Path) -> int:
             size = os.fstat(file.fileno()).st_size
             _punch_hole(file.fileno(), END_BYTES, size - 2 * END_BYTES)
         return 0
-    except (OSError, AttributeError):
+    except (OSError, AttributeError):  # AttributeError: only Linux has fallocate
         return remove_middle(log)
 
 
@@ -48,7 +48,6 @@ def remove_middle(log: Path) -> int:
 
 
 def _punch_hole(file: int, start: int, length: int) -> None:
-    """Free a range of a file. Raises OSError, or AttributeError without Linux's fallocate."""
     # os.posix_fallocate has no flags.
     fallocate = ctypes.CDLL(None, use_errno=True).fallocate
     fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import IO, Protocol
 
 from orchestrator.execution import nsys
@@ -53,16 +53,15 @@ class Child(Protocol):
 
 
 class SpawnedChild:
-    """A new process, started by a subreaper that kills what the process leaves running."""
+    """A new process, started by a subreaper that kills what the process leaves running.
+
+    The subreaper reports the child's process id and exit code (tasks/process/subreaper.py).
+    """
 
     def __init__(self, subreaper: subprocess.Popen[bytes], reports: IO[bytes]) -> None:
-        """Read the child's process id from the subreaper's reports.
-
-        See tasks/process/subreaper.py. Where a process cannot become a subreaper, it reports
-        nothing and turns into the child itself.
-        """
         self._subreaper, self._reports = subreaper, reports
         has_report, _, _ = select.select([reports], [], [], PREPARATION_S)
+        # Where a process cannot become a subreaper, it reports nothing and turns into the child.
         self.pid = int((has_report and reports.readline()) or subreaper.pid)
         self._code: int | None = None
 
@@ -72,13 +71,12 @@ class SpawnedChild:
         return self._subreaper.returncode is not None
 
     def exit_code(self) -> int:
-        """Return the child's exit code, or the subreaper's own if it was killed or hangs."""
         if self._code is None:
             try:
                 code = self._subreaper.wait(ORPHANS_S + _GRACE_S)
             except subprocess.TimeoutExpired:
                 self._subreaper.kill()
-                code = self._subreaper.wait()
+                code = self._subreaper.wait()  # reported as the child's
             with self._reports:
                 self._code = int(self._reports.readline() or code)
         return self._code
@@ -118,10 +116,9 @@ class ChildStarter:
         self._key = ""
 
     def prepare(self, attempt: Attempt, own: Mapping[str, str]) -> None:
-        """Have the fork server ready from which the attempt will be forked.
+        """Make the fork server ready from which the attempt will be forked.
 
-        This takes as long as a fresh process takes to import torch. It uses nothing of the
-        attempt's folder, so it may run before there is one.
+        This takes as long as a new process takes to import torch. The attempt needs no folder yet.
         """
         if not is_forked(attempt):
             return
@@ -161,19 +158,13 @@ class ChildStarter:
         return self._output.read()[-_OUTPUT_BYTES:]
 
     def close(self) -> None:
-        """End the fork server.
-
-        A signal may interrupt this, and it is called again when the program exits. It therefore
-        forgets the server before it closes it: closing a file descriptor twice could close another
-        file.
-        """
+        """End the fork server."""
+        # A signal may interrupt this, and it is called again when the program exits. Closing a file
+        # descriptor twice could close another file, so the server is forgotten first.
         server, output, self.server, self._output = self.server, self._output, None, None
-        try:
+        with output or nullcontext():
             if server is not None:
                 server.close()
-        finally:
-            if output is not None:
-                output.close()
 
 
 # One for this process, because a supervisor measures one cell at a time.

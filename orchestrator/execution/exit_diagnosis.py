@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,28 +92,19 @@ def _evidence(attempt: Attempt, final: FinalStatus, ended: ProcessExit) -> dict[
 
 
 def _facts(journal: JournalContents, ended: ProcessExit) -> dict[str, Any]:
-    facts = {**journal.facts, **_stage_durations(journal, ended)}
+    facts = dict(journal.facts)
+    if journal.stage:
+        # The rest is what starting and ending the process took. A process without a final line was
+        # in its last stage until its end.
+        rest = "process" if journal.final else journal.stage
+        rest_s = ended.wall_s - sum(journal.stage_s.values())
+        facts["stage_s"] = {**journal.stage_s, rest: journal.stage_s.get(rest, 0.0) + rest_s}
     if ended.log_left_out_bytes:
         facts["log_left_out_bytes"] = ended.log_left_out_bytes
     return facts
 
 
-def _stage_durations(
-    journal: JournalContents, ended: ProcessExit
-) -> Mapping[str, Mapping[str, float]]:
-    """Return the seconds of each stage; `process` is what starting and ending the process took.
-
-    A process without a final line was in its last stage until its end.
-    """
-    if not journal.stage:
-        return {}
-    rest_s = ended.wall_s - sum(journal.stage_s.values())
-    rest = "process" if journal.final else journal.stage
-    return {"stage_s": {**journal.stage_s, rest: journal.stage_s.get(rest, 0.0) + rest_s}}
-
-
 def _diagnose(attempt: Attempt, ended: ProcessExit) -> FinalStatus:
-    """Return why a process died that left no final line."""
     if ended.timed_out:
         goal, limit_s = ended.timed_out.goal, ended.timed_out.limit_s
         message = f"not {goal} after {limit_s:g} s"

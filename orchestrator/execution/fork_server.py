@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +39,30 @@ class ForkServerLost(Exception):
     """The fork server disappeared, and with it the exit code of its child."""
 
 
+@dataclass(eq=False)
 class ForkServer:
-    """The connection to a fork server. `broken` is why it cannot be used, or empty."""
+    """The connection to a fork server.
 
-    def __init__(
-        self,
-        channel: socket.socket,
-        lifeline: int,
-        pid: int,
-        process: subprocess.Popen[bytes] | None = None,
-    ) -> None:
-        """Take over the connection.
+    Args:
+        channel: our end of a socket to it.
+        lifeline: our end of a pipe; the server ends when it is closed.
+        process: the server, or None if it is a child of the template.
+        broken: why it cannot be used, or empty.
+    """
 
-        Args:
-            lifeline: our end of a pipe; the server ends when it is closed.
-            process: the server, or None if it is a child of the template.
-        """
-        self.pid = pid
-        self.broken = ""
-        self._channel, self._lifeline, self._process = channel, lifeline, process
-        self._prepared: set[ForkPreparation] = set()
+    channel: socket.socket
+    lifeline: int
+    pid: int
+    process: subprocess.Popen[bytes] | None = None
+    broken: str = ""
+    _prepared: set[ForkPreparation] = field(default_factory=set)
 
     @property
     def is_alive(self) -> bool:
         """True while the server's end of the socket is open."""
-        self._channel.settimeout(None)
+        self.channel.settimeout(None)
         try:
-            return bool(self._channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+            return bool(self.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except BlockingIOError:
             return True
         except OSError:
@@ -72,7 +70,8 @@ class ForkServer:
 
     @property
     def has_died(self) -> bool:
-        """True if a server that worked has disappeared. A broken one would break again."""
+        """True if a server that worked has disappeared."""
+        # A broken one would break again, so it is not replaced.
         return not self.broken and not self.is_alive
 
     def prepare(self, preparation: ForkPreparation) -> None:
@@ -81,7 +80,7 @@ class ForkServer:
             return
         self._prepared.add(preparation)
         try:
-            self._channel.send(preparation.to_message())
+            self.channel.send(preparation.to_message())
             self.broken = str(self.receive(PREPARATION_S).get("broken", ""))
         except (ForkServerLost, OSError) as error:  # TimeoutError is an OSError
             self.broken = f"it did not become ready: {error}"
@@ -100,16 +99,16 @@ class ForkServer:
             variables={name: environment[name] for name in READ_LATE if name in environment},
         )
         try:
-            socket.send_fds(self._channel, [request.to_message()], [log, lifeline])
+            socket.send_fds(self.channel, [request.to_message()], [log, lifeline])
             return int(self.receive(ANSWER_S)["pid"])
         except OSError as error:  # TimeoutError is an OSError
             raise ForkServerLost(str(error)) from error
 
     def receive(self, timeout_s: float) -> dict[str, Any]:
         """Return the server's next message. Raises TimeoutError or ForkServerLost."""
-        self._channel.settimeout(timeout_s)
+        self.channel.settimeout(timeout_s)
         try:
-            message = self._channel.recv(MESSAGE_BYTES)
+            message = self.channel.recv(MESSAGE_BYTES)
         except ConnectionError as error:
             raise ForkServerLost(str(error)) from error
         if not message:
@@ -119,17 +118,15 @@ class ForkServer:
 
     def close(self) -> None:
         """End the server. A child of the template is reaped by the template."""
-        self._channel.close()
-        os.close(self._lifeline)
-        if self._process is not None:
-            self._process.wait()
+        self.channel.close()
+        os.close(self.lifeline)
+        if self.process is not None:
+            self.process.wait()
 
 
 def fork_key(device: str, own: Mapping[str, str]) -> str:
-    """Return what cells must have in common to be forked by the same server.
-
-    These are the device and the variables that torch reads when it is imported.
-    """
+    """Return what cells must have in common to be forked by the same server."""
+    # These are the device and the variables that torch reads when it is imported.
     early = [(name, value) for name, value in own.items() if name not in READ_LATE]
     return json.dumps([device, *sorted(early)])
 
@@ -161,7 +158,6 @@ def start_fork_server(device: str, environment: Mapping[str, str], output: int) 
 
 
 def _fork_from_template(address: str, output: int) -> ForkServer:
-    """Return a fork server that the template forks when it is ready. Raises ForkServerLost."""
     channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs, lifeline = os.pipe()
     server = ForkServer(channel, lifeline, 0)
@@ -181,6 +177,12 @@ class ForkServerTemplate:
     """The process that fork servers of this host are forked from.
 
     It lives until it is closed or its driver ends. The servers live on without it.
+
+    Args:
+        folder: a short path that nobody else may enter; the template's socket lies there.
+        own: variables of the cells besides those of this process.
+        compiled: if cells will be compiled.
+        tag: variables that identify the sweep the process belongs to.
     """
 
     def __init__(
@@ -191,14 +193,6 @@ class ForkServerTemplate:
         compiled: bool,
         tag: Mapping[str, str],
     ) -> None:
-        """Start the process.
-
-        Args:
-            folder: a short path that nobody else may enter; the template's socket lies there.
-            own: variables of the cells besides those of this process.
-            compiled: if cells will be compiled.
-            tag: variables that identify the sweep the process belongs to.
-        """
         self.address = str(folder / "parents")
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = ["--template", str(listener.fileno()), "--device", device]

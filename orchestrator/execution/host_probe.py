@@ -96,7 +96,6 @@ def _run_for_json(words: Sequence[str]) -> Any:
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run our program until it ends. It also ends with this process. Raises TimeoutExpired."""
     with lifeline() as end:
         return subprocess.run(
             [*PROGRAM, *words, "--lifeline", str(end)],

@@ -67,7 +67,7 @@ def start_process(
     passed: Sequence[int],
     prefix: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m tasks` with these arguments in a session of its own.
+    """Start `python -m tasks` with these arguments in a new session.
 
     Args:
         output: the file descriptor of its stdout and stderr.

@@ -49,6 +49,7 @@ class OomKillerWatch:
 
     def lines(self) -> tuple[str, ...]:
         """Return the kernel's new lines on memory and GPUs, at most the last ten."""
+        # A record is "priority,number,time,flags;text" with more lines of properties.
         texts = [record.split("\n")[0].partition(";")[2] for record in self._new_records()]
         return tuple(text for text in texts if re.search(_RELEVANT, text))[-_MAX_LINES:]
 
@@ -57,12 +58,9 @@ class OomKillerWatch:
             try:
                 record = os.read(self._log, _RECORD_BYTES)
             except BrokenPipeError:
-                # The kernel overwrote records that we had not read. The next read continues
-                # behind them.
-                continue
+                continue  # the kernel overwrote unread records; the next read skips them
             except OSError:
-                # EAGAIN: there is no further record.
-                return
+                return  # EAGAIN: there is no further record
             if not record:
                 return
             yield record.decode(errors="replace")
@@ -84,15 +82,13 @@ def _read_count(path: Path) -> int:
 
 
 def _read_text(path: Path) -> str:
-    """Return the file's text, or an empty string if it cannot be read."""
     with suppress(OSError):
         return path.read_text()
     return ""
 
 
 def _open_kernel_log() -> int | None:
-    """Open the kernel's log at its end, where we are permitted to."""
-    with suppress(OSError):
+    with suppress(OSError):  # it needs a permission
         log = os.open(_KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
         os.lseek(log, 0, os.SEEK_END)
         return log

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -63,18 +64,16 @@ class Slot:
         """Return the variables that limit a child's threads to these cores."""
         if not self.cores:
             return {"OMP_NUM_THREADS": str(self.cpus)}
-        count = len(self.cores)
-        compile_threads = min(count, _MAX_COMPILE_THREADS)
+        threads = len(self.cores)
+        compile_threads = min(threads, _MAX_COMPILE_THREADS)
         return {
-            "OMP_NUM_THREADS": str(count),
+            "OMP_NUM_THREADS": str(threads),
             "TORCHINDUCTOR_COMPILE_THREADS": str(compile_threads),
         }
 
     def pin(self, attempt: Attempt) -> Attempt:
         """Return the attempt with the cores of this slot."""
-        if not self.cores:
-            return attempt
-        return replace(attempt, settings=replace(attempt.settings, cores=self.cores))
+        return _with_settings(attempt, cores=self.cores) if self.cores else attempt
 
 
 def supervise(
@@ -116,8 +115,6 @@ def start_template(
 ) -> ForkServerTemplate | None:
     """Start to import torch on this host before it is known where cells will run.
 
-    The template fits the slots that are expected: an equal share of the cores for each GPU or each
-    of the concurrent CPU cells. A slot that turns out different starts a fork server by itself.
     Returns None for attempts that are not forked.
     """
     if not is_forked(attempt):
@@ -125,6 +122,8 @@ def start_template(
     params, uuids = attempt.cell.params, gpu_uuids()
     if params.device == "cuda" and not uuids:
         return None
+    # The slots that are expected have an equal share of the cores for each GPU or each of the
+    # concurrent CPU cells. A slot that turns out different starts a fork server by itself.
     names = list(uuids)[: params.gpu_count]
     cpus = cores_here() * len(names) // len(uuids) if names else cores_here() // cpu_cells
     slot = Slot(max(1, cpus), _cores_near(",".join(names), uuids))
@@ -134,7 +133,6 @@ def start_template(
 
 
 def _with_attempt(event: Outcome | DeviceLost, attempt: Attempt) -> Outcome | DeviceLost:
-    """Return the event of an attempt in a local folder, as an event of the driver's attempt."""
     if isinstance(event, Outcome):
         return replace(event, attempt=attempt)
     return replace(
@@ -171,55 +169,45 @@ def measure(attempt: Attempt, slot: Slot) -> Outcome | DeviceLost:
     if len(names) > 1:
         facts = {**outcome.facts, "gpu_uuids": [slot.uuids[name] for name in names]}
         outcome = replace(outcome, facts=facts)
-    if outcome.status.is_retried:
-        for name, watch in watches.items():
-            fault = _gpu_fault(name, watch, outcome)
-            if fault is not None:
-                return _gpu_lost(outcome, name, slot.uuids[name], fault)
+    if not outcome.status.is_retried:
+        return outcome
+    message = str(outcome.evidence.get("message", ""))
+    for name, watch in watches.items():
+        fault = watch.fault(message)
+        if fault is None and may_be_broken(message):
+            # NVML may report nothing about a GPU on which no process computes any longer.
+            fault = gpu_failure(name)
+        if fault is not None:
+            uuid = slot.uuids[name]
+            description = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
+            evidence = {"nvml": fault, "gpu_uuid": uuid}
+            return _device_lost(outcome, description, "its GPU went away", evidence, name)
     return _blame_host(outcome)
 
 
-def _gpu_fault(name: str, watch: GpuHealthWatch, outcome: Outcome) -> str | None:
-    message = str(outcome.evidence.get("message", ""))
-    fault = watch.fault(message)
-    if fault is None and may_be_broken(message):
-        # NVML may report nothing about a GPU on which no process computes any longer.
-        return gpu_failure(name)
-    return fault
-
-
-def _gpu_lost(outcome: Outcome, name: str, uuid: str, fault: str) -> DeviceLost:
-    description = f"GPU {name} ({uuid}) of {socket.gethostname()}: {fault}"
-    message = f"its GPU went away: {description}"
-    evidence = {"message": message, "nvml": fault, "gpu_uuid": uuid}
-    return _device_lost(outcome, name, description, evidence)
-
-
 def _blame_host(outcome: Outcome) -> Outcome | DeviceLost:
-    """Return DeviceLost if the host can measure nothing, and the outcome otherwise.
-
-    Only an attempt that ended before its task began, or for want of disk space, may be the host's
-    fault. A new process then tries what every cell needs.
-    """
+    """Return DeviceLost if the host can measure nothing, and the outcome otherwise."""
     message = str(outcome.evidence.get("message", ""))
-    has_begun = outcome.stage not in BEFORE_ITS_TASK
     is_disk_full = os.strerror(errno.ENOSPC) in message
-    if not outcome.status.is_retried or (has_begun and not is_disk_full):
+    # A task that began had everything that a host must provide, except for disk space.
+    if outcome.stage not in BEFORE_ITS_TASK and not is_disk_full:
         return outcome
     fault = host_failure(outcome.attempt.path)
     if fault is None:
         return outcome
     description = f"host {socket.gethostname()}: {fault}"
-    message = f"nothing is measured on its host: {description}"
-    return _device_lost(outcome, "", description, {"message": message, "host_fault": fault})
+    return _device_lost(
+        outcome, description, "nothing is measured on its host", {"host_fault": fault}
+    )
 
 
 def _device_lost(
-    outcome: Outcome, gpu: str, description: str, evidence: Mapping[str, str]
+    outcome: Outcome, description: str, effect: str, evidence: Mapping[str, str], gpu: str = ""
 ) -> DeviceLost:
     own_end = {
         "cell_ended_as": str(outcome.status),
         "cell_said": str(outcome.evidence.get("message", "")),
+        "message": f"{effect}: {description}",
     }
     lost = replace(
         outcome,
@@ -233,14 +221,16 @@ def _device_lost(
 
 def only_on(gpu: str, attempt: Attempt) -> Attempt:
     """Return the attempt with these GPUs as the only visible ones."""
-    env = {**attempt.settings.env, VISIBLE_GPUS: gpu}
-    return replace(attempt, settings=replace(attempt.settings, env=env))
+    return _with_settings(attempt, env={**attempt.settings.env, VISIBLE_GPUS: gpu})
+
+
+def _with_settings(attempt: Attempt, **changes: Any) -> Attempt:
+    return replace(attempt, settings=replace(attempt.settings, **changes))
 
 
 def execute_or_lose(attempt: Attempt, slot: Slot) -> Outcome:
     """Execute an attempt. It is lost if its folder cannot be written or if we fail ourselves."""
-    began = time.monotonic()
-    attempt = slot.pin(attempt)
+    attempt, began = slot.pin(attempt), time.monotonic()
     try:
         return execute(attempt, slot.variables())
     except OSError as error:

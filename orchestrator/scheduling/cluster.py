@@ -71,7 +71,7 @@ class NodeHealth:
         return [node for node in self._ray.nodes() if node["Alive"]]
 
     def has_several_hosts(self) -> bool:
-        """Return True if another host could measure in place of a broken one."""
+        """Return True if another host could replace a broken one."""
         return sum(map(_can_measure, self._living())) > 1
 
     def exclude(self, node: str, reason: str) -> None:

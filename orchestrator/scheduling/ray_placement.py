@@ -79,7 +79,7 @@ class RayPlacement:
         return {GPU_TYPE_LABEL: f"in({','.join(matching or [kind.replace(' ', '-')])})"}
 
     def _cpus(self, gpus: int) -> int:
-        """Return the cores that every suitable node can give to a cell with so many GPUs."""
+        """Return the cores that every suitable node can give to a cell with this number of GPUs."""
         shares = []
         for node in self._health.working():
             node_cpus, node_gpus = capacity(node, "CPU"), capacity(node, "GPU")

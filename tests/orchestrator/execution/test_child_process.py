@@ -328,14 +328,14 @@ def test_a_signal_while_the_parent_is_closed_leaves_nothing_to_close_again(
     CHILD_STARTER.prepare(make_attempt(1), {})
     parent = CHILD_STARTER.server
     assert parent is not None
-    assert parent._process is not None
-    ends = parent._process.wait
+    assert parent.process is not None
+    ends = parent.process.wait
 
     def interrupted(timeout: float | None = None) -> int:
         ends(10)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(parent._process, "wait", interrupted)
+    monkeypatch.setattr(parent.process, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         CHILD_STARTER.close()
     with open(os.devnull) as nothing:  # has the number of what was closed
