@@ -178,7 +178,7 @@ def training_moments_bytes(
     vocab_size: int = VOCAB_SIZE,
     step: StepKind = StepKind(),
 ) -> dict[str, dict[str, int]]:
-    """Return the bytes by term at each of three moments of a steady step, one of which is its peak.
+    """Return the bytes by term at each of three moments of a steady step. The peak is one of them.
 
     For N parameters, A bytes of activations, L layers, and B, S, V as in ACTIVATION_FORMULAS:
 

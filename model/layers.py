@@ -1,6 +1,7 @@
 """The parts of a block. Parameter names are those of the course, so that its checkpoints load.
 
-No line calls two modules: of a compiled kernel torch 2.11 tells the lines that it comes from, not the place in them.
+No line calls two modules: torch 2.11 names the source lines of a compiled kernel, but no position
+within a line.
 """
 
 from __future__ import annotations

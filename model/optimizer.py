@@ -20,8 +20,8 @@ WEIGHT_DECAY = 0.01
 class CourseAdamW(Optimizer):
     """AdamW as the course writes it: a loop over the parameters, each update out of place.
 
-    It launches about ten small kernels a parameter and holds a handful of temporaries of the largest one,
-    which is what makes it worth measuring beside torch's own.
+    It launches about ten small kernels a parameter and holds a handful of temporaries of the largest
+    one. Torch's own optimizer does neither, so the two are worth comparing.
     """
 
     def __init__(self, params: Iterable[nn.Parameter]) -> None:

@@ -1,1 +1,1 @@
-"""What can be measured (one file a task), how it is watched (`instruments`), and what both are written against (`harness`)."""
+"""Tasks, one in each file, their instruments, and the `harness` that both use."""

@@ -81,7 +81,7 @@ def build(params: AttentionParams) -> Workload:
 
 
 def build_on(device: Device, params: AttentionParams) -> Workload:
-    """The same on a device that is ready, which need not be the one that the cell names."""
+    """Build the cell on a device that is set up, which may be another one than the cell names."""
     import torch
 
     from tasks.harness.compilation import compile_options
@@ -138,7 +138,7 @@ def _by_phase(params: AttentionParams, forward: int) -> dict[str, int]:
 def _prepare(
     params: AttentionParams, device: Device
 ) -> tuple[tuple[Tensor, ...], Callable[..., Tensor], list[Tensor]]:
-    """What goes into a step, what computes it, and the tensors that receive gradients."""
+    """Return the inputs of a step, the function that computes it, and the tensors with gradients."""
     import torch
 
     from tasks.harness.attention_backends import AttentionShape, choose_attention

@@ -1,7 +1,8 @@
-"""What a normalisation loses in a narrow dtype: to overflow, to its accumulator, to an eps that is rounded away.
+"""Error of a normalisation in a narrow dtype: overflow, a narrow accumulator, an eps rounded away.
 
-The same rows are normalised three ways and held against float64: `narrow`, every operation in the dtype, the sums added
-up one by one in it; `wide`, as models do it, in fp32 and rounded once at the end; `library`, torch's own kernel.
+The same rows are normalised in three ways and compared with float64. `narrow` computes everything
+in the dtype and adds up the sums one element after another; `wide` computes in fp32 and rounds at
+the end, as models do; `library` is torch's kernel.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def build(params: NormSensitivityParams) -> StaticResult:
 def _normalise(
     x: Tensor, params: NormSensitivityParams, total: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """In the dtype of x, sums by `total`."""
+    """Normalise x in its own dtype, with sums by `total`."""
     import torch
 
     if params.norm == "layer_norm":

@@ -34,7 +34,7 @@ def build(params: TrainStepParams) -> Workload:
 
 
 def build_on(device: Device, params: TrainStepParams) -> Workload:
-    """The same on a device that is ready, which need not be the one that the cell names."""
+    """Build the cell on a device that is set up, which may be another one than the cell names."""
     from model.optimizer import OPTIMIZERS
     from tasks.harness.workload import Workload
     from tasks.training.model_sources import build_model, compile_model
@@ -61,7 +61,7 @@ def build_on(device: Device, params: TrainStepParams) -> Workload:
 
 
 def work(params: TrainStepParams) -> float:
-    """How much a step must compute, for guessing its duration: FLOPs, or tokens where no formula is known."""
+    """Return the work of a step for an estimate of its duration: FLOPs, or tokens without a formula."""
     flops = _flops(params)
     return float(sum(flops.values()) if flops else params.batch_size * params.context_length)
 
@@ -98,7 +98,7 @@ def _square(params: TrainStepParams) -> tuple[int, int, int] | None:
 
 
 def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
-    """What precision is really set, as torch reports it, and what was built."""
+    """Return the precision that torch reports, and the properties of the model that was built."""
     from tasks.harness.precision import dtype_name, precision_facts
 
     dims = params.dimensions
@@ -115,7 +115,7 @@ def _read_back(params: TrainStepParams, model: nn.Module) -> dict[str, Any]:
 
 
 def _attention_flops(params: TrainStepParams) -> dict[str, int]:
-    """Of one forward pass, all layers: what a table holds the time of softmax and matrix products against."""
+    """Return the FLOPs of softmax and of attention's matrix products in a forward pass, all layers."""
     dims = params.dimensions
     if dims is None:
         return {}

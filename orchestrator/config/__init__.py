@@ -1,1 +1,1 @@
-"""From a YAML file to cells: load, validate, select, expand."""
+"""Config of a sweep: load YAML, validate it, and expand it into cells."""

@@ -79,7 +79,7 @@ def config_error(
 
 def load_yaml(text: str, name: str) -> Any:
     """Return the document of a text. `name` stands for it in errors. Raises ConfigError."""
-    # Brackets in quotes and comments are counted as well: no real config has so many.
+    # Brackets in quotes and comments count too: a real config stays far below the limit.
     depths = itertools.accumulate(map(_NESTING.__getitem__, re.findall(r"[\[\]{}]", text)))
     if max(depths, default=0) > MAX_DEPTH:
         raise ConfigError(

@@ -56,7 +56,7 @@ class RunningCell:
 
 @dataclass(frozen=True)
 class QueueState:
-    """What a queue has left.
+    """Cells and attempts that a queue has left.
 
     remaining: cells that were not measured as often as planned. A cell that failed is not among
     them, because it is not repeated.

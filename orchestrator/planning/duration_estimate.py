@@ -60,7 +60,7 @@ _AUTOTUNE_FACTOR = 12  # in the mode max-autotune, if nothing is cached
 
 @dataclass(frozen=True)
 class DurationConditions:
-    """Where and how cells run.
+    """Conditions in which cells run.
 
     gpu: name as its driver reports it. timed: their steps are timed. forked: their processes are.
     """

@@ -21,7 +21,7 @@ from tasks.spec.status import Status
 
 @dataclass(frozen=True)
 class Decision:
-    """How often a cell will be measured, and why.
+    """The number of times that a cell will be measured, and the reason.
 
     repetitions: 0 if the cell is not measured.
     replaces: the new results replace earlier successes.

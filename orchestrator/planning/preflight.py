@@ -41,7 +41,7 @@ class Exclusion:
 
 @dataclass(frozen=True)
 class Slots:
-    """How many cells can run at the same time, by device type and by kind of GPU."""
+    """Number of cells that can run at the same time, by device type and by kind of GPU."""
 
     by_device: Mapping[str, int] = field(default_factory=dict)
     by_gpu_kind: Mapping[str, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is known before the first cell is measured.
+    """Knowledge about a sweep before its first cell is measured.
 
     cells: the cells to measure, each once, without those excluded.
     has_results: the folder has results, which new ones must be compatible with.

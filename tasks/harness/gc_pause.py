@@ -6,8 +6,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# From 3.12 on Python itself freezes objects that never die, but no more than hundreds. A fork server
-# freezes all it has imported, which is far more.
+# From 3.12 on Python itself freezes objects that never die, but only some hundreds. A fork server
+# freezes all that it has imported, which is far more.
 _IMMORTAL = 10_000
 
 

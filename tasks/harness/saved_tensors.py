@@ -38,7 +38,7 @@ class Saved:
 
 @dataclass(slots=True)
 class _Packed:
-    """What autograd stores instead of a tensor.
+    """The object that autograd stores instead of a tensor.
 
     It holds detached data: a saved result that refers to its own node would never be freed.
     """

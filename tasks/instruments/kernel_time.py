@@ -69,7 +69,7 @@ def require_kernels(work: Callable[[], object]) -> None:
 def time_kernels(session: Session) -> Iterator[Sample]:
     """Yield the kernel time of each phase of a few steps; the value of the step is their sum."""
     if session.workload.device.kind != "cuda":
-        yield Sample("kernel_time", "kernel_time", "ms", None, note="of kernels only a GPU tells")
+        yield Sample("kernel_time", "kernel_time", "ms", None, note="only a GPU has kernel times")
         return
     if session.steps == 0:
         session.step()  # what a first step does is done once

@@ -140,7 +140,7 @@ def _keep(trace: Path, artifact: Path) -> Sample:
     """Compress the trace for Perfetto, unless it is too large; return its size or the reason."""
     size = trace.stat().st_size
     if size > _LARGEST_TRACE_BYTES:
-        note = f"the trace has {size} bytes, more than {_LARGEST_TRACE_BYTES}: not kept"
+        note = f"the trace has {size} bytes, more than {_LARGEST_TRACE_BYTES}: not saved"
         return Sample("kernels", "trace_bytes", "bytes", None, note=note)
     with trace.open("rb") as whole, gzip.open(artifact, "wb", compresslevel=1) as packed:
         shutil.copyfileobj(whole, packed)

@@ -127,7 +127,7 @@ def _unknown_to_the_allocator(sample: Sample) -> Sample:
     return replace(
         sample,
         value=None,
-        note="a CUDA graph has its memory in a pool of its own: see what is reserved",
+        note="a CUDA graph has its memory in a separate pool: see the reserved bytes",
     )
 
 

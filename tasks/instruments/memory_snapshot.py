@@ -91,7 +91,7 @@ class OutOfMemoryWitness:
         try:
             self._session.evidence["snapshot"] = self._keep(self._taken)
         except Exception as broken:
-            self._session.evidence["snapshot"] = f"not kept: {broken}"
+            self._session.evidence["snapshot"] = f"not saved: {broken}"
 
     def _keep(self, taken: Taken) -> str:
         session = self._session
@@ -101,7 +101,7 @@ class OutOfMemoryWitness:
         session.allocations += to_rows(labelled, at, OUT_OF_MEMORY, phase, record.rounding_bytes)
         name = artifact_name("snapshot_oom", session.params, "pickle")
         if session.folder is None:
-            return "not kept: it has no folder"
+            return "not saved: it has no folder"
         written = _write(taken.snapshot, session.folder / name)
         return name if written.value is not None else written.note
 
@@ -250,7 +250,7 @@ def _write(snapshot: Snapshot, artifact: Path) -> Sample:
     packed = pickle.dumps(snapshot)
     if len(packed) > _LARGEST_SNAPSHOT_BYTES:
         note = (
-            f"the snapshot has {len(packed)} bytes, more than {_LARGEST_SNAPSHOT_BYTES}: not kept"
+            f"the snapshot has {len(packed)} bytes, more than {_LARGEST_SNAPSHOT_BYTES}: not saved"
         )
         return _sample("file_bytes", "bytes", None, note)
     artifact.write_bytes(packed)

@@ -81,7 +81,7 @@ def tell_waits(session: Session) -> Iterator[Sample]:
     passed = {key: value - before.get(key, 0.0) for key, value in now.items()}
     waited = [value for (metric, _), value in passed.items() if metric == "waited"]
     at_work = [value for (metric, _), value in passed.items() if metric == "at work"]
-    share, note = None, "not told by this system"
+    share, note = None, "this system does not report it"
     if waited and at_work:
         of_others = max(0.0, sum(at_work) - passed["own", None])
         share, note = min(max(waited), of_others) / passed["clock", None], ""

@@ -32,7 +32,7 @@ def dispatch_rate() -> float:
 
 
 def dispatch_rates(seconds: float) -> list[float]:
-    """Return `dispatch_rate` measured again and again for so many seconds, on each core in turn.
+    """Measure `dispatch_rate` repeatedly for this time, on each core in turn.
 
     The process stays on the last core. Without `sched_setaffinity` it runs where the system puts it.
     """

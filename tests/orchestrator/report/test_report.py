@@ -125,7 +125,7 @@ def test_the_numbers_are_those_of_the_samples(results_of: Callable[..., Results]
     assert row["achieved_tflops"] == pytest.approx(3e9 / (statistics.median(steps) / 1e3) / 1e12)
 
 
-UNSEEN = Sample("kernel_time", "kernel_time", "ms", None, note="of kernels only a GPU tells")
+UNSEEN = Sample("kernel_time", "kernel_time", "ms", None, note="only a GPU has kernel times")
 
 
 def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Results]) -> None:

@@ -128,7 +128,7 @@ def test_a_phase_without_kernels_takes_nothing() -> None:
 def test_there_are_none_without_a_gpu() -> None:
     samples, session = timed(kind="cpu")
     assert [(sample.value, sample.note) for sample in samples] == [
-        (None, "of kernels only a GPU tells")
+        (None, "only a GPU has kernel times")
     ]
     assert session.steps == 0
 

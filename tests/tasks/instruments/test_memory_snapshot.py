@@ -310,7 +310,7 @@ def test_what_cannot_be_kept_does_not_hide_that_memory_ran_out(
     witness.testify(ValueError("another error"))
     assert session.evidence == {}
     witness.testify(torch.OutOfMemoryError("CUDA out of memory"))
-    assert session.evidence["snapshot"].startswith("not kept: [Errno 2]")
+    assert session.evidence["snapshot"].startswith("not saved: [Errno 2]")
     monkeypatch.setattr(instrument.memory, "_snapshot", lambda: 1 / 0)
     instrument.OutOfMemoryWitness(session).see(0, 1, 1, 1)
     assert session.evidence["snapshot"] == "not taken: division by zero"

@@ -109,7 +109,7 @@ def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_t
             if name == "_CORES":
                 elsewhere.delattr(os, "sched_getaffinity", raising=False)  # as on macOS
             sample = waited_for_core()
-            assert (sample.value, sample.note) == (None, "not told by this system")
+            assert (sample.value, sample.note) == (None, "this system does not report it")
 
 
 @pytest.mark.skipif(

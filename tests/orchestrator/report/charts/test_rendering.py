@@ -1,4 +1,4 @@
-"""Where the charts of a large report are drawn, and how large their pictures are."""
+"""Drawing the charts of a large report in a separate process, and the size of their pictures."""
 
 from __future__ import annotations
 
