@@ -13,8 +13,8 @@ from tasks.spec.registry import value_order
 
 # A row of `cells`: values by column, as `layouts.each` or pandas gives it.
 Row = Any
-GIB, MIB = 1024**3, 1024**2
 NOTHING = "–"
+RUN = "run"  # the axis that distinguishes the runs of a collection
 # Readers look for these even where they do not vary.
 ALWAYS_SHOWN = ("size", "d_head", "context_length")
 

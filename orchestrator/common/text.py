@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from orchestrator.common.units import GIB, MIB
 from tasks.spec.cell import escape_unprintable
 
 _LONGEST_REASON = 160  # characters
-_GIB, _MIB = 1024**3, 1024**2
 
 
 def cell_count(count: int) -> str:
@@ -46,6 +47,19 @@ def failure_reason(evidence: Mapping[str, Any]) -> str:
     return f"{reason[: _LONGEST_REASON - 1]}…"
 
 
+def parameter_texts(params: str) -> dict[str, str]:
+    """Return the parameters of a row, without those that are null or empty. params: JSON."""
+    values = json.loads(params).items()
+    return {name: str(value) for name, value in values if value not in (None, {})}
+
+
+def evidence_text(name: str, value: Any) -> str:
+    """Return a piece of evidence as text. Bytes have commas between their thousands."""
+    if isinstance(value, int) and name.endswith("_bytes"):
+        return f"{value:,}"
+    return str(value).strip()
+
+
 def _failed_allocation(evidence: Mapping[str, Any]) -> str:
     limit, free, total = (evidence.get(f"{name}_bytes") for name in ("limit", "free", "total"))
     reason = f"out of memory: asked for {_size(evidence['asked_bytes'])}"
@@ -58,8 +72,8 @@ def _failed_allocation(evidence: Mapping[str, Any]) -> str:
 
 
 def _size(nbytes: float) -> str:
-    if nbytes < _MIB:
+    if nbytes < MIB:
         return f"{nbytes:,} bytes"
-    if nbytes < _GIB:
-        return f"{nbytes / _MIB:.4g} MiB"
-    return f"{nbytes / _GIB:.4g} GiB"
+    if nbytes < GIB:
+        return f"{nbytes / MIB:.4g} MiB"
+    return f"{nbytes / GIB:.4g} GiB"

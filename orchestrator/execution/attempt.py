@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from orchestrator.common.units import GIB
 from orchestrator.execution import nsys
 from orchestrator.execution.child_environment import (
     child_environment,
@@ -46,7 +47,6 @@ from tasks.spec.outcome import Outcome
 # How late a limit may be noticed. The measuring process is not polled more often, because looking
 # at it takes time on a core that may be its own.
 _TICK_S = 0.2
-_GIB = 1024**3
 
 
 def execute(attempt: Attempt, environment: Mapping[str, str] | None = None) -> Outcome:
@@ -181,5 +181,5 @@ def _bytes_over_limit(pid: int, limit_gib: float | None) -> int | None:
         # The child may run under a profiler or start workers. Forked processes share pages, so the
         # largest process counts, and not the sum.
         largest = max(one.memory_info().rss for one in tree)
-        return largest if largest > limit_gib * _GIB else None
+        return largest if largest > limit_gib * GIB else None
     return None

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from orchestrator.execution.attempt import execute, prepare, start_fork_template
 from orchestrator.execution.attempt_archive import in_local_folder, pack, shares_folder
 from orchestrator.execution.child_process import is_forked
@@ -26,7 +24,7 @@ from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import gpu_failure, host_failure
-from orchestrator.hardware.cpu_affinity import Cores, cores_for
+from orchestrator.hardware.cpu_affinity import Cores, cores_for, cores_here
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_uuids, may_be_broken
 from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, GpuUuids, split_gpu_names
 from tasks.spec.attempt import BEFORE_ITS_TASK, Attempt
@@ -242,11 +240,3 @@ def execute_or_lose(attempt: Attempt, slot: Slot) -> Outcome:
 
 def _unwritable(attempt: Attempt, error: OSError, wall_s: float) -> Outcome:
     return lost_outcome(attempt, f"its folder cannot be written: {error}", wall_s)
-
-
-def cores_here() -> int:
-    """Return how many CPU cores this process may use."""
-    # psutil has no affinity on macOS.
-    if hasattr(psutil.Process, "cpu_affinity"):
-        return len(psutil.Process().cpu_affinity() or [])
-    return os.cpu_count() or 1

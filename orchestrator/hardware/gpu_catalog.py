@@ -9,8 +9,8 @@ from importlib import resources
 from typing import Any
 
 from orchestrator.common.errors import ConfigError, suggestion
+from orchestrator.common.units import MIB
 
-_MIB = 1024**2
 # fp16 and pure bf16 use the same tensor cores at the same rate as bf16.
 _PEAK_ENTRY = {"fp16": "bf16", "bf16_pure": "bf16"}
 
@@ -53,7 +53,7 @@ def _known_models() -> tuple[GpuModel, ...]:
 
 
 def _usable_bytes(gpu: dict[str, Any]) -> int:
-    return int(gpu["memory_mib"] - _data()["context_mib"]) * _MIB
+    return int(gpu["memory_mib"] - _data()["context_mib"]) * MIB
 
 
 @cache
@@ -80,7 +80,7 @@ def gpu_from_driver(name: str, memory_bytes: int) -> GpuModel:
     """Return the model of a GPU that exists here, with the memory that its driver reports."""
     alike = [model for model in _known_models() if matches_kind(name, model.name)]
     capability = alike[0].compute_capability if alike else None
-    return GpuModel(name, memory_bytes - _data()["context_mib"] * _MIB, capability)
+    return GpuModel(name, memory_bytes - _data()["context_mib"] * MIB, capability)
 
 
 def driver_name(model: GpuModel) -> str | None:

@@ -20,8 +20,10 @@ from queue import LifoQueue
 from typing import IO
 
 from orchestrator.common.hashing import text_digest
+from orchestrator.common.units import GIB
 from orchestrator.common.user_cache import cache_folder
 from orchestrator.execution.measuring_process import PROGRAM, import_path, lifeline
+from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import GpuModel
 from tasks.prediction.allocator import cublas_workspace_bytes
 from tasks.prediction.records import (
@@ -40,7 +42,6 @@ _COMMAND = (*PROGRAM[:-1], "tasks.prediction")
 # A prediction takes seconds, but a user's model may never return.
 _TIMEOUT_S = 120.0
 _LAST_OUTPUT_BYTES = 4096
-_GIB = 1024**3
 
 Predict = Callable[[Sequence[Cell]], dict[str, Prediction]]  # predictions by cell id
 
@@ -83,7 +84,7 @@ def predicting(gpu: GpuModel | None, import_paths: tuple[str, ...]) -> Iterator[
     # Last in, first out: a child that has imported torch is used before another one is started.
     idle: LifoQueue[_Child] = LifoQueue()
     with lifeline() as descriptor, ExitStack() as stack:
-        for _ in range(_core_count()):
+        for _ in range(cores_here()):
             idle.put(stack.enter_context(closing(_Child(descriptor))))
         yield lambda cells: _predict(cells, gpu, import_paths, idle)
 
@@ -117,7 +118,7 @@ def cap_bytes(cell: Cell, gpu: GpuModel | None) -> int | None:
     limit_gib = cell.params.memory_limit_gib
     caps = [gpu.usable_bytes] if gpu else []
     if limit_gib is not None:
-        caps.append(int(limit_gib * _GIB))
+        caps.append(int(limit_gib * GIB))
     return min(caps, default=None)
 
 
@@ -193,19 +194,13 @@ def _ask_all(
         group.sort(key=lambda item: str(item[1].cell.params.values().get("pass")), reverse=True)
     if not groups:
         return
-    threads = ThreadPoolExecutor(min(len(groups), _core_count()))
+    threads = ThreadPoolExecutor(min(len(groups), cores_here()))
     try:
         for answers in threads.map(lambda group: _ask_one(idle, group), groups.values()):
             yield from answers
     finally:
         # Threads that still wait for an answer end when their child is stopped.
         threads.shutdown(wait=False, cancel_futures=True)
-
-
-def _core_count() -> int:
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _ask_one(

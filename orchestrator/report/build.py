@@ -30,17 +30,13 @@ FINDINGS = "answers.md"
 
 @dataclass(frozen=True)
 class RenderedReport:
-    """A report whose tables are laid out. page: name of its HTML file.
-
-    `files` yields the contents, each made when it is needed.
-    """
+    """A report whose tables are laid out. `files` makes each file when it is needed."""
 
     run: Run
     results: Results
     found: Sequence[KeyFinding]
     pages: Sequence[RenderedTable]
     drawing: Drawing
-    page: str = PAGE
 
     @property
     def words(self) -> str:
@@ -76,7 +72,7 @@ class RenderedReport:
             missing=self.run.unfinished_count(),
             missing_status="not measured" if self.run.is_published else "pending",
         )
-        yield self.page, to_html(content)
+        yield PAGE, to_html(content)
 
 
 def make_report(run: Run, results: Results, references: Sequence[Table] = ()) -> RenderedReport:

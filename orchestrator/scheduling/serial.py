@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from orchestrator.execution.child_process import CHILD_STARTER
 from orchestrator.execution.events import AttemptStarted, DeviceLost
 from orchestrator.execution.host_probe import probe_here
-from orchestrator.execution.supervisor import Slot, cores_here, measure, only_on
+from orchestrator.execution.supervisor import Slot, measure, only_on
+from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.gpu_catalog import matches_kind
 from orchestrator.hardware.host import GpuInfo, HostInfo
 from orchestrator.hardware.visible_gpus import visible_gpu_uuids

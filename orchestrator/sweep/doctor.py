@@ -12,6 +12,7 @@ from statistics import median, quantiles
 
 from orchestrator.common.errors import PlatformError, SweepError
 from orchestrator.common.provenance import describe_program, git_commit, program_source
+from orchestrator.common.units import GIB
 from orchestrator.execution import nsys
 from orchestrator.execution.host_probe import dispatch_rates, probe_here, profiler_failure
 from orchestrator.hardware.host import HostInfo
@@ -19,7 +20,6 @@ from orchestrator.scheduling.ray_scheduler import RayScheduler
 from orchestrator.store.remote_address import RunLocation, is_address
 from orchestrator.store.remote_folder import RemoteFolder
 
-_GIB = 1024**3
 _TESTED_TORCH = ("2.11", "2.12", "2.13")
 _MIN_DISK_GIB = 5
 # The cores of a virtual machine with an H200 were slow for 0.04 to 2 s at a time.
@@ -88,7 +88,7 @@ def _cuda(host: HostInfo) -> Diagnosis:
 
 
 def _gpus(host: HostInfo) -> Diagnosis:
-    names = [f"{gpu.name} {gpu.memory_bytes / _GIB:.0f} GiB" for gpu in host.gpus]
+    names = [f"{gpu.name} {gpu.memory_bytes / GIB:.0f} GiB" for gpu in host.gpus]
     if not names and "mps" in host.devices:
         names = ["Apple MPS"]
     return Diagnosis("GPUs", bool(names) or None, ", ".join(names) or "no GPU")
@@ -167,7 +167,7 @@ def _disk(folder: Path) -> Diagnosis:
     folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
-    free_gib = shutil.disk_usage(folder).free / _GIB
+    free_gib = shutil.disk_usage(folder).free / GIB
     message = f"{free_gib:.0f} GiB free at {folder}"
     is_writable = folder.is_dir() and os.access(folder, os.W_OK)
     if not is_writable:

@@ -17,6 +17,7 @@ from orchestrator.cli.commands.options import (
 )
 from orchestrator.cli.commands.run import end_with
 from orchestrator.common.errors import EXIT_FAILURES, ConfigError
+from orchestrator.common.units import GIB
 
 
 def limit_options(axis: str, granularity: int, up_to: int) -> Decorator:
@@ -91,7 +92,7 @@ def print_limits(axis: str, chosen: dict[str, Any]) -> None:
     if chosen["gpu"] is not None:
         gpu = find_gpu(chosen["gpu"])
         if measures:
-            gib = f"{gpu.usable_bytes / 1024**3:.1f}"
+            gib = f"{gpu.usable_bytes / GIB:.1f}"
             raise ConfigError(
                 "--confirm: measures on the GPU of this machine, not on a named one",
                 f"Use --set memory_limit_gib={gib} instead of --gpu",

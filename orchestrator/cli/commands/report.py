@@ -101,7 +101,7 @@ def report(**chosen: Any) -> None:
         pages = _chosen_tables(selected, options, references)
     else:
         # The import loads Altair, which a single table does not need.
-        from orchestrator.report.build import make_report
+        from orchestrator.report.build import PAGE, make_report
 
         whole = make_report(run, results, references)
         pages = whole.pages
@@ -113,7 +113,7 @@ def report(**chosen: Any) -> None:
     _warn_of_missing_results(run, results, options)
     if whole:
         run.write_report(whole.files())
-        click.echo(f"as one page: {run.folder / 'report' / whole.page}", err=True)
+        click.echo(f"as one page: {run.folder / 'report' / PAGE}", err=True)
     elif not options.selects_cells:
         run.write_report(files_of(pages))
 

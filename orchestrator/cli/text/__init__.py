@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-_GIB = 1024**3
+from orchestrator.common.units import GIB
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -19,7 +19,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def format_gib(nbytes: float | None, digits: int = 2) -> str:
     """Return a size in GiB, or an empty text for none."""
-    return f"{nbytes / _GIB:.{digits}f}" if nbytes else ""
+    return f"{nbytes / GIB:.{digits}f}" if nbytes else ""
 
 
 def format_counts(counts: Iterable[tuple[str, int]]) -> str:

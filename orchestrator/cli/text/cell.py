@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.common.text import end_location
+from orchestrator.common.text import end_location, evidence_text, parameter_texts
 from orchestrator.store.artifacts import read_artifacts
 from orchestrator.store.run import Run, find_cell
 from tasks.spec.attempt import LOG_FILE
@@ -28,11 +28,7 @@ def describe_cell(run: Run, prefix: str) -> Iterator[str]:
     last = rows[-1]
     number = int(last["attempt"])
     yield f"cell {cell} of task {last['task']}, version {last['task_version']}"
-    parameters = [
-        f"{name}={value}"
-        for name, value in json.loads(last["params"]).items()
-        if value not in (None, {})
-    ]
+    parameters = map("=".join, parameter_texts(last["params"]).items())
     yield escape_unprintable("parameters: " + ", ".join(parameters))
     for row in rows:
         yield from _attempt(row)
@@ -58,10 +54,8 @@ def _attempt(row: Mapping[Any, Any]) -> Iterator[str]:
     facts = json.loads(row["facts"])
     shown = {name: value for name, value in facts.items() if name.startswith("timing_")}
     for name, value in {**shown, **json.loads(row["evidence"])}.items():
-        text = str(value).strip()
-        if isinstance(value, int) and name.endswith("_bytes"):
-            text = f"{value:,}"
-        yield f"  {name}: " + "\n    ".join(map(_printable, text.split("\n")))
+        lines = evidence_text(name, value).split("\n")
+        yield f"  {name}: " + "\n    ".join(map(_printable, lines))
 
 
 def _printable(line: str) -> str:

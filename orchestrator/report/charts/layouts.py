@@ -14,7 +14,7 @@ import altair as alt
 import pandas as pd
 
 from orchestrator.analysis.axes import (
-    GIB,
+    RUN,
     is_null,
     key_axes,
     ordered_values,
@@ -23,6 +23,7 @@ from orchestrator.analysis.axes import (
     varying_axes,
 )
 from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
 from orchestrator.report.charts.panels import PanelChoice, Shown, choose_panels
 from orchestrator.report.tables.allocation_layouts import ROLES
 from orchestrator.report.tables.cell_filters import CellFilter
@@ -402,10 +403,10 @@ def _marks(points: pd.DataFrame, number: pd.Series[int]) -> dict[int, frozenset[
 
 
 def _first_runs_first(panels: pd.DataFrame, runs: Sequence[str]) -> pd.DataFrame:
-    if "run" not in panels:
+    if RUN not in panels:
         return panels
     position = {run: index for index, run in enumerate(runs)}
-    in_order = panels["run"].map(position).astype(float).sort_values(kind="stable")
+    in_order = panels[RUN].map(position).astype(float).sort_values(kind="stable")
     return panels.loc[in_order.index]
 
 

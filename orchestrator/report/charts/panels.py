@@ -15,11 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from orchestrator.analysis.axes import value_ranks
+from orchestrator.analysis.axes import RUN, value_ranks
 
 # A chart with more panels is longer than a screen, and each panel is too small to compare.
 MOST_PANELS = 12
-_RUN = "run"  # the axis that `orchestrator.store.run_collection` adds
 
 # Sort key of a panel: the position of its value on each axis except the run, and a number.
 Positions = tuple[int, ...]
@@ -56,7 +55,7 @@ def choose_panels(
     """
     if len(panels) <= MOST_PANELS:
         return PanelChoice(frozenset(panels.index))
-    other_axes = [axis for axis in axes if axis != _RUN] or list(axes)
+    other_axes = [axis for axis in axes if axis != RUN] or list(axes)
     labels = _without_repetitions(panels, other_axes, shown.marks)
     rules = ["none that repeats another run's"] if len(labels) < len(panels) else []
     chosen = list(labels)

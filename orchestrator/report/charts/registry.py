@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.axes import GIB
 from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB
 from orchestrator.report.charts.layouts import (
     ChartMeasure,
     KernelClasses,

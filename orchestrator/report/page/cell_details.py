@@ -14,6 +14,7 @@ import pandas as pd
 from orchestrator.analysis.cells import rows_of
 from orchestrator.analysis.results import Results
 from orchestrator.common.files import trim_memory
+from orchestrator.common.text import evidence_text, parameter_texts
 from orchestrator.report.tables.formatters import end_location
 from orchestrator.store.run import Run
 
@@ -71,7 +72,7 @@ def _attempt_details(attempts: pd.DataFrame, number: int) -> dict[str, Any]:
         evidence = {}
         for name, value in json.loads(row["evidence"]).items():
             if value != "":
-                evidence[name] = _text(name, value)
+                evidence[name] = evidence_text(name, value)
         made.append(
             {
                 "number": int(row["attempt"]),
@@ -82,14 +83,10 @@ def _attempt_details(attempts: pd.DataFrame, number: int) -> dict[str, Any]:
                 "evidence": evidence,
             }
         )
-    parameters = {}
-    for name, value in json.loads(attempts["params"].iloc[-1]).items():
-        if value not in (None, {}):
-            parameters[name] = str(value)
     return {
         "task": attempts["task"].iloc[-1],
         "status": attempts.loc[attempts["attempt"] == number, "status"].iloc[0],
-        "parameters": parameters,
+        "parameters": parameter_texts(attempts["params"].iloc[-1]),
         "attempts": made,
     }
 
@@ -146,9 +143,3 @@ def _series_indices(names: pd.DataFrame) -> np.ndarray[Any, np.dtype[np.int32]]:
         codes = names[name].cat.codes.to_numpy()
         combined = combined * (len(names[name].cat.categories) + 1) + codes
     return pd.factorize(combined)[0].astype(np.int32)
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, int) and name.endswith("_bytes"):
-        return f"{value:,}"
-    return str(value).strip()

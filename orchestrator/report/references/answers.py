@@ -15,8 +15,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import GIB, MIB, Row, has_value
+from orchestrator.analysis.axes import Row, has_value
 from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB, MIB
 from orchestrator.report.references.matching import dimensions_of, is_first_forward
 from orchestrator.report.references.records import ReferenceNumber
 from orchestrator.report.tables.formatters import format_ms

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from orchestrator.analysis.axes import GIB, MIB, NOTHING, Row, axis_texts, has_value, key_axes
+from orchestrator.analysis.axes import NOTHING, Row, axis_texts, has_value, key_axes
 from orchestrator.analysis.results import Results
+from orchestrator.common.units import GIB, MIB
 from orchestrator.report.tables.layouts import Header, Rows, each, each_sorted
 
 ROLES = (

@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.analysis.axes import GIB, MIB, NOTHING, Row, has_value, is_null
+from orchestrator.analysis.axes import NOTHING, Row, has_value, is_null
+from orchestrator.common.units import GIB, MIB
 from orchestrator.hardware.gpu_catalog import smallest_fitting
 
 Value = Callable[[Row], str]

@@ -15,12 +15,11 @@ from typing import get_args
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.axes import sort_cells
+from orchestrator.analysis.axes import NOTHING, RUN, sort_cells
 from orchestrator.analysis.cpu_bound import BoundBy, bound_by, depends_on_cpu
 from orchestrator.analysis.results import Results
 from tasks.spec.parameters import TIMING_AXES, Precision
 
-_RUN = "run"  # the axis of several runs that are read as one
 # Attention over fewer tokens is limited by work that does not grow with them.
 _MIN_LENGTH = 1024
 _MIN_LENGTHS = 2  # for an exponent
@@ -30,7 +29,6 @@ _LENGTH = "context_length"
 _TIME = "step_ms_median"
 _LOW, _HIGH = "step_ms_ci_low", "step_ms_ci_high"
 _PEAK = "peak_allocated_bytes"
-_NONE = "–"
 _MAIN = ("size", "precision", "compile", "pass")  # the axes that readers look for first
 _COMPILE_AXES = ("compile_mode", "compile_cache")
 _ATTENTION_AXES = ("precision", "compile", "compile_mode", "attention")
@@ -270,7 +268,7 @@ def _axes(cells: pd.DataFrame, results: Results, without: Sequence[str] = ()) ->
 
 def _texts(cells: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
     # Null does not equal null, so cells without a value would be in no group.
-    return cells[list(axes)].astype("string").fillna(_NONE)
+    return cells[list(axes)].astype("string").fillna(NOTHING)
 
 
 def _keys(cells: pd.DataFrame, axes: Sequence[str]) -> list[pd.Series[str]]:
@@ -333,15 +331,15 @@ def _labelled_groups(
     everything = cells if among is None else among
     differing = _differing(present, everything, always)
     of_runs = {}
-    if _RUN in differing:
+    if RUN in differing:
         main = [axis for axis in differing if axis in _MAIN or axis in always]
-        for run, own in everything.groupby(_keys(everything, [_RUN])[0]):
-            of_runs[str(run)] = [_RUN, *_differing(present, own, main)]
+        for run, own in everything.groupby(_keys(everything, [RUN])[0]):
+            of_runs[str(run)] = [RUN, *_differing(present, own, main)]
     ordered = sort_cells(cells, present)
     for _, group in ordered.groupby(_keys(ordered, present), sort=False):
         values = _texts(group.head(1), present).iloc[0]
-        shown = of_runs[values[_RUN]] if of_runs else differing
-        label = " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != _NONE)
+        shown = of_runs[values[RUN]] if of_runs else differing
+        label = " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != NOTHING)
         yield label or "All cells", group
 
 

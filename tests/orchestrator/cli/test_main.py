@@ -36,7 +36,7 @@ def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         *(
             (("publish", "run", "--out", "new", "--limit-mb", size), "--limit-mb")
@@ -57,13 +57,13 @@ def test_the_words_that_are_asked_for_are_those_that_there_are() -> None:
     ],
 )
 def test_a_number_that_cannot_be(
-    words: tuple[str, ...], said: str, sweep_here: Callable[..., Result], tmp_path: Path
+    words: tuple[str, ...], expected: str, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     ended = sweep_here(*words)
     assert (ended.exit_code, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"sweep: {said} ")
+    assert line.startswith(f"sweep: {expected} ")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
@@ -84,7 +84,7 @@ def test_what_a_config_excludes_in_vain_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "expected"),
     [
         (
             ["kernel_tim"],
@@ -97,19 +97,19 @@ def test_what_a_config_excludes_in_vain_is_one_line(
     ],
 )
 def test_an_instrument_that_cannot_be(
-    names: list[str], said: str, sweep_here: Callable[..., Result], tmp_path: Path
+    names: list[str], expected: str, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     ended = sweep_here(
         "run", "c.yaml", *(word for name in names for word in ("--instrument", name))
     )
     assert (ended.exit_code, ended.stdout) == (2, "")
-    assert ended.stderr.startswith(f"sweep: {said}")
+    assert ended.stderr.startswith(f"sweep: {expected}")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (
             ("--retry", "failed", "--only", "ok"),
@@ -130,13 +130,13 @@ def test_an_instrument_that_cannot_be(
     ],
 )
 def test_options_that_contradict_each_other(
-    words: tuple[str, ...], said: str, sweep_here: Callable[..., Result], tmp_path: Path
+    words: tuple[str, ...], expected: str, sweep_here: Callable[..., Result], tmp_path: Path
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     ended = sweep_here("run", "c.yaml", *words)
     assert (ended.exit_code, ended.stdout) == (2, "")
     (line,) = ended.stderr.splitlines()
-    assert line.startswith(f"sweep: {said}")
+    assert line.startswith(f"sweep: {expected}")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
 
@@ -235,8 +235,8 @@ def test_where_its_output_cannot_be_written_that_is_one_line() -> None:
             sweep_command("plan", ROOT / "configs" / "demo.yaml"), stdout=full, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
         )  # fmt: skip
-    said = "sweep: its output cannot be written: No space left on device. Free some space and run again\n"
-    assert (done.returncode, done.stderr) == (2, said)
+    expected = "sweep: its output cannot be written: No space left on device. Free some space and run again\n"
+    assert (done.returncode, done.stderr) == (2, expected)
 
 
 @pytest.mark.process
@@ -260,16 +260,16 @@ def test_a_sweep_continues_when_nobody_reads_its_output(
         assert sweep.stdout
         assert sweep.stdout.readline()
         sweep.stdout.close()
-        said = sweep.stderr.read() if sweep.stderr else ""
+        errors_seen = sweep.stderr.read() if sweep.stderr else ""
     assert sweep.returncode == 0
-    assert said.count("the output is closed") == (not deaf)
+    assert errors_seen.count("the output is closed") == (not deaf)
     assert [
         status for (status,) in Run(config.parent / "run").rows("attempts", ["status"])
     ] == 3 * ["ok"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (["run"], "sweep run: Missing argument 'CONFIG'. See `sweep run --help`"),
         (
@@ -284,11 +284,11 @@ def test_a_sweep_continues_when_nobody_reads_its_output(
     ],
 )
 def test_a_command_that_cannot_be_is_one_line(
-    words: list[str], said: str, sweep_here: Callable[..., Result]
+    words: list[str], expected: str, sweep_here: Callable[..., Result]
 ) -> None:
     done = sweep_here(*words)
     assert done.exit_code == 2
-    assert done.stderr.startswith(said)
+    assert done.stderr.startswith(expected)
     assert done.stderr.count("\n") == 1
 
 

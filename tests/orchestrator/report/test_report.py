@@ -147,9 +147,12 @@ def test_what_its_kernels_take_stands_beside_a_step(results_of: Callable[..., Re
     assert [column for column in results.cells if column.endswith("kernel_time_ms_coverage")] == [
         "step_kernel_time_ms_coverage"
     ]
-    told = table(results, "kernel-time")
-    assert told["its kernels"].tolist() == ["4.150 [3.900, 4.400]", "905.0 [900.0, 910.0] (50%)"]
-    assert told["busy"].tolist() == ["41.5%", "9050.0%"]
+    shown_table = table(results, "kernel-time")
+    assert shown_table["its kernels"].tolist() == [
+        "4.150 [3.900, 4.400]",
+        "905.0 [900.0, 910.0] (50%)",
+    ]
+    assert shown_table["busy"].tolist() == ["41.5%", "9050.0%"]
 
 
 def test_of_a_step_that_was_profiled_there_is_one_time(results_of: Callable[..., Results]) -> None:
@@ -208,9 +211,9 @@ def test_a_table_has_no_row_of_what_it_says_nothing_of(results_of: Callable[...,
         outcome([], peak_gib=1.0, context_length=64, memory_limit_gib=2.0),
         outcome(status=Status.OOM, seed=1),
     )
-    told = table(results, "timings")
-    assert sorted(told["total"]) == ["11.00 ± 1.000", "OOM"]
-    assert "memory_limit_gib" not in told
+    shown_table = table(results, "timings")
+    assert sorted(shown_table["total"]) == ["11.00 ± 1.000", "OOM"]
+    assert "memory_limit_gib" not in shown_table
     assert sorted(table(results, "memory")["context_length"]) == ["512", "64"]
     assert set(table(results, "phases")["phase"]) == {
         "forward",
@@ -235,9 +238,9 @@ def test_the_seconds_of_an_attempt_are_told_apart(results_of: Callable[..., Resu
     }
     made = outcome()
     results = results_of(replace(made, facts={**made.facts, "stage_s": stages}), outcome(seed=1))
-    told = table(results, "time-spent")
-    assert list(told.iloc[0])[-6:] == ["2.50", "0.25", "0.38", "0.50", "0.75", "0.62"]
-    assert len(told) == 1
+    spent = table(results, "time-spent")
+    assert list(spent.iloc[0])[-6:] == ["2.50", "0.25", "0.38", "0.50", "0.75", "0.62"]
+    assert len(spent) == 1
     columns = [f"time_{what}_s" for what in TIME_SPENT]
     cells = results.cells.set_index("seed")
     assert cells.loc[0, columns].sum() == 2.5
@@ -291,7 +294,7 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "shown"),
+    ("message", "shown"),
     [
         ("it ran out\nof this", "it ran out"),
         ("x" * 160, "x" * 160),
@@ -299,8 +302,8 @@ def test_an_oom_is_a_value(results_of: Callable[..., Results]) -> None:
         (None, "–"),
     ],
 )
-def test_a_reason_that_is_cut_says_so(said: str | None, shown: str) -> None:
-    assert failure_reason({"message": said}) == shown
+def test_a_reason_that_is_cut_ends_in_an_ellipsis(message: str | None, shown: str) -> None:
+    assert failure_reason({"message": message}) == shown
 
 
 def test_what_failed_after_some_samples_is_no_result(results_of: Callable[..., Results]) -> None:
@@ -480,7 +483,7 @@ def test_a_time_that_the_host_decides_is_marked_and_a_ratio_of_it(
 
 
 def test_a_speed_up_within_noise_is_marked(results_of: Callable[..., Results]) -> None:
-    """As the sentence says of it that it is not told apart; beside the mark of its CPU, and not of the baseline itself."""
+    """The mark stands next to that of a CPU-bound step; the baseline itself has none."""
     steps = {"fp32": (9.0, 10.0, 11.0), "tf32": (8.0, 9.5, 10.5), "bf16": (5.0, 5.1, 5.2)}
     results = results_of(*(outcome(ms, precision=precision) for precision, ms in steps.items()))
     (page,) = lay_out(results, ["precision"])
@@ -790,14 +793,18 @@ def test_which_cells_took_as_many_steps_as_they_needed_is_said_once(
     results_of: Callable[..., Results],
 ) -> None:
     """What is null with one timing and a number with the other tells nothing beyond it."""
-    told = {"timing_warmup_steps": 1, "timing_stopped_by": "half-width", "timing_half_width": 0.004}
+    timing_facts = {
+        "timing_warmup_steps": 1,
+        "timing_stopped_by": "half-width",
+        "timing_half_width": 0.004,
+    }
     fixed, cold, adaptive = outcome(), outcome(warmup_steps=0), outcome(timing="adaptive")
-    results = results_of(fixed, cold, replace(adaptive, facts={**adaptive.facts, **told}))
+    results = results_of(fixed, cold, replace(adaptive, facts={**adaptive.facts, **timing_facts}))
     (page,) = lay_out(results, ["timings"])
     assert page.header[:4] == ["size", "context_length", "timing", "warmup_steps"]
     assert "several (2) + 10 and adaptive steps" in to_markdown(page)
-    assert {column: list(results.cells[column].dropna()) for column in told} == {
-        name: [fact] for name, fact in told.items()
+    assert {column: list(results.cells[column].dropna()) for column in timing_facts} == {
+        name: [fact] for name, fact in timing_facts.items()
     }
     warm_up = table(results, "warmup")
     assert [title for title in warm_up if "std/mean" in title] == ["0 std/mean", "5 std/mean"]

@@ -58,7 +58,7 @@ LOST, RESET = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said", "fault"),
+    ("before", "after", "message", "fault"),
     [
         (None, None, "CUDA error: an illegal memory access was encountered", None),
         (None, None, GONE, None),
@@ -76,18 +76,18 @@ LOST, RESET = pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED
 def test_a_gpu_that_nvml_loses_during_a_cell_has_failed(
     before: int | None,
     after: int | None,
-    said: str,
+    message: str,
     fault: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_nvml_answers(monkeypatch, before, after)
-    found = GpuHealthWatch("aaaa").fault(said)
+    found = GpuHealthWatch("aaaa").fault(message)
     assert (found is None) == (fault is None), found
     assert fault is None or fault in str(found)
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     [
         "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
         "CUDA error: no CUDA-capable device is detected",
@@ -96,14 +96,14 @@ def test_a_gpu_that_nvml_loses_during_a_cell_has_failed(
     ],
 )
 def test_a_message_of_cuda_about_an_unusable_gpu_counts(
-    said: str, monkeypatch: pytest.MonkeyPatch
+    message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_nvml_answers(monkeypatch, UNKNOWN)
-    assert GpuHealthWatch("aaaa").fault(said) == "Unknown Error"
+    assert GpuHealthWatch("aaaa").fault(message) == "Unknown Error"
 
 
 @pytest.mark.parametrize(
-    ("said", "computes", "status"),
+    ("message", "computes", "status"),
     [
         ("CUDA error: uncorrectable ECC error encountered", False, Status.LOST),
         # Only the cell's own context was affected.
@@ -113,7 +113,7 @@ def test_a_message_of_cuda_about_an_unusable_gpu_counts(
     ],
 )
 def test_a_gpu_that_cannot_compute_gets_no_other_cell_even_if_nvml_answers(
-    said: str,
+    message: str,
     computes: bool,
     status: Status,
     make_attempt: Callable[..., Attempt],
@@ -122,7 +122,7 @@ def test_a_gpu_that_cannot_compute_gets_no_other_cell_even_if_nvml_answers(
     # Otherwise it would fail all cells, faster than another GPU measures one.
     set_nvml_answers(monkeypatch, None)
     attempt = make_attempt(1, device="cuda")
-    ended = Outcome(attempt, Status.FAILED, "build", "", {"message": said}, {}, (), 0.0, 1.0)
+    ended = Outcome(attempt, Status.FAILED, "build", "", {"message": message}, {}, (), 0.0, 1.0)
     monkeypatch.setattr(supervisor, "execute_or_lose", lambda *_: ended)
     monkeypatch.setattr(
         supervisor,
@@ -133,7 +133,7 @@ def test_a_gpu_that_cannot_compute_gets_no_other_cell_even_if_nvml_answers(
     outcome = event.lost_outcome if isinstance(event, DeviceLost) else event
     assert (isinstance(event, DeviceLost), outcome.status) == (status is Status.LOST, status)
     if isinstance(event, DeviceLost):
-        assert (event.gpu, outcome.evidence["cell_said"]) == ("3", said)
+        assert (event.gpu, outcome.evidence["cell_said"]) == ("3", message)
         assert "3: CUDA error: unknown error" in event.description
 
 
@@ -228,13 +228,13 @@ def two_gpus(
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("how", "message"),
     [("", "Unknown Error"), (SILENTLY, GONE)],
     ids=["NVML fails", "NVML answers"],
 )
 def test_a_run_without_a_working_gpu_stops_and_the_next_run_continues(
     how: str,
-    said: str,
+    message: str,
     write_config: Callable[..., Path],
     tmp_path: Path,
     sweep_here: Callable[..., Result],
@@ -251,7 +251,7 @@ def test_a_run_without_a_working_gpu_stops_and_the_next_run_continues(
     assert "measured 2 cells: 2 lost" in done.output
     assert "3 cells left. To continue: sweep" in done.output
     assert re.search(
-        rf"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: {said}\. Reset",
+        rf"no GPU is left that works: GPU 0 \(aaaa\) of .*; GPU 1 \(bbbb\) of .*: {message}\. Reset",
         done.output,
     )
     assert [row[:2] for row in rows(run)] == [("ok", "0")] * 3 + [("lost", "0"), ("lost", "1")]

@@ -111,8 +111,8 @@ def test_a_mean_and_its_deviation_are_numbers(results: Results) -> None:
     marked = replace(
         timings, rows=[[text + "†" * ("±" in text) for text in row] for row in timings.rows]
     )
-    told, rows = table_for_programs(marked)
-    assert told[-1] == "CPU-bound (†)"
+    titles, rows = table_for_programs(marked)
+    assert titles[-1] == "CPU-bound (†)"
     assert rows[0][:-1] == row
     assert rows[0][-1] == "forward; backward; optimizer step; total"
 

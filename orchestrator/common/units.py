@@ -1,0 +1,3 @@
+"""Binary units of memory."""
+
+GIB, MIB = 1024**3, 1024**2
