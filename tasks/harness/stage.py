@@ -17,7 +17,7 @@ from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 class Session:
     """State that the stages of one attempt share.
 
-    on_first_step: watchers of the very first step, whichever stage runs it. They run outside of the
+    on_first_step: watchers of the very first step, in any stage. They run outside of the
         timed interval, like those of `on_last_warm_up`.
     on_last_warm_up: watchers of the last step before the measured ones, if there are at least two.
     shelf: samples that a stage leaves for a later stage of the same instrument.

@@ -63,7 +63,7 @@ def watch_kernels(session: Session) -> Iterator[Sample]:
             "kernels", "profiled_step", "ms", None, note="torch.profiler sees no kernels on mps"
         )
         return
-    session.step()  # so that it is warm, whichever stages came before
+    session.step()  # warms up, even if no other stage ran before
     profiled, step_ms = _profile(session)
     yield Sample("kernels", "profiled_step", "ms", step_ms)
     began = time.perf_counter_ns()

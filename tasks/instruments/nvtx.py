@@ -41,7 +41,7 @@ def annotate(session: Session) -> list[Sample]:
                 note=f"NVTX ranges are of CUDA devices, not of {device.kind}",
             )
         ]
-    session.step()  # so that it is warm, whichever stages came before
+    session.step()  # warms up, even if no other stage ran before
     device.synchronize()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
     named = parts_named(session.workload.model, lambda name: record_function(PART_PREFIX + name))

@@ -266,7 +266,7 @@ def _write_output_to(log: int) -> None:
 def _lead_group(pid: int) -> None:
     """Make a child the leader of its process group; 0 names this process.
 
-    Parent and child both call this, so that the group exists whichever of them runs first.
+    Parent and child both call this, so that the group exists before either goes further.
     """
     with suppress(OSError):
         os.setpgid(pid, pid)

@@ -13,20 +13,13 @@ from orchestrator.report.tables.registry import TABLES
 from orchestrator.report.tables.table import Table
 from tests.conftest import ROOT
 from tests.docs.pages import TEXTS, headings, sweep_commands
+from tests.support.plain_words import DIALECT_WORD
 
 # Options of other programs that the pages name: sbatch, ray, pip, docker, pytest.
 OTHER_OPTIONS = {
     "--nodes", "--gpus-per-node", "--time", "--working-dir", "--address", "--head", "--help",
     "--version", "--init", "--fresh", "--no-deps", "--wheel-dir",
 }  # fmt: skip
-# Words that make a sentence hard to read; each is fine in a rare case.
-DIALECT = (
-    "said", "told", "tells", "beside", "kept", "elsewhere", "meanwhile", "henceforth", "so many",
-    "as many as", "what of", "of which", "is there", "goes on", "go on", "going on", "comes to",
-    "came to", "of its own", "one's own", "of before", "at once", "in place of", "by turns",
-    "no more", "any more", "whatever else", "what follows", "begins to", "is asked", "was asked",
-    "anew", "whichever",
-)  # fmt: skip
 LONGEST_SENTENCE = 30  # words
 GENERATED = {"docs/columns.md", *(page for page in TEXTS if page.startswith("docs/reference/"))}
 
@@ -85,7 +78,7 @@ def test_the_readme_is_short() -> None:
 def test_the_pages_are_in_plain_words() -> None:
     written = " ".join(text for page, text in TEXTS.items() if page not in GENERATED)
     words = prose(written).lower()
-    found = [match for word in DIALECT for match in re.findall(rf"\b{word}\b", words)]
+    found = DIALECT_WORD.findall(words)
     assert len(found) <= len(words.split()) / 1000, found
 
 
