@@ -125,6 +125,12 @@ def _decide(cell: Cell, history: CellHistory, options: RunOptions, max_attempts:
 def _decide_by_status(
     cell: Cell, history: CellHistory, options: RunOptions, max_attempts: int
 ) -> Decision:
+    requested = _decide_by_options(cell, history, options)
+    return requested or _decide_by_history(cell, history, options, max_attempts)
+
+
+def _decide_by_options(cell: Cell, history: CellHistory, options: RunOptions) -> Decision | None:
+    """Return what the options say about a cell with this status, or None if they say nothing."""
     status, missing = history.status, options.repeat - history.successes
     if options.only and status not in options.only:
         return Decision(cell, 0, f"not selected: {status}", excluded=True)
@@ -140,6 +146,13 @@ def _decide_by_status(
         if missing > 0:
             return Decision(cell, missing, reason)
         return _measure_again(cell, history, options, reason)
+    return None
+
+
+def _decide_by_history(
+    cell: Cell, history: CellHistory, options: RunOptions, max_attempts: int
+) -> Decision:
+    status, missing = history.status, options.repeat - history.successes
     if status == Status.OOM_INFERRED and not options.infer_oom:
         return Decision(cell, missing, "inferred, not measured")
     if status == Status.OK and missing > 0 and history.misses < max_attempts:
