@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from statistics import linear_regression, median
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -330,14 +330,15 @@ def _labelled_groups(
     present = [axis for axis in axes if axis in cells]
     everything = cells if among is None else among
     differing = _differing(present, everything, always)
-    of_runs = {}
+    of_runs: dict[Any, list[str]] = {}
     if RUN in differing:
         main = [axis for axis in differing if axis in _MAIN or axis in always]
         for run, own in everything.groupby(_keys(everything, [RUN])[0]):
-            of_runs[str(run)] = [RUN, *_differing(present, own, main)]
+            of_runs[run] = [RUN, *_differing(present, own, main)]
     ordered = sort_cells(cells, present)
-    for _, group in ordered.groupby(_keys(ordered, present), sort=False):
-        values = _texts(group.head(1), present).iloc[0]
+    # With one axis, pandas still gives a tuple of one text; without an axis, of one empty text.
+    for texts, group in ordered.groupby(_keys(ordered, present), sort=False):
+        values = dict(zip(present, texts, strict=False))
         shown = of_runs[values[RUN]] if of_runs else differing
         label = " ".join(f"{axis}={values[axis]}" for axis in shown if values[axis] != NOTHING)
         yield label or "All cells", group

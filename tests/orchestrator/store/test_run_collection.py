@@ -78,7 +78,7 @@ def test_the_command_writes_one_page_with_all_of_them(runs: list[Path]) -> None:
     assert done.exit_code == 0, done.output
     page = (runs[0] / "with-new" / "report" / "index.html").read_text()
     cells = sweep.load(*runs).cells["cell"]
-    assert page.count("data-cell=") == len(cells) == 4
+    assert page.count('<script type="text/plain" data-cell=') == len(cells) == 4
     assert all(f'data-cell="{cell}"' in page for cell in cells)
     assert not (runs[0] / "report").exists()
     assert (
