@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +25,15 @@ TINY = (
     "--set compile=eager --set pass=forward --set batch_size=1 --set vocab_size=200 "
     "--set measured_steps=5"
 )
-# Commands of one page use the results of the commands before them, and all share one folder.
-COMMANDS = list(dict.fromkeys(line for page in TEXTS for line in sweep_commands(page)))
+# The module that the pages call `my_package.gpt`.
+MODEL = """
+from torch import nn
+
+class GPT(nn.Sequential):
+    def __init__(self, n_layer):
+        layers = [nn.Linear(8, 8) for _ in range(n_layer)]
+        super().__init__(nn.Embedding(1000, 8), *layers, nn.Linear(8, 1000))
+"""
 
 
 def made_small(command: str) -> str:
@@ -51,7 +58,25 @@ def made_small(command: str) -> str:
     if command == "sweep compare results/published/h200/full results/tenth":
         # The small version of results/tenth has no cell of the published run.
         return "sweep compare results/before results/tenth"
+    if command == "sweep run mine.yaml":
+        return f"{command} --set device=cpu --set context_length=16 --set batch_size=1"
     return command
+
+
+def commands_with_configs() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each command once, in the order of the pages, with the configs that its page shows.
+
+    All pages share one folder: commands use the results of the commands before them. Several pages
+    show a config called `mine`, each another one, so the commands about it are yielded again.
+    """
+    seen = set()
+    for page, text in TEXTS.items():
+        blocks = re.findall(r"```yaml\n(name: (\w+)\n.*?)```", text, re.DOTALL)
+        configs = {f"{name}.yaml": block for block, name in blocks}
+        for command in sweep_commands(page):
+            if command not in seen or "mine" in command:
+                seen.add(command)
+                yield command, configs
 
 
 def test_every_command_runs(
@@ -61,9 +86,20 @@ def test_every_command_runs(
     shutil.copytree(ROOT / "results" / "published", tmp_path / "results" / "published")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     NsysExport(tmp_path / "report1.sqlite").kernel("ampere_sgemm_128x64_tn", 10, 20, 30)
-    for command in COMMANDS:
-        cell = next((tmp_path / "results" / "full" / "artifacts").glob("*"), Path("none")).name
-        small = made_small(command).replace("CELL", cell).format(folder=tmp_path)
+    (tmp_path / "my_package").mkdir()
+    (tmp_path / "my_package" / "gpt.py").write_text(MODEL)
+    results = tmp_path / "results"
+    shown: dict[str, str] = {}
+    for command, configs in commands_with_configs():
+        if configs != shown:
+            shutil.rmtree(results / "mine", ignore_errors=True)
+            shown = configs
+        for name, text in configs.items():
+            (tmp_path / name).write_text(text)
+        small = made_small(command).format(folder=tmp_path)
+        if named := re.search(r"results/(\w+)[ :]CELL", small):
+            (cell, *_) = sorted((results / named[1] / "artifacts").glob("*"))
+            small = small.replace("CELL", cell.name)
         words = [*shlex.split(small)[1:]]
         if words[0] == "run":
             words += ["--scheduler", "serial"]
