@@ -1,4 +1,4 @@
-"""Where a benchmark's sweeps measure: a results folder for each, which is gone afterwards or kept."""
+"""Results folders for the sweeps of a benchmark: temporary, with a copy if the user wants one."""
 
 from __future__ import annotations
 
@@ -11,22 +11,31 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
+_NOT_COPIED = shutil.ignore_patterns("artifacts", "cache", ".lock")
+
 
 @contextmanager
 def new_folder(name: str, keep: Path | None) -> Iterator[Path]:
-    """A new one, so that every round measures all cells. keep: a folder in which a copy is left, however the round ends.
+    """Provide an empty folder, so that every round measures all cells and compiles afresh.
 
-    Also where it is told to end. Without artifacts, caches and locks. What earlier rounds left stays: the second is `NAME-2`.
+    keep: the folder for a copy, which is written even if the round fails or SIGTERM ends it. The
+        copy of a second round is `NAME-2`.
     """
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        # By default SIGTERM ends Python without running `finally`.
         before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         try:
             yield Path(folder)
         finally:
             signal.signal(signal.SIGTERM, before)
             if keep:
-                left = (keep / (name if number == 1 else f"{name}-{number}") for number in count(1))
-                free = next(place for place in left if not place.exists())
-                shutil.copytree(
-                    folder, free, ignore=shutil.ignore_patterns("artifacts", "cache", ".lock")
-                )
+                shutil.copytree(folder, _free_path(keep, name), ignore=_NOT_COPIED)
+
+
+def _free_path(folder: Path, name: str) -> Path:
+    path = folder / name
+    for number in count(2):
+        if not path.exists():
+            break
+        path = folder / f"{name}-{number}"
+    return path

@@ -1,6 +1,7 @@
-"""What the benchmarks are asked: which cells of which config, and how often.
+"""Options that the benchmarks share: a config, a selection of its cells, and the number of rounds.
 
-What that needs is imported when it is asked: to import is a part of what some of them measure.
+Functions import what they need: the time of these imports is a part of what some benchmarks
+measure.
 """
 
 from __future__ import annotations
@@ -18,32 +19,39 @@ if TYPE_CHECKING:
 def cell_options(
     description: str | None, rounds: int, rounds_help: str | None = None
 ) -> argparse.ArgumentParser:
-    """A parser of CONFIG, --set, --where and --rounds, to which a benchmark adds its own."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Return a parser of CONFIG, --set, --where and --rounds. A benchmark adds its own options."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=description, formatter_class=layout)
     parser.add_argument("config", type=Path)
-    parser.add_argument("--set", action="append", default=[], dest="sets", metavar="AXIS=A,B")
-    parser.add_argument(
-        "--where", action="append", default=[], dest="wheres", metavar="AXIS=A,AXIS=B|C"
-    )
+    for option, metavar in (("--set", "AXIS=A,B"), ("--where", "AXIS=A,AXIS=B|C")):
+        name = f"{option[2:]}s"
+        parser.add_argument(option, action="append", default=[], dest=name, metavar=metavar)
     parser.add_argument("--rounds", type=at_least(1), default=rounds, help=rounds_help)
     return parser
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number."""
+def selection_words(options: argparse.Namespace) -> list[str]:
+    """Return the config and the selection as words of a `sweep` command."""
+    sets = [f"--set={value}" for value in options.sets]
+    return [str(options.config), *sets, *(f"--where={value}" for value in options.wheres)]
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """Return the type of an option that is an integer from `smallest` upwards."""
 
     def convert(word: str) -> int:
-        if not word.isdecimal() or int(word) < least:
-            raise argparse.ArgumentTypeError(f"{word}: must be {least} or more")
+        if not word.isdecimal() or int(word) < smallest:
+            raise argparse.ArgumentTypeError(f"{word}: must be {smallest} or more")
         return int(word)
 
     return convert
 
 
+# Both types below write at the start: a benchmark may measure for hours before it needs the path.
+
+
 def file_to_write(word: str) -> Path:
-    """Tried sooner than after hours of measuring."""
+    """Return the path of a file that can be written."""
     path = Path(word)
     try:
         path.open("a").close()
@@ -53,7 +61,7 @@ def file_to_write(word: str) -> Path:
 
 
 def folder_to_keep(word: str) -> Path:
-    """Made sooner than after hours of measuring."""
+    """Return the path of a folder, which is created if it is missing."""
     path = Path(word)
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -62,8 +70,8 @@ def folder_to_keep(word: str) -> Path:
     return path
 
 
-def asked(options: argparse.Namespace) -> Expansion:
-    """The cells. Ends the benchmark with the line that `sweep` would say, and its exit code, where there can be none."""
+def selected_cells(options: argparse.Namespace) -> Expansion:
+    """Return the cells. Exit as `sweep` does if the config is wrong or this machine has no GPU."""
     from orchestrator.common.errors import SweepError
     from orchestrator.config.selection import parse_selection
     from orchestrator.hardware.nvml import gpu_names
@@ -75,20 +83,22 @@ def asked(options: argparse.Namespace) -> Expansion:
         refuse(str(error))
     if any(cell.params.device == "cuda" for cell in expansion.cells) and not gpu_names():
         refuse(
-            f"{options.config}: asks for device cuda, and there is no GPU here. Add --set device=cpu to measure there"
+            f"{options.config}: device cuda is not available on this machine."
+            " Add --set device=cpu to measure on the CPU"
         )
     return expansion
 
 
-def refuse(why: str) -> NoReturn:
+def refuse(reason: str) -> NoReturn:
+    """Print a reason and exit as `sweep` does for an error that the user can correct."""
     from orchestrator.common.errors import EXIT_USER
 
-    print(why, file=sys.stderr)
+    print(reason, file=sys.stderr)
     sys.exit(EXIT_USER)
 
 
-def ending_in_order(main: Callable[[], None]) -> None:
-    """Where somebody presses Ctrl-C, without a traceback."""
+def run_until_interrupted(main: Callable[[], None]) -> None:
+    """Run a benchmark. Ctrl-C ends it without a traceback."""
     from orchestrator.common.errors import EXIT_INTERRUPTED
 
     try:

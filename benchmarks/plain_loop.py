@@ -1,14 +1,19 @@
-"""Does `sweep` report what a plain loop would? Both measure the same cells, one after the other, in their own processes.
+"""Comparison of `sweep` with a plain loop: do both report the same times?
 
     python benchmarks/plain_loop.py configs/full.yaml --set compile=eager --set pass=train_step --set precision=fp32,bf16
 
-The plain loop knows nothing of this project but its model: build, warm up, then time. It times steps with a
-synchronisation after each phase, to be held against the phases and the `synced` step of a sweep, and then steps that run
-on, synchronised once at the end with an event between any two, to be held against the `total`. Both run in children
-forked from this process, which has imported torch and never touched the GPU, so that a cell costs a second
-instead of six. Prints the ratios plain / sweep of the medians. They agree where every ratio is within 2 %, or where the
-intervals of the medians overlap; cells that do not are measured again, up to --rounds times, and then agree where the
-ranges of the medians of their processes overlap: the noise from process to process. Exit code 1 if some do not agree.
+The plain loop uses only the model of this project: build, warm up, then time. It times steps with a
+synchronisation after each phase, which are compared with the phases and the `synced` step of a
+sweep. Then it times pipelined steps with an event between them and one synchronisation at the end,
+which are compared with the `pipelined` step.
+
+Both measure the same cells, one after the other, in children forked from this process, which has
+imported torch and never used the GPU: a cell then takes one second instead of six.
+
+Prints the ratios plain / sweep of the medians. A cell agrees if every ratio is within 2 %, or if
+the intervals of the medians overlap. Cells that do not agree are measured again, up to --rounds
+times, and then agree if the ranges of the medians of their processes overlap: the noise between
+processes. Exit code 1 if some cells do not agree.
 """
 
 from __future__ import annotations
@@ -22,16 +27,23 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = (
-    "1"  # asking CUDA for its devices would spoil every forked child
-)
+# By default, torch.cuda.is_available() asks the CUDA runtime,
+# after which no forked child can use CUDA. This variable makes it ask NVML.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import torch
 import torch._dynamo
-from options import asked, cell_options, ending_in_order, file_to_write, refuse
+from options import (
+    cell_options,
+    file_to_write,
+    refuse,
+    run_until_interrupted,
+    selected_cells,
+)
 from tabulate import tabulate
 from torch.nn import functional
 
@@ -49,19 +61,21 @@ PLAIN = ("fp32", "tf32", "bf16")
 LAPS = {"forward": ["forward"], "train_step": ["forward", "backward", "optimizer"]}
 
 
+Runs = dict[str, list[list[float]]]  # milliseconds by phase: the steps of each process
+
+
 def main() -> None:
+    """Compare cell by cell and print a table."""
     parser = cell_options(__doc__, 5)
-    parser.add_argument(
-        "--seconds", type=float, default=1e9, help="begin no further cell after so long"
-    )
-    parser.add_argument("--json", type=file_to_write, help="also write the rows here")
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no cell after this time")
+    parser.add_argument("--json", type=file_to_write, help="also write the rows to this file")
     options = parser.parse_args()
-    began, rows = time.monotonic(), []
-    cells = plain_cells(asked(options).cells)
+    deadline_s, rows = time.monotonic() + options.seconds, []
+    cells = plain_cells(selected_cells(options).cells)
     if not cells:
-        refuse("a plain loop does eager cells of train_step alone: none of these is one")
+        refuse("a plain loop measures only eager cells of train_step: none of these is one")
     for cell in cells:
-        if time.monotonic() - began > options.seconds:
+        if time.monotonic() > deadline_s:
             break
         rows.append(compare(cell, options.rounds))
         print(rows[-1], flush=True)
@@ -74,62 +88,61 @@ def main() -> None:
 
 
 def plain_cells(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells that the plain loop below does by hand, with as many steps as they say, and that no cap makes fail."""
-    values = [(cell, cell.params.values()) for cell in cells]
-    return [
-        cell
-        for cell, v in values
-        if cell.task == "train_step"
-        and v["compile"] == "eager"
+    """Return the cells that the plain loop can measure: eager, with fixed steps, without a limit."""
+    return [cell for cell in cells if cell.task == "train_step" and _is_plain(cell.params.values())]
+
+
+def _is_plain(v: dict[str, Any]) -> bool:
+    return (
+        (v["compile"], v["timing"], v["memory_limit_gib"]) == ("eager", "fixed", None)
         and v["pass"] in LAPS
-        and v["size"]
         and v["precision"] in PLAIN
-        and v["timing"] == "fixed"
-        and v["memory_limit_gib"] is None
-    ]
-
-
-Runs = dict[str, list[list[float]]]  # by phase, the steps of each process
+        and bool(v["size"])
+    )
 
 
 def compare(cell: Cell, rounds: int) -> dict[str, Any]:
+    """Measure a cell in both ways until they agree, and return its row of the table."""
+    values = cell.params.values()
     plain: Runs = {}
     ours: Runs = {}
-    count, wrong = 0, ["nothing yet"]
-    while wrong and count < rounds:
-        for runs, work in (
-            (plain, lambda: plain_loop(cell.params.values())),
-            (ours, lambda: by_sweep(cell)),
-        ):
-            for phase, steps in in_child(work).items():
-                runs.setdefault(phase, []).append(steps)
-        count += 1
-        wrong = [phase for phase in plain if not agree(plain[phase], ours[phase])]
-    values = cell.params.values()
-    row = {name: values[name] for name in ("size", "context_length", "precision")} | {
-        "rounds": count
-    }
+    for _ in range(rounds):
+        _add_process(plain, in_child(lambda: plain_loop(values)))
+        _add_process(ours, in_child(lambda: by_sweep(cell)))
+        different = [phase for phase in plain if not agree(plain[phase], ours[phase])]
+        if not different:
+            break
+    row = {name: values[name] for name in ("size", "context_length", "precision")}
+    row["rounds"] = len(plain["step"])
     for phase in plain:
-        p, s = (pooled_median(runs[phase]) for runs in (plain, ours))
-        row |= {f"{phase} ms": round(s, 2)} if phase == "step" else {}
-        row |= {f"{phase} ratio": round(p / s, 3)}
-    return {**row, "agrees": "NO: " + ", ".join(wrong) if wrong else "yes"}
+        plain_ms, ours_ms = pooled_median(plain[phase]), pooled_median(ours[phase])
+        if phase == "step":
+            row["step ms"] = round(ours_ms, 2)
+        row[f"{phase} ratio"] = round(plain_ms / ours_ms, 3)
+    row["agrees"] = f"NO: {', '.join(different)}" if different else "yes"
+    return row
+
+
+def _add_process(runs: Runs, steps_ms: dict[str, list[float]]) -> None:
+    for phase, steps in steps_ms.items():
+        runs.setdefault(phase, []).append(steps)
 
 
 def agree(plain: list[list[float]], ours: list[list[float]]) -> bool:
-    p, s = (pooled_median(runs) for runs in (plain, ours))
-    if abs(p / s - 1) <= TOLERANCE:
+    """True if the medians are within the tolerance, or their noise overlaps."""
+    if abs(pooled_median(plain) / pooled_median(ours) - 1) <= TOLERANCE:
         return True
-    (p_low, p_high), (s_low, s_high) = noise(plain), noise(ours)
-    return p_low <= s_high and s_low <= p_high
+    (plain_low, plain_high), (ours_low, ours_high) = noise(plain), noise(ours)
+    return plain_low <= ours_high and ours_low <= plain_high
 
 
 def pooled_median(runs: list[list[float]]) -> float:
+    """Return the median of the steps of all processes."""
     return statistics.median(itertools.chain.from_iterable(runs))
 
 
 def noise(runs: list[list[float]]) -> tuple[float, float]:
-    """Of one process, the interval of its median; of several, the range of their medians."""
+    """Return the interval of the median of one process, or the range of several medians."""
     if len(runs) > 1:
         medians = [statistics.median(run) for run in runs]
         return min(medians), max(medians)
@@ -138,7 +151,7 @@ def noise(runs: list[list[float]]) -> tuple[float, float]:
 
 
 def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
-    """What one would write by hand: milliseconds of each measured step, then of each phase of further steps."""
+    """Return the milliseconds of each step and phase, as a loop written by hand would time them."""
     device = p["device"]
     wait: Callable[[], None] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     torch.set_float32_matmul_precision("high" if p["precision"] == "tf32" else "highest")
@@ -147,24 +160,19 @@ def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
         model = TransformerLM(SIZES[p["year"]][p["size"]], p["context_length"], p["vocab_size"])
         x, y = torch.randint(p["vocab_size"], (2, p["batch_size"], p["context_length"]))
     optimizer = OPTIMIZERS[p["optimizer"]](model.parameters())
-    times: dict[str, list[float]] = {
-        "step": [],
-        "step_synced": [],
-        **{lap: [] for lap in LAPS[p["pass"]]},
-    }
+    phases = ["step", "step_synced", *LAPS[p["pass"]]]
+    times: dict[str, list[float]] = {phase: [] for phase in phases}
+    autocast = partial(torch.autocast, device, torch.bfloat16, enabled=p["precision"] == "bf16")
 
     def inference(lap: Callable[[str], None]) -> None:
-        with (
-            torch.no_grad(),
-            torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"),
-        ):
+        with torch.no_grad(), autocast():
             model(x)
         lap("forward")
 
     def training(lap: Callable[[str], None]) -> None:
         optimizer.zero_grad()
-        lap("")
-        with torch.autocast(device, torch.bfloat16, enabled=p["precision"] == "bf16"):
+        lap("")  # belongs to no phase
+        with autocast():
             loss = functional.cross_entropy(model(x).view(-1, p["vocab_size"]), y.view(-1))
         lap("forward")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -199,7 +207,7 @@ def plain_loop(p: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def mark_time(device: str) -> Any:
-    """Now: of the device's queue where it has one."""
+    """Return the present time, or an event in the queue of the GPU."""
     if device != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -208,20 +216,19 @@ def mark_time(device: str) -> Any:
 
 
 def elapsed_ms(start: Any, end: Any) -> float:
-    return float((end - start) * 1e3 if isinstance(start, float) else start.elapsed_time(end))
+    """Return the milliseconds between two marks of mark_time."""
+    if isinstance(start, float):
+        return float((end - start) * 1e3)
+    return float(start.elapsed_time(end))
 
 
 def by_sweep(cell: Cell) -> dict[str, list[float]]:
-    """The measuring process of a sweep: the step as its tables give it, and each phase."""
+    """Return the milliseconds that a sweep measures: of the step in its tables, and of each phase."""
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         with journal.open("w") as stream:
-            _measure(
-                Attempt(cell, 1, folder, Settings(instruments=("timing",))),
-                stream,
-                "fork",
-                by_hand=True,
-            )
+            attempt = Attempt(cell, 1, folder, Settings(instruments=("timing",)))
+            _measure(attempt, stream, "fork", by_hand=True)
         account = read_journal(journal)
     if account.final is None or account.final.status != "ok":
         raise RuntimeError(f"{cell.describe()}: {account.final}")
@@ -235,13 +242,12 @@ def by_sweep(cell: Cell) -> dict[str, list[float]]:
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """The result of `work`, done in a forked child, through a pipe."""
+    """Return the result of `work`, which runs in a forked child."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            result = json.dumps(work())
-            os.write(writing, result.encode())
+            os.write(writing, json.dumps(work()).encode())
         except Exception:
             traceback.print_exc()
         finally:
@@ -256,4 +262,4 @@ def in_child(work: Callable[[], Any]) -> Any:
 
 
 if __name__ == "__main__":
-    ending_in_order(main)
+    run_until_interrupted(main)

@@ -1,11 +1,11 @@
-"""What a report of ten thousand cells takes: seconds and megabytes, of `sweep report` as a whole, from its imports to its files.
+"""Time and memory of `sweep report` for ten thousand cells, from its imports to its files.
 
     python benchmarks/report.py
     python benchmarks/report.py --cells 1000
 
-Makes a run of as many cells as an eager or compiled sweep on a GPU leaves, each with all the samples that the instruments
-timing, memory and telemetry take of it (about 175), some out of memory, some failed; then reports it in a process of its own.
-Exit code 1 where that takes more than --seconds or --mb.
+Makes a run like that of eager and compiled cells on a GPU. Each cell has all samples of the
+instruments timing, memory and telemetry (about 175); some cells ran out of memory, some failed.
+Then a fresh process reports the run. Exit code 1 if that takes more than --seconds or --mb.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import resource
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import psutil
 import pyarrow as pa
 
@@ -52,82 +54,84 @@ grids:
       pass: [forward, forward_backward, train_step]
       seed: [SEEDS]
 """
-CELLS_A_SEED = 5 * 4 * 3 * 2 * 3
+CELLS_PER_SEED = 5 * 4 * 3 * 2 * 3
 STEPS, WARM_UP = 10, 5
 ROOT = Path(__file__).resolve().parent.parent
-_LOOK_S = 0.01
+_SAMPLING_S = 0.01
 PHASES = ("forward", "backward", "optimizer", "step")
 GIB = 1024**3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Make a run, report it, and print what that took."""
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=layout)
     parser.add_argument("--cells", type=int, default=10_000)
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--mb", type=float, default=MB)
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        help="make the run here, and keep it; one that is here is reported again",
-    )
+    parser.add_argument("--keep", type=Path, help="folder of the run; an existing run is reported")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch) / "many"
         if not Run(folder).exists:
             make_run(folder, options.cells)
-        taken = report(folder)
-    print(
-        f"{taken.clock_s:.1f} s, of processors {taken.processor_s:.1f} s, {taken.peak_mb:.0f} MB at most"
-    )
-    sys.exit(taken.clock_s > options.seconds or taken.peak_mb > options.mb)
+        cost = report(folder)
+    times = f"{cost.wall_s:.1f} s, {cost.cpu_s:.1f} s of CPU time"
+    print(f"{times}, at most {cost.peak_mb:.0f} MB")
+    sys.exit(cost.wall_s > options.seconds or cost.peak_mb > options.mb)
 
 
 @dataclass(frozen=True)
-class Taken:
-    """By the command with all that it writes and the processes that it starts. peak_mb: the most that they held at a time,
-    their resident sets added up, in 10⁶ bytes, by a look a hundred times a second."""
+class ReportCost:
+    """Resources of `sweep report` and of the processes that it starts.
 
-    clock_s: float
-    processor_s: float
+    peak_mb: largest sum of their resident sets, in 10⁶ bytes, sampled a hundred times per second.
+    """
+
+    wall_s: float
+    cpu_s: float
     peak_mb: float
 
 
-def report(folder: Path) -> Taken:
-    began = time.monotonic()
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "orchestrator", "report", str(folder)],
-        stdout=subprocess.DEVNULL,
-        cwd=ROOT,
-    )
-    peak = 0
+def report(folder: Path) -> ReportCost:
+    """Report a run in a fresh process."""
+    command = [sys.executable, "-m", "orchestrator", "report", str(folder)]
+    started_s, cpu_before_s = time.monotonic(), _children_cpu_s()
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+    peak_bytes = 0
     while child.poll() is None:
-        peak = max(peak, _resident_bytes(child.pid))
-        time.sleep(_LOOK_S)
-    clock_s, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+        peak_bytes = max(peak_bytes, _resident_bytes(child.pid))
+        time.sleep(_SAMPLING_S)
+    wall_s = time.monotonic() - started_s
     if child.returncode:
         raise SystemExit(f"sweep report ended with {child.returncode}")
-    processor_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Taken(clock_s, processor_s, peak / 1e6)
+    return ReportCost(wall_s, _children_cpu_s() - cpu_before_s, peak_bytes / 1e6)
 
 
-def _resident_bytes(process: int) -> int:
-    """Of a process and of those that it started."""
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # of processes that have ended
+    return used.ru_utime + used.ru_stime
+
+
+def _resident_bytes(pid: int) -> int:
+    total = 0
+    # A process may end while it is read.
     with suppress(psutil.Error):
-        parent = psutil.Process(process)
-        return sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True)))
-    return 0
+        parent = psutil.Process(pid)
+        for process in (parent, *parent.children(recursive=True)):
+            total += process.memory_info().rss
+    return total
 
 
 def make_run(folder: Path, cells: int) -> SweepRequest:
-    """A run of at least so many cells, all finished, in parts as such a run leaves: merged ones and a rest of single ones."""
+    """Make a finished run of at least this number of cells.
+
+    Like a real run, it has merged parts, and single parts of the last cells.
+    """
     folder.mkdir(parents=True)
     config = folder / "many.yaml"
-    config.write_text(
-        CONFIG.replace("SEEDS", ", ".join(map(str, range(-(-cells // CELLS_A_SEED)))))
-    )
+    seeds = map(str, range(math.ceil(cells / CELLS_PER_SEED)))
+    config.write_text(CONFIG.replace("SEEDS", ", ".join(seeds)))
     request = resolve(config, Selection(), folder)
     found = request.expansion.cells
     with open_for_writing(Run(folder)) as writer:
@@ -141,23 +145,19 @@ def make_run(folder: Path, cells: int) -> SweepRequest:
 
 
 def _write(folder: Path, name: str, cells: Sequence[Cell]) -> None:
-    write_part(
-        folder / "samples" / f"{name}.parquet",
-        _samples([cell for cell in cells if _status(cell) == "ok"]),
-    )
+    successes = [cell for cell in cells if _status(cell) == "ok"]
+    write_part(folder / "samples" / f"{name}.parquet", _samples(successes))
     rows = pa.Table.from_pylist([_attempt(cell) for cell in cells], SCHEMAS["attempts"])
     write_part(folder / "attempts" / f"{name}.parquet", rows)
 
 
 def _status(cell: Cell) -> str:
-    """What is large and long runs out of memory, as on a GPU of 32 GB; a few cells fail."""
+    # Large models with long contexts run out of memory, as on a GPU with 32 GB; a few cells fail.
     values = cell.params.values()
-    large = (
-        values["size"] in ("xl", "2.7B")
-        and values["context_length"] == 1024
-        and values["precision"] == "fp32"
-    )
-    return "oom" if large else "failed" if int(cell.id, 16) % 40 == 0 else "ok"
+    is_long = (values["context_length"], values["precision"]) == (1024, "fp32")
+    if is_long and values["size"] in ("xl", "2.7B"):
+        return "oom"
+    return "failed" if int(cell.id, 16) % 40 == 0 else "ok"
 
 
 def _attempt(cell: Cell) -> dict[str, Any]:
@@ -166,12 +166,9 @@ def _attempt(cell: Cell) -> dict[str, Any]:
         "host": "host", "gpu": "NVIDIA H200", "torch": "2.13.0", "cuda": "13.0", "driver": "580.159.04", "python": "3.12.3",
         "cpu": "a processor", "tokens": 4096, "flops": {"forward": 10**12, "backward": 2 * 10**12}, "packages": "y" * 1500,
     }  # fmt: skip
-    message = (
-        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 31.36 GiB, of which 1.20 GiB is free. "
-        * 3
-    )
+    # As long as torch's message and a traceback.
     evidence = {
-        "message": message,
+        "message": "CUDA out of memory. Tried to allocate 2.00 GiB. " * 6,
         "asked_bytes": 2 * GIB,
         "allocated_bytes": 30 * GIB,
         "traceback": "z" * 1000,
@@ -185,19 +182,14 @@ def _attempt(cell: Cell) -> dict[str, Any]:
 
 
 def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
-    """instrument, mode, phase, metric, unit and how many steps, of one cell, as its instruments take them."""
+    """Return instrument, mode, phase, metric, unit and number of steps of one cell's samples."""
     for mode, steps in (("synced", STEPS), ("pipelined", STEPS), ("warmup", WARM_UP)):
         yield from (("timing", mode, phase, "duration", "ms", steps) for phase in PHASES)
     yield from (("timing", "pipelined", phase, "lead", "ms", STEPS) for phase in PHASES)
     yield "timing", "pipelined", "step", "drain", "ms", 1
     for mode, phase in itertools.product(("first", "steady"), PHASES[:3]):
-        metrics = (
-            "peak_allocated_bytes",
-            "peak_reserved_bytes",
-            "peak_requested_bytes",
-            "held_allocated_bytes",
-        )
-        yield from (("memory", mode, phase, metric, "bytes", 1) for metric in metrics)
+        for name in ("peak_allocated", "peak_reserved", "peak_requested", "held_allocated"):
+            yield "memory", mode, phase, f"{name}_bytes", "bytes", 1
     for mode, metric in itertools.product(
         ("before", "after"), ("sm_clock", "memory_clock", "power", "temperature", "energy")
     ):
@@ -207,28 +199,16 @@ def _series() -> Iterator[tuple[str, str, str, str, str, int]]:
 
 
 def _samples(cells: Sequence[Cell]) -> pa.Table:
-    series = [(*names, step) for *names, steps in _series() for step in range(steps)]
-    columns = dict(
-        zip(
-            ("instrument", "mode", "phase", "metric", "unit", "step"),
-            zip(*series, strict=True),
-            strict=True,
-        )
-    )
-    data: dict[str, Any] = {name: list(values) * len(cells) for name, values in columns.items()}
-    count = len(series) * len(cells)
+    names = ["instrument", "mode", "phase", "metric", "unit", "step"]
+    series = [(*values, step) for *values, steps in _series() for step in range(steps)]
+    samples = pd.DataFrame(series * len(cells), columns=names)
+    samples["cell"] = np.repeat([cell.id for cell in cells], len(series))
+    samples["attempt"], samples["note"] = 1, ""
+    scale = np.where(samples["unit"] == "bytes", GIB, 1.0)
     random = np.random.default_rng(len(cells))
-    data |= {
-        "cell": [cell.id for cell in cells for _ in series],
-        "attempt": [1] * count,
-        "note": [""] * count,
-    }
-    data["value"] = np.where(np.array(data["unit"]) == "bytes", GIB, 1.0) * random.lognormal(
-        2.0, 0.1, count
-    )
-    return pa.table(
-        {name: data[name] for name in SCHEMAS["samples"].names}, schema=SCHEMAS["samples"]
-    )
+    samples["value"] = scale * random.lognormal(2.0, 0.1, len(samples))
+    schema = SCHEMAS["samples"]
+    return pa.Table.from_pandas(samples[schema.names], schema, preserve_index=False)
 
 
 if __name__ == "__main__":

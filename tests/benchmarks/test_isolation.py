@@ -1,4 +1,4 @@
-"""The benchmark of isolation: which cells are shown in fresh processes, and what each way is held against."""
+"""The benchmark of isolation: its sample of cells, its table, and its errors."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def config(write_config: Callable[..., Path]) -> Path:
     return write_config(CONFIG, "c.yaml")
 
 
-def test_some_cells_are_drawn_the_same_ones_each_time_in_their_order(isolation: Any) -> None:
-    assert isolation.drawn(CELLS, None) == isolation.drawn(CELLS, 50) == CELLS
-    drawn = isolation.drawn(CELLS, 10)
-    assert len(drawn) == 10
-    assert drawn == isolation.drawn(CELLS, 10) == sorted(drawn, key=CELLS.index)
+def test_the_sample_is_the_same_each_time_and_in_the_order_of_the_cells(isolation: Any) -> None:
+    assert isolation.sampled(CELLS, None) == isolation.sampled(CELLS, 50) == CELLS
+    sample = isolation.sampled(CELLS, 10)
+    assert len(sample) == 10
+    assert sample == isolation.sampled(CELLS, 10) == sorted(sample, key=CELLS.index)
 
 
-def test_each_way_is_held_against_the_loop_over_the_same_cells(
+def test_each_way_is_compared_with_the_loop_over_the_same_cells(
     isolation: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    looped = {number: isolation.Looped(1.0 + number, 0.5) for number in range(50)}
+    loop_times = {number: isolation.LoopTime(1.0 + number, 0.5) for number in range(50)}
     clock = iter([0.0, 100.0, 100.0, 150.0, 150.0, 210.0])
-    monkeypatch.setattr(isolation, "cells_of", lambda *asked: CELLS)
+    monkeypatch.setattr(isolation, "loop_cells", lambda options: CELLS)
     monkeypatch.setattr(isolation.time, "monotonic", lambda: next(clock))
     ways = {
-        "loop": lambda cells, command: [looped[cell["context_length"]] for cell in cells],
+        "loop": lambda cells, command: [loop_times[cell["context_length"]] for cell in cells],
         "sweep": lambda cells, command: [],
-        "processes": lambda cells, command: [looped[cell["context_length"]] for cell in cells],
+        "processes": lambda cells, command: [loop_times[cell["context_length"]] for cell in cells],
     }
     monkeypatch.setattr(isolation, "WAYS", ways)
     monkeypatch.setattr(
@@ -63,33 +63,33 @@ def test_each_way_is_held_against_the_loop_over_the_same_cells(
         for line in capsys.readouterr().out.splitlines()
         if "|" in line
     ]
-    own = sum(1.0 + cell["context_length"] for cell in isolation.drawn(CELLS, 2))
+    own = sum(1.0 + cell["context_length"] for cell in isolation.sampled(CELLS, 2))
     assert {row[0]: row[1:] for row in rows[2:]} == {
         "loop": ["50", "100.00", "2.00", "1.00"],
-        "loop, but for what runs on": ["50", "75.00", "1.50", "0.75"],
-        "loop, of those in fresh processes": ["2", f"{own:.2f}", f"{own / 2:.2f}", "1.00"],
+        "loop, without pipelined steps": ["50", "75.00", "1.50", "0.75"],
+        "loop, over the cells in fresh processes": ["2", f"{own:.2f}", f"{own / 2:.2f}", "1.00"],
         "sweep": ["50", "50.00", "1.00", "0.50"],
         "processes": ["2", "60.00", "30.00", f"{60 / own:.2f}"],
-        "processes, but for what runs on": ["2", "59.00", "29.50", f"{59 / own:.2f}"],
+        "processes, without pipelined steps": ["2", "59.00", "29.50", f"{59 / own:.2f}"],
     }
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["none.yaml"], "none.yaml: cannot be read"),
         (["c.yaml", "--set", "size=tinny"], "Did you mean 'tiny'?"),
         (
             ["c.yaml", "--set", "compile=blocks"],
-            "a plain loop does eager cells of train_step alone",
+            "a plain loop measures only eager cells of train_step",
         ),
         (
             ["c.yaml", "--set", "device=cuda"],
-            "c.yaml: asks for device cuda, and there is no GPU here",
+            "c.yaml: device cuda is not available on this machine",
         ),
         (
             [str(ROOT / "configs" / "numerics.yaml"), "--set", "device=cpu"],
-            "a plain loop does eager cells of train_step alone",
+            "a plain loop measures only eager cells of train_step",
         ),
         (
             ["c.yaml", "--keep", "c.yaml/kept"],
@@ -101,9 +101,9 @@ def test_each_way_is_held_against_the_loop_over_the_same_cells(
         (["c.yaml", "--fresh", "-1"], "argument --fresh: -1: must be 1 or more"),
     ],
 )
-def test_what_cannot_be_measured_is_said(
+def test_a_wrong_command_line_is_an_error(
     words: list[str],
-    said: str,
+    message: str,
     isolation: Any,
     config: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,10 +116,10 @@ def test_what_cannot_be_measured_is_said(
         isolation.main()
     assert ended.value.code == 2
     out, err = capsys.readouterr()
-    assert (out, said in err) == ("", True)
+    assert (out, message in err) == ("", True)
 
 
-def test_a_cell_that_has_no_result_is_said(
+def test_a_failed_cell_ends_the_benchmark_with_an_error(
     isolation: Any,
     config: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -133,10 +133,12 @@ def test_a_cell_that_has_no_result_is_said(
     assert Run(config.parent / "kept" / "sweep").exists
 
 
-def test_the_loop_says_what_each_cell_took(isolation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_returns_the_time_of_each_cell(
+    isolation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "plain_loop.plain_loop", lambda cell: {"step": [1000.0, 2000.0]}, raising=False
     )
     found = isolation.loop([dict(FAST), dict(FAST)])
-    assert [one.running_on_s for one in found] == [3.0, 3.0]
-    assert json.loads(json.dumps(found)) == [list(one) for one in found]
+    assert [cell.pipelined_s for cell in found] == [3.0, 3.0]
+    assert json.loads(json.dumps(found)) == [list(cell) for cell in found]
