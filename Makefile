@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL := $(BIN)/pip install -q --no-compile -c constraints.txt
 
-.PHONY: demo test test-slow test-all lint gpu-test clean
+.PHONY: demo test test-slow test-all lint docs gpu-test clean
 
 demo: $(VENV)/.runs
 	$(BIN)/sweep run configs/demo.yaml
@@ -28,6 +28,10 @@ lint: $(VENV)/.tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site, for build/docs/index.html; a warning, such as a broken link, is an error.
+docs: $(VENV)/.tests
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 
 gpu-test: $(VENV)/.tests
 	$(BIN)/python -m pytest -q -m gpu

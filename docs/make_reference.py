@@ -18,6 +18,8 @@ from orchestrator.cli.main import main as sweep
 from orchestrator.report.tables.registry import TABLES
 from tasks.spec.parameters import Params
 from tasks.spec.registry import all_tasks
+from tasks.spec.status import Status
+from tasks.spec.tables import STATUSES
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Made by `python docs/make_reference.py`: change the code, not this page. -->\n"
@@ -25,7 +27,12 @@ NOTE = "<!-- Made by `python docs/make_reference.py`: change the code, not this 
 
 def pages() -> dict[str, str]:
     """Return the text of each page by its file name."""
-    return {"cli.md": cli_page(), "config.md": config_page(), "tables.md": tables_page()}
+    return {
+        "cli.md": cli_page(),
+        "config.md": config_page(),
+        "tables.md": tables_page(),
+        "statuses.md": statuses_page(),
+    }
 
 
 def cli_page() -> str:
@@ -132,6 +139,15 @@ def tables_page() -> str:
     ]
     lines += ["| name | title | how to read it |", "|---|---|---|"]
     lines += [f"| `{table.name}` | {table.title} | {table.read} |" for table in TABLES]
+    return "\n".join(lines) + "\n"
+
+
+def statuses_page() -> str:
+    lines = [NOTE, "# Statuses", "", "The column `status` of a cell or an attempt.", ""]
+    lines += ["| status | meaning | tried again by the same command |", "|---|---|---|"]
+    for status in Status:
+        again = "yes" if status.is_retried else "no"
+        lines.append(f"| `{status}` | {STATUSES[status]} | {again} |")
     return "\n".join(lines) + "\n"
 
 
