@@ -1,4 +1,4 @@
-"""Chooses the implementation of attention for a cell, or skips the cell if the device cannot run it."""
+"""Choose the attention of a cell, or skip the cell if the device cannot run it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from tasks.spec.parameters import AttentionAxisParams
 
 # Implementations made of plain operations, which run everywhere.
 _PLAIN = ("naive", "torch_softmax", "weights_only", "recompute")
+# A backend refuses by dtype, width of a head and hardware, hardly by length, and a short sequence
+# takes neither time nor memory.
 _PROBE_LENGTH = 128
 
 
@@ -33,7 +35,7 @@ class AttentionShape:
 def choose_attention(
     params: AttentionAxisParams, shape: AttentionShape, device: torch.device
 ) -> Attention:
-    """Return the cell's attention. Raise Skip, with torch's reasons, if the device cannot run it."""
+    """Return the cell's attention. Raise Skip with torch's reasons if the device cannot run it."""
     if params.attention == "flex" and device.type == "cpu" and shape.has_gradients:
         raise Skip("attention: flex has no backward pass on the CPU")
     if params.attention in IMPLEMENTATIONS and params.attention not in _PLAIN:
@@ -44,17 +46,10 @@ def choose_attention(
 
 
 def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.device) -> None:
-    """Raise Skip if attention fails on a short sequence.
-
-    What torch supports depends on its version, the dtype, the width and the hardware, so trying is the
-    only reliable test.
-    """
-    inputs = torch.zeros(
-        (3, 1, 1, shape.length, shape.d_head),
-        dtype=stored_dtype(params),
-        device=device,
-        requires_grad=shape.has_gradients,
-    )
+    # Trying is the only reliable test: torch's own rules differ between its versions.
+    sizes = (3, 1, 1, shape.length, shape.d_head)
+    inputs = torch.zeros(sizes, dtype=stored_dtype(params), device=device)
+    inputs.requires_grad_(shape.has_gradients)
     attend = make_attention(params.attention, shape.length, shape.causal, device)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -71,10 +66,8 @@ def _probe(params: AttentionAxisParams, shape: AttentionShape, device: torch.dev
 
 
 def _reasons(caught: Iterable[warnings.WarningMessage]) -> str:
-    """Return torch's reasons why the requested backend does not work.
-
-    torch also warns about each of the other backends, that it is disabled; these are left out.
-    """
-    texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in caught]
+    """Return torch's reasons why the requested backend does not work."""
+    # torch also warns, for each of the other backends, that it is disabled.
     disabled = re.compile("not used because:$|runtime disabled")
+    texts = [str(warning.message).split(" (Triggered")[0].strip() for warning in caught]
     return " ".join(text for text in texts if not disabled.search(text))

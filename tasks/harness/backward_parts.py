@@ -1,8 +1,8 @@
-"""Names the parts of the backward pass: each node by the part whose forward pass made it.
+"""Name the parts of the backward pass: each node by the part whose forward pass made it.
 
-Profiler ranges and module hooks belong to the thread of the forward pass, but autograd runs the backward
-pass on a separate thread for each device. Every node of its graph carries a sequence number from when it
-was made, so the numbers between entering and leaving a part belong to that part.
+Profiler ranges and module hooks belong to the thread of the forward pass, but autograd runs the
+backward pass on a separate thread for each device. Every node of its graph carries a sequence
+number from when it was made, so the numbers between entering and leaving a part belong to it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Notify = Callable[[str], None]
-
 
 @dataclass
 class _Range:
@@ -28,9 +26,9 @@ class _Range:
 
 
 class PartTracker:
-    """Reports each change of the current part, and records the sequence numbers of each part."""
+    """Tracker that reports each change of the part, and records the sequence numbers of each."""
 
-    def __init__(self, notify: Notify) -> None:
+    def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
         self._part = ""
         self._ranges: list[_Range] = []  # in the order of entering
@@ -49,12 +47,11 @@ class PartTracker:
 
     def owners(self) -> dict[int, str]:
         """Return the innermost part of each sequence number: the one that was entered last."""
-        now = _next_number()
-        return {
-            number: numbers.part
-            for numbers in self._ranges
-            for number in range(numbers.start, now if numbers.until is None else numbers.until)
-        }
+        owners: dict[int, str] = {}
+        for numbers in self._ranges:
+            until = _next_number() if numbers.until is None else numbers.until
+            owners.update(dict.fromkeys(range(numbers.start, until), numbers.part))
+        return owners
 
     @contextmanager
     def backward_named(self) -> Iterator[None]:
@@ -62,12 +59,12 @@ class PartTracker:
         run_backward = torch.autograd.backward
 
         def named(tensors: Tensor | Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
-            before, roots = self._part, [tensors] if isinstance(tensors, Tensor) else tensors
-            self._hook([root.grad_fn for root in roots])
+            before = self._part
+            self._hook([tensors] if isinstance(tensors, Tensor) else tensors)
             run_backward(tensors, *args, **kwargs)
             self._enter(before)
 
-        # `Tensor.backward` calls this function, and only there the roots of the graph are known.
+        # `Tensor.backward` calls this function, the only place where the graph's roots are known.
         torch.autograd.backward = named  # type: ignore[assignment]
         try:
             yield
@@ -78,11 +75,13 @@ class PartTracker:
         self._part = part
         self._notify(part)
 
-    def _hook(self, roots: Iterable[Any]) -> None:
+    def _hook(self, roots: Iterable[Tensor]) -> None:
         owners = self.owners()
-        for node in _nodes(roots):
-            # A node that accumulates a gradient belongs to the part that computed the gradient.
+        for node in _nodes(root.grad_fn for root in roots):
+            # A node that accumulates a gradient belongs to the part that computed the gradient, so
+            # it gets no hook. It is the only kind of node with a `variable`.
             if not hasattr(node, "variable"):
+                # The hook runs on the thread that runs the node, so that thread reports the part.
                 node.register_prehook(self._entering(owners.get(node._sequence_nr(), "")))
 
     def _entering(self, part: str) -> Callable[[Any], None]:

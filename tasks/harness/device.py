@@ -1,4 +1,4 @@
-"""CUDA, CPU and MPS behind one interface: synchronise, read and limit memory, recognise out-of-memory."""
+"""CUDA, CPU and MPS behind one interface: synchronise, read and limit memory, recognise OOM."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 GIB = 1024**3
 # Functions that torch computes with MKL's vector mathematics on the CPU.
 VECTOR_MATH = (
-    "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1", "floor", "log", "log10", "log1p",
-    "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
+    "acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1",
+    "floor", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 _CLEAR_REFS = Path("/proc/self/clear_refs")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": GIB}
@@ -25,13 +25,13 @@ class Skip(Exception):
 
 
 class Device(Protocol):
-    """The device that a cell computes on. Sizes are in bytes; None if the device does not report them.
+    """The device that a cell computes on. Sizes are in bytes, or None if it does not report them.
 
-    untold: why peaks are None; empty if they are not, or if the reason is unknown.
+    missing_peak_reason: why peaks are None; empty if they are not, or if the reason is unknown.
     """
 
     kind: str
-    untold: str
+    missing_peak_reason: str
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -52,8 +52,10 @@ class Device(Protocol):
 
 
 class CudaDevice:
+    """An NVIDIA GPU: the one that is the process's current device."""
+
     kind = "cuda"
-    untold = ""
+    missing_peak_reason = ""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cuda", torch.cuda.current_device())
@@ -62,7 +64,8 @@ class CudaDevice:
         torch.cuda.synchronize()
 
     def limit_memory(self, gib: float) -> None:
-        """Limit what the caching allocator reserves. The CUDA context adds about 0.5 GiB."""
+        """Limit the memory that the caching allocator reserves."""
+        # The CUDA context, 0.5 to 0.6 GiB, is outside of the allocator and comes on top.
         total = torch.cuda.get_device_properties(self.torch_device).total_memory
         if gib * GIB > total:
             raise Skip(f"memory_limit_gib {gib:g} is more than this GPU has: {total / GIB:.1f} GiB")
@@ -72,11 +75,11 @@ class CudaDevice:
         torch.cuda.reset_peak_memory_stats()
 
     def peaks(self) -> Mapping[str, int | None]:
+        # Allocated are whole blocks, requested the sizes that torch asked for: up to 2.4 % less.
+        # A replayed memory snapshot adds up to the requested peak.
         stats = torch.cuda.memory_stats()
-        return {
-            f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak")
-            for kind in ("allocated", "reserved", "requested")
-        }
+        kinds = ("allocated", "reserved", "requested")
+        return {f"peak_{kind}_bytes": stats.get(f"{kind}_bytes.all.peak") for kind in kinds}
 
     def held(self) -> Mapping[str, int | None]:
         return {"held_allocated_bytes": torch.cuda.memory_allocated()}
@@ -102,13 +105,13 @@ class CudaDevice:
 
 
 class CpuDevice:
-    """The CPU. Its peaks are those of the process's resident set, for want of allocator statistics.
+    """The CPU. Sizes are read from Linux's /proc; without it they are None, and limits are refused.
 
-    They are read from Linux's /proc. On other systems sizes are None, and a limit is refused.
+    Its peaks are those of the process's resident set, because its allocator keeps no statistics.
     """
 
     kind = "cpu"
-    untold = ""
+    missing_peak_reason = ""
     torch_device = torch.device("cpu")
 
     def __init__(self) -> None:
@@ -130,12 +133,14 @@ class CpuDevice:
             _CLEAR_REFS.write_text("5")  # resets VmHWM to the present size, see proc(5)
         except OSError as error:
             # Some containers refuse. The peak would then include everything since the start.
-            self.untold = f"the peak cannot be restarted: {_CLEAR_REFS}: {error.strerror}"
+            reason = f"the peak cannot be reset: {_CLEAR_REFS}: {error.strerror}"
+            self.missing_peak_reason = reason
         else:
-            self.untold = ""
+            self.missing_peak_reason = ""
 
     def peaks(self) -> Mapping[str, int | None]:
-        return {"peak_rss_bytes": None if self.untold else _status_bytes("VmHWM")}
+        peak = _status_bytes("VmHWM") if not self.missing_peak_reason else None
+        return {"peak_rss_bytes": peak}
 
     def held(self) -> Mapping[str, int | None]:
         return {"held_rss_bytes": _status_bytes("VmRSS")}
@@ -148,10 +153,10 @@ class CpuDevice:
 
 
 class MpsDevice:
-    """Apple's GPU. It records no peak, so memory in use at the end of a phase is reported instead."""
+    """Apple's GPU. It records no peaks; `peaks` is the memory in use at the end of a phase."""
 
     kind = "mps"
-    untold = ""
+    missing_peak_reason = ""
     torch_device = torch.device("mps")
 
     def synchronize(self) -> None:
@@ -181,22 +186,15 @@ class MpsDevice:
 
 def open_device(kind: str) -> Device:
     """Return a device. Raise RuntimeError if torch cannot use it."""
-    match kind:
-        case "cuda":
-            return CudaDevice()
-        case "mps":
-            return MpsDevice()
-        case _:
-            return CpuDevice()
+    if kind == "cuda":
+        return CudaDevice()
+    return MpsDevice() if kind == "mps" else CpuDevice()
 
 
 def settle_vector_math() -> None:
-    """Make MKL choose its kernel of each function now, while a single thread computes.
-
-    MKL chooses at the first call. If several threads make that call together, one of them may get a
-    kernel of 14 bits for it, at any requested accuracy
-    (https://github.com/pytorch/pytorch/issues/188792).
-    """
+    """Make MKL choose its kernel of each function now, while a single thread computes."""
+    # MKL chooses at the first call. If several threads make that call together, one of them may get
+    # a kernel of 14 bits at any requested accuracy: github.com/pytorch/pytorch/issues/188792.
     for dtype in (torch.float32, torch.float64):
         half = torch.full((1,), 0.5, dtype=dtype)
         for name in VECTOR_MATH:
@@ -223,30 +221,20 @@ def message_of(error: BaseException) -> str:
 
 def backend_refused(error: BaseException) -> bool:
     """Return True if torch or cuDNN has no kernel for this hardware, shape and dtype."""
-    return (
-        isinstance(error, RuntimeError)
-        and re.search(_BACKEND_REFUSED, message_of(error)) is not None
-    )
+    return isinstance(error, RuntimeError) and _matches(error, _BACKEND_REFUSED)
 
 
 def device_refused(error: BaseException) -> bool:
     """Return True if torch or a CUDA library ran out of the device's memory."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return True
-    return (
-        isinstance(error, RuntimeError)
-        and re.search(_DEVICE_REFUSED, message_of(error)) is not None
-    )
+    # cuBLAS and cuDNN report it as a plain RuntimeError.
+    is_refusal = isinstance(error, RuntimeError) and _matches(error, _DEVICE_REFUSED)
+    return is_refusal or isinstance(error, torch.OutOfMemoryError)
 
 
 def host_refused(error: BaseException) -> bool:
     """Return True if Python, torch's CPU allocator or the C++ runtime ran out of host memory."""
-    if isinstance(error, MemoryError):
-        return True
-    return (
-        isinstance(error, RuntimeError | OSError)
-        and re.search(_HOST_REFUSED, message_of(error)) is not None
-    )
+    is_refusal = isinstance(error, RuntimeError | OSError) and _matches(error, _HOST_REFUSED)
+    return is_refusal or isinstance(error, MemoryError)
 
 
 def thread_refused(error: BaseException) -> bool:
@@ -254,23 +242,24 @@ def thread_refused(error: BaseException) -> bool:
 
     Under a memory limit its stack did not fit; otherwise the host has other limits.
     """
-    return (
-        isinstance(error, RuntimeError | OSError)
-        and re.search(_THREAD_REFUSED, message_of(error)) is not None
-    )
+    return isinstance(error, RuntimeError | OSError) and _matches(error, _THREAD_REFUSED)
+
+
+def _matches(error: BaseException, pattern: str) -> bool:
+    return re.search(pattern, message_of(error)) is not None
 
 
 def asked_bytes(error: BaseException) -> int | None:
-    """Return the size of the failed allocation from the message; torch has no other interface."""
+    """Return the size of the failed allocation from its message, or None if it has none."""
+    # torch has no other interface to this number.
     found = re.search(r"[Tt]ried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message_of(error))
     return round(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
 def _status_bytes(field: str) -> int | None:
-    status = Path("/proc/self/status")
-    found = (
-        re.search(rf"^{field}:\s+(\d+) kB", status.read_text(), re.MULTILINE)
-        if status.exists()
-        else None
-    )
+    try:
+        status = Path("/proc/self/status").read_text()
+    except FileNotFoundError:
+        return None
+    found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
     return int(found[1]) * 1024 if found else None

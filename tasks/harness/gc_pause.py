@@ -1,4 +1,4 @@
-"""Pauses Python's garbage collection while steps are timed."""
+"""Pause Python's garbage collection while steps are timed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# From 3.12 on Python itself freezes objects that never die, but only some hundreds. A fork server
-# freezes all that it has imported, which is far more.
+# From 3.12 on Python itself freezes immortal objects, but only hundreds of them. A fork server
+# freezes everything it has imported, which is far more.
 _IMMORTAL = 10_000
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection, and exclude the objects that exist already from later ones.
-
-    Objects that a fork server has frozen stay frozen: examining everything it has imported would take
-    0.2 s each time.
-    """
+    """Disable garbage collection, and exclude the objects that exist already from later ones."""
     gc.collect()
+    # Objects that a fork server has frozen stay frozen: each later collection would examine
+    # everything it has imported, which takes 0.2 s.
     is_frozen = gc.get_freeze_count() > _IMMORTAL
     if not is_frozen:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""Names the running parts of a model: its modules, and functions decorated with `part`."""
+"""Name the running parts of a model: its modules, and functions decorated with `part`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,12 @@ from model.parts import PART_FUNCTIONS, Namer, parts_named_by
 
 @contextmanager
 def parts_named(model: nn.Module | None, name: Namer) -> Iterator[None]:
-    """Run each module's forward pass and each part inside of `name(...)`.
-
-    Compiled modules and their children get no hook, because a hook would make torch compile them again.
-    Modules that contain compiled ones get none either, or they would be named for the compiled work.
-    """
+    """Run each module's forward pass and each part function inside of `name(...)`."""
     with ExitStack() as stack:
         stack.enter_context(parts_named_by(name))
-        for path, module in _uncompiled(model, "") if model is not None else ():
-            _hook(module, path, name, stack)
+        if model is not None:
+            for path, module in _uncompiled(model, "", set()):
+                _hook(module, path, name, stack)
         yield
 
 
@@ -46,24 +43,24 @@ def part_functions() -> Mapping[str, str]:
     return PART_FUNCTIONS
 
 
-def _uncompiled(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+def _uncompiled(
+    module: nn.Module, path: str, seen: set[nn.Module]
+) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module that runs in Python once, under the first of its paths."""
-    seen: set[nn.Module] = set()
-
-    def walk(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
-        if module in seen or module._compiled_call_impl is not None:
-            return
-        seen.add(module)
-        if all(inner._compiled_call_impl is None for inner in module.modules()):
-            yield path, module
-        for name, child in module.named_children():
-            yield from walk(child, f"{path}.{name}" if path else name)
-
-    return walk(module, path)
+    # A hook on a compiled module or on one within it would make torch compile it again, and ranges
+    # within compiled code are dropped.
+    if module in seen or module._compiled_call_impl is not None:
+        return
+    seen.add(module)
+    # A module around compiled ones would give its name to the compiled work.
+    if all(inner._compiled_call_impl is None for inner in module.modules()):
+        yield path, module
+    for name, child in module.named_children():
+        yield from _uncompiled(child, f"{path}.{name}".removeprefix("."), seen)
 
 
 def _hook(module: nn.Module, path: str, name: Namer, stack: ExitStack) -> None:
-    # A stack, because a module may call itself.
+    # A list, because a module may call itself.
     entered: list[AbstractContextManager[Any]] = []
 
     def enter(module: nn.Module, inputs: Any) -> None:
@@ -74,4 +71,5 @@ def _hook(module: nn.Module, path: str, name: Namer, stack: ExitStack) -> None:
         entered.pop().__exit__(None, None, None)
 
     stack.callback(module.register_forward_pre_hook(enter).remove)
+    # always_call: the name must be left also if the module raises.
     stack.callback(module.register_forward_hook(leave, always_call=True).remove)

@@ -1,4 +1,4 @@
-"""Sets the precision of a cell and reads it back from torch. TF32 is off unless it is requested."""
+"""Set the precision of a cell, and read it back from torch. TF32 is off unless requested."""
 
 from __future__ import annotations
 
@@ -21,25 +21,20 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def set_precision(params: TimedParams) -> None:
     """Set torch's flags for the cell.
 
-    Raise Skip if the device does not support the precision, and RuntimeError if an environment variable
-    overrules it.
+    Raise Skip if the device does not support the precision, and RuntimeError if an environment
+    variable overrules it.
     """
-    if params.device == "cuda" and os.environ.get(_OVERRIDE) == _OVERRULES.get(
-        params.precision, "never"
-    ):
-        raise RuntimeError(
-            f"{_OVERRIDE}={os.environ[_OVERRIDE]} overrules {params.precision} in every matrix "
-            "product: unset it"
-        )
-    if params.precision == "tf32" and params.device != "cuda":
+    precision, on_cuda = params.precision, params.device == "cuda"
+    override = os.environ.get(_OVERRIDE)
+    if on_cuda and override is not None and override == _OVERRULES.get(precision):
+        overruled = f"{_OVERRIDE}={override} overrules {precision} in every matrix product"
+        raise RuntimeError(f"{overruled}: unset it")
+    if precision == "tf32" and not on_cuda:
         raise Skip(f"tf32 exists on CUDA only, not on {params.device}")
-    if params.precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
+    if precision == "tf32" and torch.cuda.get_device_capability() < (8, 0):
         raise Skip(f"tf32 needs an Ampere GPU or newer, not {torch.cuda.get_device_name()}")
-    if (
-        "bf16" in params.precision
-        and params.device == "cuda"
-        and not torch.cuda.is_bf16_supported(False)
-    ):
+    # False: emulated bf16 does not count as supported; its times would say nothing about bf16.
+    if "bf16" in precision and on_cuda and not torch.cuda.is_bf16_supported(False):
         raise Skip(f"bf16 is not supported by {torch.cuda.get_device_name()}")
     flags = _flags(params)
     torch.set_float32_matmul_precision(flags["float32_matmul_precision"])
@@ -53,10 +48,11 @@ def require_precision(params: Params) -> None:
     set_now = precision_facts(params)
     for name, value in _flags(params).items():
         if set_now[name] != value:
-            whose = getattr(params, "model", None) or "what it imports"
+            changed = "something else" if set_now[name] is None else set_now[name]
+            source = getattr(params, "model", None) or "the imported modules"
             raise RuntimeError(
-                f"precision {params.precision} is {name} {value}, and while the cell ran it was set to "
-                f"{'something else' if set_now[name] is None else set_now[name]}: take that out of {whose}"
+                f"precision {params.precision} needs {name} {value}, but it was set to {changed} "
+                f"while the cell ran: remove that from {source}"
             )
 
 
@@ -85,7 +81,8 @@ def matmul_dtype(params: TimedParams) -> torch.dtype:
 
 
 def precision_facts(params: TimedParams) -> dict[str, Any]:
-    """Return the settings as torch reports them; autocast from inside of its context."""
+    """Return the settings as torch reports them."""
+    # Outside of its context, autocast always reports that it is off.
     with autocast(params)():
         enabled = torch.is_autocast_enabled(params.device)
         autocast_dtype = dtype_name(torch.get_autocast_dtype(params.device)) if enabled else None
@@ -99,15 +96,12 @@ def precision_facts(params: TimedParams) -> dict[str, Any]:
 
 
 def _read_or_none(read: Callable[[], Any]) -> Any:
-    """Return a flag, or None if torch refuses to read it.
-
-    That happens after a model used torch's newer interface, `fp32_precision`.
-    """
     try:
         return read()
-    except RuntimeError:
+    except RuntimeError:  # after a model used torch's newer interface, `fp32_precision`
         return None
 
 
 def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype, `bfloat16` for example."""
     return str(dtype).removeprefix("torch.")

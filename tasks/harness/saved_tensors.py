@@ -1,15 +1,16 @@
-"""Tensors that the forward pass saves for the backward pass, by module and operation, each storage once.
+"""Tensors that the forward pass saves for the backward pass, by module and operation.
 
-The module is known when a tensor is saved. The operation is known only when the backward pass reads the
-tensor again: it is the node of the graph that runs at that moment.
+Each storage counts once. The module is known when a tensor is saved. The operation is known only when the backward pass reads
+the tensor again: it is the node of the graph that runs at that moment.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,10 +25,7 @@ LARGEST = 5  # operations with a sample each
 
 @dataclass(slots=True)
 class Saved:
-    """A saved storage.
-
-    place: module or part that saved it, within its block. operation: name of its node, once known.
-    """
+    """A saved storage. place: module or part in its block. operation: its node, once known."""
 
     nbytes: int
     is_square: bool
@@ -38,17 +36,14 @@ class Saved:
 
 @dataclass(slots=True)
 class _Packed:
-    """The object that autograd stores instead of a tensor.
+    """The object that autograd stores instead of a tensor."""
 
-    It holds detached data: a saved result that refers to its own node would never be freed.
-    """
-
-    tensor: Tensor
+    tensor: Tensor  # detached: a saved result that refers to its own node would never be freed
     entry: Saved | None
 
 
 class SavedTensors:
-    """Counts tensors that are saved while `watching`, without `Workload.resident`.
+    """Counter of tensors that are saved while `watching`, without `Workload.resident`.
 
     Sizes of a block are those of the model's first block; without blocks, of the whole model.
     """
@@ -57,10 +52,11 @@ class SavedTensors:
         self._model = workload.model
         self._square = workload.square
         self._resident = {tensor.untyped_storage()._cdata for tensor in workload.resident}
-        self._block = first_block(self._model) if self._model is not None else None
-        self._modules = (
-            {path for path, _ in self._model.named_modules()} if self._model is not None else set()
-        )
+        self._modules: set[str] = set()
+        self._block_path, self._block = "", None
+        if self._model is not None:
+            self._modules = {path for path, _ in self._model.named_modules()}
+            self._block_path, self._block = first_block(self._model) or ("", None)
         self._places: list[tuple[str, str]] = [("", "")]  # module and part, innermost last
         self._inside = int(self._block is None)
         # By the address of the storage. Autograd holds the storages, so no address is reused.
@@ -69,19 +65,14 @@ class SavedTensors:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Count during one step. Nothing else may be measured in it, because counting takes time."""
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, self._give_back)
-        watched = (
-            self._block[1].register_forward_hook(self._see_residual)
-            if self._block is not None
-            else None
-        )
-        try:
+        """Count during one step. Nothing else may be measured in it: counting takes time."""
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+        with ExitStack() as stack:
+            if self._block is not None:
+                watched = self._block.register_forward_hook(self._see_residual)
+                stack.callback(watched.remove)
             with parts_named(self._model, self._named), hooks:
                 yield
-        finally:
-            if watched is not None:
-                watched.remove()
 
     def samples(self, instrument: str) -> list[Sample]:
         """Return the sizes of everything, of squares, of one block, and of its largest operations.
@@ -97,75 +88,59 @@ class SavedTensors:
         }
         if self._residual_bytes is not None:
             sizes["residual_stream_bytes"] = self._residual_bytes
+        squares = [one for one in saved if one.is_square]
+        if self._square is not None:
+            sizes["saved_square_bytes"] = _total(squares)
         samples = [
-            Sample(instrument, metric, "bytes", nbytes, "steady")
-            for metric, nbytes in sizes.items()
+            Sample(instrument, name, "bytes", size, "steady") for name, size in sizes.items()
         ]
         if self._square is not None:
-            squares = [one for one in saved if one.is_square]
-            samples.append(
-                Sample(instrument, "saved_square_bytes", "bytes", _total(squares), "steady")
-            )
             samples.append(Sample(instrument, "saved_squares", "tensors", len(squares), "steady"))
         for rank, (operation, nbytes) in enumerate(self.by_operation()[:LARGEST], start=1):
-            samples.append(
-                Sample(
-                    instrument,
-                    "saved_operation_bytes",
-                    "bytes",
-                    nbytes,
-                    "steady",
-                    step=rank,
-                    note=operation,
-                )
-            )
+            largest = Sample(instrument, "saved_operation_bytes", "bytes", nbytes, "steady")
+            samples.append(replace(largest, step=rank, note=operation))
         return samples
 
     def by_operation(self) -> list[tuple[str, int]]:
         """Return `place: node` and bytes of each operation of the block, largest first."""
-        sizes: dict[str, int] = {}
+        sizes: Counter[str] = Counter()
         for one in self._saved.values():
             if one.in_block:
                 name = ": ".join(filter(None, (one.place, one.operation))) or "unknown"
-                sizes[name] = sizes.get(name, 0) + one.nbytes
+                sizes[name] += one.nbytes
         return sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
 
-    def _keep(self, tensor: Tensor) -> _Packed:
+    def _pack(self, tensor: Tensor) -> _Packed:
         storage = tensor.untyped_storage()
         # Within the backward pass: a checkpoint runs its forward pass again.
         is_recomputed = torch._C._current_autograd_node() is not None
         known = is_recomputed or storage._cdata in self._resident or storage._cdata in self._saved
-        entry = (
-            None
-            if known
-            else Saved(storage.nbytes(), self._is_square(tensor), self._inside > 0, self._place())
-        )
-        if entry is not None:
+        entry = None
+        if not known:
+            is_square = self._is_square(tensor)
+            entry = Saved(storage.nbytes(), is_square, self._inside > 0, self._place())
             self._saved[storage._cdata] = entry
         return _Packed(tensor.data, entry)
 
-    def _give_back(self, packed: _Packed) -> Tensor:
+    def _unpack(self, packed: _Packed) -> Tensor:
         node = torch._C._current_autograd_node()
         if packed.entry is not None and node is not None:
             packed.entry.operation = node.name()
         return packed.tensor
 
     def _is_square(self, tensor: Tensor) -> bool:
-        """Return True for a tensor over all pairs of positions.
-
-        Heads and batch may be folded into one dimension, or one of them may be missing.
-        """
+        """Return True for a tensor over all pairs of positions."""
         # A mask has the same shape but no floating-point numbers.
         if self._square is None or not tensor.is_floating_point():
             return False
-        return tuple(tensor.shape[-2:]) == self._square[1:] and tensor.numel() == math.prod(
-            self._square
-        )
+        # Heads and batch may be folded into one dimension, or one of them may be missing.
+        has_pairs = tuple(tensor.shape[-2:]) == self._square[1:]
+        return has_pairs and tensor.numel() == math.prod(self._square)
 
     @contextmanager
     def _named(self, name: str) -> Iterator[None]:
         module, _ = self._places[-1]
-        is_block = self._block is not None and name == self._block[0]
+        is_block = self._block is not None and name == self._block_path
         self._places.append((name, "") if name in self._modules else (module, name))
         self._inside += is_block
         try:
@@ -176,18 +151,15 @@ class SavedTensors:
 
     def _place(self) -> str:
         module, part = self._places[-1]
-        prefix = self._block[0] if self._block is not None else ""
-        within = module.removeprefix(prefix).removeprefix(".")
+        within = module.removeprefix(self._block_path).removeprefix(".")
         return " ".join(filter(None, (within, part)))
 
     def _see_residual(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        first = (
-            next((one for one in output if isinstance(one, Tensor)), None)
-            if isinstance(output, tuple | list)
-            else output
-        )
-        if isinstance(first, Tensor):
-            self._residual_bytes = first.nbytes
+        # A block may return a tuple, such as its output and a cache.
+        outputs = output if isinstance(output, tuple | list) else [output]
+        tensors = [one for one in outputs if isinstance(one, Tensor)]
+        if tensors:
+            self._residual_bytes = tensors[0].nbytes
 
 
 def _total(saved: Iterable[Saved]) -> int:

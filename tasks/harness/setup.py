@@ -1,4 +1,4 @@
-"""Opens the device of a cell, limits its memory, and sets precision and seed."""
+"""Open the device of a cell, limit its memory, and set precision and seed."""
 
 from __future__ import annotations
 

@@ -15,33 +15,27 @@ from tasks.spec.tables import AllocationRow, KernelRow, LiveRow, Sample
 
 @dataclass
 class Session:
-    """State that the stages of one attempt share.
-
-    on_first_step: watchers of the very first step, in any stage. They run outside of the
-        timed interval, like those of `on_last_warm_up`.
-    on_last_warm_up: watchers of the last step before the measured ones, if there are at least two.
-    shelf: samples that a stage leaves for a later stage of the same instrument.
-    facts, kernels, allocations, live: results of the current stage that are not samples.
-    folder: folder for artifacts; None if the cell is measured by hand.
-    on_error: functions that are called with the error that ends a stage.
-    evidence: filled by these functions.
-    steps: number of steps run so far.
-    """
+    """State that the stages of one attempt share."""
 
     workload: Workload
     params: Params
     progress: Progress
+    # Watchers of the very first step, in whatever stage it runs, and of the last step before the
+    # measured ones, if there are at least two. They work outside of the timed intervals.
     on_first_step: list[Watcher] = field(default_factory=list)
     on_last_warm_up: list[Watcher] = field(default_factory=list)
+    # Samples that a stage leaves for a later stage of the same instrument.
     shelf: dict[str, list[Sample]] = field(default_factory=dict)
+    # Results of the current stage that are not samples.
     facts: dict[str, Any] = field(default_factory=dict)
     kernels: list[KernelRow] = field(default_factory=list)
     allocations: list[AllocationRow] = field(default_factory=list)
     live: list[LiveRow] = field(default_factory=list)
-    folder: Path | None = None
+    folder: Path | None = None  # for artifacts; None if the cell is measured by hand
+    # Functions that are called with the error that ends a stage; they fill the evidence.
     on_error: list[Callable[[Exception], None]] = field(default_factory=list)
     evidence: dict[str, Any] = field(default_factory=dict)
-    steps: int = 0
+    steps: int = 0  # run so far
 
     def count(self, name: str) -> int:
         """Return a parameter that is a count, such as `measured_steps`."""
@@ -56,7 +50,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of an attempt. Stages of all instruments run in ascending `order` and return samples."""
+    """A stage of an attempt. The stages of all instruments run in ascending `order`."""
 
     name: str
     order: int

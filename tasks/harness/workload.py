@@ -27,28 +27,23 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """A prepared step: `step(phase)` runs it once, with each phase inside of `with phase(name):`.
-
-    tokens: tokens that a step processes.
-    flops: floating-point operations of each phase by the closed form; None if there is none.
-    facts: read back after the build (precision flags, dtypes, number of parameters).
-    before_phase: runs before each phase, untimed; the step's time is then the sum of its phases.
-    square: shape `(sequences, length, length)` of a tensor over all pairs of positions, by which saved
-        tensors are recognised; None if other tensors have that shape, too.
-    resident: tensors that exist before and after a step, such as parameters and inputs.
-    model, optimizer: for tasks that train; the modules of the model divide a step into parts.
-    """
+    """A prepared step: `step(phase)` runs it once, with each phase inside `with phase(name):`."""
 
     step: Callable[[PhaseMarker], None]
     phases: tuple[str, ...]
     device: Device
-    tokens: int | None
+    tokens: int | None  # that a step processes
     compiled: bool = False
-    flops: Mapping[str, int] | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    flops: Mapping[str, int] | None = None  # of each phase, by the closed form
+    facts: Mapping[str, Any] = field(default_factory=dict)  # read back after the build
+    # Runs before each phase, untimed; the step's time is then the sum of its phases.
     before_phase: Callable[[], object] | None = None
+    # Shape (sequences, length, length) of a tensor over all pairs of positions, by which saved
+    # tensors are recognised; None if other tensors have that shape, too.
     square: tuple[int, int, int] | None = None
+    # Tensors that exist before and after a step, such as parameters and inputs.
     resident: tuple[Tensor, ...] = ()
+    # For tasks that train. The modules of the model divide a step into parts.
     model: nn.Module | None = None
     optimizer: Optimizer | None = None
 

@@ -1,4 +1,4 @@
-"""Instruments, one file each: every module here that defines `STAGES` measures something about a step."""
+"""Instruments, one file each: a module with `STAGES` measures something about a step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Detect the attention backend of a step from the names of its kernels.
 
 The backend that ran may differ from the one that the cell names: torch chooses among several,
-and torch.compile may replace hand-written attention by a fused kernel. One step is profiled,
-after all other stages, because a process is slower once it has profiled.
+and torch.compile may replace hand-written attention by a fused kernel.
 """
 
 from __future__ import annotations
@@ -35,19 +34,16 @@ def see_backend(session: Session) -> list[Sample]:
     if asked is None or (asked == "naive" and not session.workload.compiled):
         return []
     on_gpu = session.workload.device.kind == "cuda"
-    with profile(
-        activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]
-    ) as profiled:
+    activity = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+    with profile(activities=[activity]) as profiled:
         session.step()
         session.workload.device.synchronize()
     # Host events are names of CUDA's API, which do not show the backend.
     here = DeviceType.CUDA if on_gpu else DeviceType.CPU
     names = [event.name for event in profiled.events() if event.device_type == here]
-    seen, telling = classify(names)
-    session.facts |= {
-        "attention_seen": seen,
-        "attention_kernels": "; ".join((telling or list(dict.fromkeys(names)))[:_SHOWN]),
-    }
+    seen, matching = classify(names)
+    shown = (matching or list(dict.fromkeys(names)))[:_SHOWN]
+    session.facts |= {"attention_seen": seen, "attention_kernels": "; ".join(shown)}
     return [Sample("backend", "events", "events", len(names))]
 
 
@@ -57,14 +53,14 @@ def classify(names: Sequence[str]) -> tuple[str | None, list[str]]:
     The first is `none known` if no name belongs to a backend, and None if there are no names.
     """
     backends: dict[str, None] = {}
-    telling: dict[str, None] = {}
+    matching: dict[str, None] = {}
     for name in names:
-        backend = next(
-            (backend for backend, sign in _BACKENDS.items() if re.search(sign, name)), None
-        )
-        if backend is not None:
-            backends[backend] = telling[name] = None
-    return "+".join(backends) or ("none known" if names else None), list(telling)
+        for backend, pattern in _BACKENDS.items():
+            if re.search(pattern, name):
+                backends[backend] = matching[name] = None
+                break
+    return "+".join(backends) or ("none known" if names else None), list(matching)
 
 
+# After all other stages, because a process is slower once it has profiled.
 STAGES = (Stage("attention backend", 90, see_backend),)

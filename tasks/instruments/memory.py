@@ -4,11 +4,8 @@ The first step and the steady state are measured separately, because the first h
 state yet. After the build, memory holds the model and its inputs; the forward pass adds what it
 saves, which `saved` counts tensor by tensor. On CUDA these are the allocator's numbers
 (allocated, reserved, requested). On the CPU it is the resident set of the process; its peak is
-null where the kernel refuses to reset it. The numbers change when the host allocates, so
-nothing is synchronised.
-
-The steps of the warm-up are measured, at no noticeable cost; without a warm-up, one additional
-step.
+null where the kernel refuses to reset it. The steps of the warm-up are measured, at no noticeable
+cost; without a warm-up, one additional step.
 """
 
 from __future__ import annotations
@@ -24,12 +21,15 @@ from tasks.harness.stage import Session, Stage
 from tasks.harness.workload import Workload
 from tasks.spec.tables import Sample
 
-# The first step has no optimizer state; the second still frees what the first left.
+# The first step has no optimizer state, and the second still frees what the first left. Predicted
+# for xl at context 512 in fp32: the first step peaks at 34.8 GiB, a steady one at 49.7 GiB.
 _STEPS_UNTIL_STEADY = 2
 
 
 class PeakWatcher:
     """Watcher that reads the peak of each phase and the memory at its end."""
+
+    # Nothing is synchronised: the allocator's statistics change when the host allocates.
 
     def __init__(self, device: Device, mode: str) -> None:
         self._device = device
@@ -41,14 +41,13 @@ class PeakWatcher:
 
     def leave(self, phase: str) -> None:
         sizes = {**self._device.peaks(), **self._device.held()}
-        self.samples += _sizes(sizes, self._mode, phase, self._device.untold)
+        self.samples += _sizes(sizes, self._mode, phase, self._device.missing_peak_reason)
 
 
 class SavedWatcher:
-    """Watcher of what the forward pass saves for the backward pass, each storage once.
+    """Watcher of the tensors that the forward pass saves for the backward pass.
 
-    It needs no memory itself. `saved_squares` counts the saved tensors of length × length. For
-    one block it finds the operations that save most, and the block's output.
+    It needs no memory itself.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -61,15 +60,16 @@ class SavedWatcher:
 
     def leave(self, phase: str) -> None:
         self._watching.close()
-        # Complete only after the backward pass, which names the operations.
+        # After each phase: the list is complete only after the backward pass, which names the
+        # operations, and a task may have none.
         self.samples[:] = self._saved.samples("memory")
 
 
 def _sizes(
-    sizes: Mapping[str, int | None], mode: str, phase: str = "", untold: str = ""
+    sizes: Mapping[str, int | None], mode: str, phase: str = "", reason: str = ""
 ) -> list[Sample]:
     return [
-        Sample("memory", metric, "bytes", value, mode, phase, note=untold if value is None else "")
+        Sample("memory", metric, "bytes", value, mode, phase, note=reason if value is None else "")
         for metric, value in sizes.items()
     ]
 
@@ -81,26 +81,20 @@ def watch_warm_up(session: Session) -> list[Sample]:
     session.on_first_step.append(first)
     session.on_last_warm_up.append(steady)
     session.shelf |= {"first": first.samples, "steady": steady.samples, "saved": []}
-    if _saves(session.workload):
+    # Hooks would recompile compiled code.
+    if not session.workload.compiled and session.workload.facts.get("grad_mode") != "no_grad":
         saved = SavedWatcher(session.workload)
         session.on_last_warm_up.append(saved)
         session.shelf["saved"] = saved.samples
     return _sizes(device.held(), "built")
 
 
-def _saves(workload: Workload) -> bool:
-    """Return whether saved tensors can be counted: hooks would recompile compiled code."""
-    return not workload.compiled and workload.facts.get("grad_mode") != "no_grad"
-
-
 def take_warm_up(session: Session) -> list[Sample]:
     """Return the samples of the warm-up, before a later step can fail."""
     shelf = session.shelf
-    steady = (
-        map(_unknown_to_the_allocator, shelf["steady"])
-        if uses_cuda_graphs(session.params)
-        else shelf["steady"]
-    )
+    steady = shelf["steady"]
+    if uses_cuda_graphs(session.params):
+        steady = [_unknown_unless_reserved(sample) for sample in steady]
     taken = [*shelf["first"], *steady, *shelf["saved"]]
     for mode in ("first", "steady", "saved"):
         shelf[mode].clear()
@@ -117,20 +111,15 @@ def steady_state(session: Session) -> list[Sample]:
     return take_warm_up(session)
 
 
-def _unknown_to_the_allocator(sample: Sample) -> Sample:
-    """Return the sample without its value, except of reserved memory.
-
-    A replayed CUDA graph does not call the allocator, so only its reserved memory is known.
-    """
+def _unknown_unless_reserved(sample: Sample) -> Sample:
+    # A replayed CUDA graph does not call the allocator, so only its reserved memory is known.
     if "reserved" in sample.metric:
         return sample
-    return replace(
-        sample,
-        value=None,
-        note="a CUDA graph has its memory in a separate pool: see the reserved bytes",
-    )
+    note = "a CUDA graph has its memory in a separate pool: see the reserved bytes"
+    return replace(sample, value=None, note=note)
 
 
+# The warm-up's samples are taken before the timing, in which memory may run out.
 STAGES = (
     Stage("memory of the build", 10, watch_warm_up),
     Stage("memory of warm-up", 22, take_warm_up),

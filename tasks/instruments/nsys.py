@@ -14,16 +14,10 @@ from tasks.spec.tables import Sample
 
 
 def annotate_for_nsys(session: Session) -> list[Sample]:
+    """Run annotated steps, or return the reason why there is no Nsight Systems."""
     if shutil.which("nsys") is None:
-        return [
-            Sample(
-                "nsys",
-                "annotated_steps",
-                "steps",
-                None,
-                note="nsys is not on the PATH: see `sweep doctor`",
-            )
-        ]
+        note = "nsys is not on the PATH: see `sweep doctor`"
+        return [Sample("nsys", "annotated_steps", "steps", None, note=note)]
     return [replace(sample, instrument="nsys") for sample in annotate(session)]
 
 

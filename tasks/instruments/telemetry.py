@@ -1,16 +1,9 @@
 """Read the counters of GPU and CPU before the first step and after the timing.
 
-GPU: clocks, power, temperature, throttling and energy, through NVML. CPU: how long a thread of
-this process waited for a core that another process used. Linux counts the waiting time of each
-thread, and the busy time of each core to a hundredth of a second (proc(5)). Threads of one
-process also wait for each other; the busy time of other processes limits the result to what
-they can explain. A process that uses a core half of the time shows as 0.5; one at niceness 19
-hardly shows. Each counter is read once, in milliseconds: nothing polls during the measurement.
-A counter that is refused, as in many containers, is null with the reason.
-
-Linux does not see load outside of a virtual machine, unless the hypervisor reports it.
-`host_pace` is a hint at it: how many small operations per ms the CPU dispatches, before the
-timing and after.
+GPU: clocks, power, temperature, throttling and energy, through NVML. CPU: the time that a thread
+of this process waited for a core that another process used, and `host_pace`, the rate at which the
+CPU dispatches small operations. Each counter is read once, in milliseconds: nothing polls during
+the measurement. A counter that is refused, as in many containers, is null with the reason.
 """
 
 from __future__ import annotations
@@ -30,19 +23,18 @@ from tasks.process.cpu_speed import dispatch_rate
 from tasks.spec.tables import Sample
 
 _Handle = Any
+_SM, _MEMORY = pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM
+_CORE = pynvml.NVML_TEMPERATURE_GPU
+_POWER, _THERMAL = 0, 1  # policies of nvmlDeviceGetViolationStatus
+# Linux counts the waiting time of each thread, and the busy time of each core in steps of 10 ms.
 _THREADS, _CORES = Path("/proc/self/task"), Path("/proc/stat")
 
+# The violation times are cumulative, so two readings give the share of a cell's time.
 COUNTERS: dict[str, tuple[str, Callable[[_Handle], float]]] = {
-    "sm_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM)),
-    "sm_clock_max": (
-        "MHz",
-        lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
-    ),
-    "memory_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_MEM)),
-    "temperature": (
-        "°C",
-        lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
-    ),
+    "sm_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, _SM)),
+    "sm_clock_max": ("MHz", lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, _SM)),
+    "memory_clock": ("MHz", lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, _MEMORY)),
+    "temperature": ("°C", lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, _CORE)),
     "power": ("W", lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1000),
     "power_limit": ("W", lambda gpu: pynvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000),
     "energy": ("J", lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1000),
@@ -50,9 +42,13 @@ COUNTERS: dict[str, tuple[str, Callable[[_Handle], float]]] = {
         "bit mask",
         lambda gpu: pynvml.nvmlDeviceGetCurrentClocksEventReasons(gpu),
     ),
-    "power_capped": ("ns", lambda gpu: pynvml.nvmlDeviceGetViolationStatus(gpu, 0).violationTime),
-    "thermal_capped": ("ns", lambda gpu: pynvml.nvmlDeviceGetViolationStatus(gpu, 1).violationTime),
+    "power_capped": ("ns", lambda gpu: _violation_ns(gpu, _POWER)),
+    "thermal_capped": ("ns", lambda gpu: _violation_ns(gpu, _THERMAL)),
 }
+
+
+def _violation_ns(gpu: _Handle, policy: int) -> float:
+    return float(pynvml.nvmlDeviceGetViolationStatus(gpu, policy).violationTime)
 
 
 def read_before(session: Session) -> list[Sample]:
@@ -68,22 +64,24 @@ def look_at_cores(session: Session) -> list[Sample]:
     return []
 
 
-def tell_waits(session: Session) -> Iterator[Sample]:
+def compute_waits(session: Session) -> Iterator[Sample]:
     """Yield `waited_for_core`: the share of the time since `look_at_cores` that a thread waited.
 
-    The thread that waited longest counts. The value is at most the share of other processes in
-    the busy time of the cores that this process may use.
+    The thread that waited longest counts.
     """
-    before, now = (
-        {(one.metric, one.step): one.value or 0.0 for one in looked}
-        for looked in (session.shelf.pop("cores"), _cores())
-    )
-    passed = {key: value - before.get(key, 0.0) for key, value in now.items()}
+    before = {(one.metric, one.step): one.value or 0.0 for one in session.shelf.pop("cores")}
+    passed = {
+        (one.metric, one.step): (one.value or 0.0) - before.get((one.metric, one.step), 0.0)
+        for one in _cores()
+    }
     waited = [value for (metric, _), value in passed.items() if metric == "waited"]
-    at_work = [value for (metric, _), value in passed.items() if metric == "at work"]
+    busy = [value for (metric, _), value in passed.items() if metric == "busy"]
     share, note = None, "this system does not report it"
-    if waited and at_work:
-        of_others = max(0.0, sum(at_work) - passed["own", None])
+    if waited and busy:
+        # Threads of one process also wait for each other, so the value is limited to the busy time
+        # of other processes. One that uses a core half of the time shows as 0.5; one at niceness 19
+        # hardly shows.
+        of_others = max(0.0, sum(busy) - passed["own", None])
         share, note = min(max(waited), of_others) / passed["clock", None], ""
     yield Sample("telemetry", "waited_for_core", "", share, "timing", note=note)
 
@@ -97,6 +95,8 @@ def pace_after(session: Session) -> list[Sample]:
 
 
 def _pace(mode: str) -> Sample:
+    # Linux does not see load outside of a virtual machine, unless the hypervisor reports it. The
+    # pace is a hint at it: on hosts with an H200 it jumped between two levels, one about half.
     return Sample("telemetry", "host_pace", "1/ms", dispatch_rate(), mode)
 
 
@@ -104,28 +104,23 @@ def _cores() -> Iterator[Sample]:
     """Yield the clock, this process's CPU time, the waiting time of each thread since it began, and
     the busy time of each core that the process may use. All are in ns.
     """
-    yield Sample("telemetry", "clock", "ns", float(time.perf_counter_ns()))
-    yield Sample("telemetry", "own", "ns", float(time.process_time_ns()))
+    yield _counter("clock", time.perf_counter_ns())
+    yield _counter("own", time.process_time_ns())
     for path in sorted(_THREADS.glob("*/schedstat")):
-        with suppress(OSError, IndexError, ValueError):  # that has just ended
-            yield Sample(
-                "telemetry",
-                "waited",
-                "ns",
-                float(path.read_text().split()[1]),
-                step=int(path.parent.name),
-            )
+        with suppress(OSError, IndexError, ValueError):  # the thread has just ended
+            yield _counter("waited", int(path.read_text().split()[1]), int(path.parent.name))
     with suppress(OSError, IndexError, ValueError):
-        lines = (
-            _CORES.read_text().splitlines()
-        )  # first: what has no such file has none of the following either
+        # The file comes first: systems without it, such as macOS, lack the functions below, too.
+        lines = _CORES.read_text().splitlines()
         allowed, tick_ns = os.sched_getaffinity(0), 1e9 / os.sysconf("SC_CLK_TCK")
         for name, *numbers in map(str.split, lines):
-            if re.fullmatch(r"cpu\d+", name) and (core := int(name[3:])) in allowed:
+            if re.fullmatch(r"cpu\d+", name) and int(name[3:]) in allowed:
                 user, nice, system = map(float, numbers[:3])
-                yield Sample(
-                    "telemetry", "at work", "ns", (user + nice + system) * tick_ns, step=core
-                )
+                yield _counter("busy", (user + nice + system) * tick_ns, int(name[3:]))
+
+
+def _counter(metric: str, ns: float, step: int | None = None) -> Sample:
+    return Sample("telemetry", metric, "ns", float(ns), step=step)
 
 
 def _read(session: Session, mode: str) -> Iterator[Sample]:
@@ -154,9 +149,10 @@ def _try(read: Callable[[_Handle], float], handle: _Handle) -> tuple[float | Non
 
 STAGES = (
     Stage("telemetry before", 15, read_before),
+    # The pace takes time on a core, which must not count between the two looks at the cores.
     Stage("pace before", 22, pace_before),
     Stage("cores before", 22, look_at_cores),
-    Stage("cores after", 26, tell_waits),
+    Stage("cores after", 26, compute_waits),
     Stage("pace after", 26, pace_after),
     Stage("telemetry after", 30, read_after),
 )

@@ -4,13 +4,10 @@ There are two modes. `synced` waits for the device at each phase boundary and re
 clock, as the course's assignment does; it includes the launch latency. `pipelined` records
 device events and waits once, after the last step, so that phases overlap as in training. Host
 timestamps taken with the events give the time that the host needs to enqueue a phase, and its
-lead over the device (`lead`). `drain` is the wait at the end. If the host never has a lead, it
-is the bottleneck.
+lead over the device (`lead`). `drain` is the wait at the end.
 
 The parameters fix the number of steps. With `timing: adaptive`, tasks/spec/stopping.py decides
-when enough steps are synced. The same number of pipelined steps follows, because events cannot
-be read before the last step ends. There are none if a pipelined step of the warm-up (mode
-`check`) took as long as the synced steps.
+when enough steps are synced.
 """
 
 from __future__ import annotations
@@ -42,10 +39,9 @@ _LONG_MS = 750.0
 
 
 class SyncedTimer:
-    """Watcher that reads the host's clock between synchronisations.
+    """Watcher that reads the host's clock between synchronisations."""
 
-    The work of other watchers at a boundary falls between two timed segments.
-    """
+    # It is the innermost watcher: the work of others falls between two timed segments.
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -66,16 +62,16 @@ def _event() -> torch.cuda.Event:
 
 
 class EventTimer:
-    """Watcher that records a device event and the host's clock at each boundary.
-
-    All events are created in advance, so that none is created while steps run.
-    """
+    """Watcher that records a device event and the host's clock at each boundary."""
 
     def __init__(self, steps: int, boundaries: int) -> None:
+        # Created in advance, so that no event is created while steps run.
         self._events = iter([_event() for _ in range(steps * boundaries)])
         self.marks: list[tuple[str, int, torch.cuda.Event]] = []
 
     def mark(self, name: str) -> None:
+        # Autograd makes the caller's stream wait for its own, so an event after a backward pass is
+        # in order, too. Gaps that a slow host causes count in the phase in which they occur.
         event = next(self._events)
         event.record()
         self.marks.append((name, time.perf_counter_ns(), event))
@@ -111,12 +107,10 @@ def _watched_warm_up(session: Session, count: int) -> Iterator[Sample]:
 
 
 def _first_steps(session: Session) -> Iterator[Sample]:
-    """Yield the durations of the first steps with adaptive timing, which are always warm-up.
-
-    The first step is the slowest. The next one is for other instruments. On CUDA it is
-    pipelined, for the comparison with synced steps. If it is short, the host has no lead yet
-    and a second one follows.
-    """
+    """Yield the durations of the first steps with adaptive timing, which are always warm-up."""
+    # The first step is the slowest, and the next one is for other instruments. On CUDA that one is
+    # pipelined, for the comparison with synced steps. After a short first step the host has no lead
+    # yet, so a second pipelined step follows.
     if session.workload.device.kind != "cuda":
         yield from _watched_warm_up(session, _cold_steps(session))
         return
@@ -158,31 +152,29 @@ def time_synced(session: Session) -> Iterator[Sample]:
 def time_pipelined(session: Session) -> list[Sample]:
     """Return the durations of pipelined steps on CUDA, measured with events.
 
-    On the CPU they would equal the synced ones, and events of MPS are not supported. With
-    adaptive timing there are none if the pipelined step of the warm-up took as long as the
+    With adaptive timing there are none if the pipelined step of the warm-up took as long as the
     synced steps, within the half-width that the cell demands. Set the fact `timing_pipelined`.
     """
+    # On the CPU they would equal the synced ones, and events of MPS are not supported.
     if session.workload.device.kind != "cuda":
         return []
     rule = _stop_rule(session)
     if rule is None:
         return _run_pipelined(session, session.count("measured_steps"), "pipelined")
     synced, checked = _whole(session.shelf["synced"]), _whole(session.shelf["check"])[-1]
-    is_as_synced = (
-        half_width(synced) <= rule.half_width
-        and abs(checked / median(synced) - 1) <= rule.half_width
-    )
-    session.facts["timing_pipelined"] = "as synced" if is_as_synced else "measured"
-    return [] if is_as_synced else _run_pipelined(session, len(synced), "pipelined")
+    deviation = abs(checked / median(synced) - 1)
+    if half_width(synced) <= rule.half_width and deviation <= rule.half_width:
+        session.facts["timing_pipelined"] = "as synced"
+        return []
+    session.facts["timing_pipelined"] = "measured"
+    # As many as synced steps: no rule can stop them, because events cannot be read in between.
+    return _run_pipelined(session, len(synced), "pipelined")
 
 
 def _whole(samples: Iterable[Sample]) -> list[float]:
     """Return the durations of whole steps in ms."""
-    return [
-        sample.value or 0.0
-        for sample in samples
-        if (sample.phase, sample.metric) == (_STEP, "duration")
-    ]
+    wanted = (_STEP, "duration")
+    return [one.value or 0.0 for one in samples if (one.phase, one.metric) == wanted]
 
 
 def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) -> list[Sample]:
@@ -197,6 +189,7 @@ def _run_pipelined(session: Session, steps: int, mode: str, *watchers: Watcher) 
             timer.mark(_STEP)
         queued = time.perf_counter_ns()
         device.synchronize()
+    # Close to 0 if the host is the bottleneck: the device then waits for each launch.
     drain = (time.perf_counter_ns() - queued) / _NS_PER_MS
     samples = list(_pipelined_samples(timer, mode))
     if session.workload.before_phase is not None:
@@ -209,12 +202,12 @@ def _stop_rule(session: Session) -> StopRule | None:
 
 
 def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
-    """Yield the durations of steps until the rule stops. Unsteady steps count as warm-up.
+    """Yield the durations of steps until the rule stops, and set facts about them.
 
-    Set the facts `timing_warmup_steps`, `timing_stopped_by`, and `timing_half_width` as it was
-    reached.
+    Unsteady steps count as warm-up.
     """
-    measured, steps, cold = StepDurations(rule), list[list[Sample]](), _cold_steps(session)
+    measured, cold = StepDurations(rule), _cold_steps(session)
+    steps: list[list[Sample]] = []
     with uncollected():
         while measured.stopped_by is None:
             steps.append(_synced_step(session, "synced", len(steps)))
@@ -225,14 +218,11 @@ def _enough_synced_steps(session: Session, rule: StopRule) -> Iterator[Sample]:
         "timing_stopped_by": measured.stopped_by,
         "timing_half_width": half_width(measured.steady),
     }
-    session.shelf["synced"] = [
-        sample for step in steps[warm_up:] for sample in step if sample.phase == _STEP
-    ]
+    session.shelf["synced"] = [sample for step in steps[warm_up:] for sample in step]
     for number, step in enumerate(steps):
+        mode, index = "synced", number - warm_up
         if number < warm_up:
             mode, index = "warmup", cold + number
-        else:
-            mode, index = "synced", number - warm_up
         yield from (replace(sample, mode=mode, step=index) for sample in step)
 
 
@@ -243,24 +233,17 @@ def _synced_steps(session: Session, mode: str, count: int) -> Iterator[Sample]:
 
 
 def _synced_step(session: Session, mode: str, step: int, *watchers: Watcher) -> list[Sample]:
-    """Run one synced step. Its duration includes work between phases, such as clearing gradients.
-
-    It is the sum of the phases if other watchers, or the workload itself, do work between
-    phases.
-    """
-    device = session.workload.device
-    interrupted = (
-        bool(session.on_first_step or watchers) or session.workload.before_phase is not None
-    )
+    """Run one synced step. It includes work between phases, such as clearing gradients."""
+    device, is_watched = session.workload.device, bool(session.on_first_step or watchers)
     timer, whole = SyncedTimer(device), SyncedTimer(device)
     whole.enter(_STEP)
     session.step(timer, *watchers)
     whole.leave(_STEP)
-    total = sum(ms for _, ms in timer.phases) if interrupted else whole.phases[0][1]
-    return [
-        Sample("timing", "duration", "ms", ms, mode, phase, step)
-        for phase, ms in [*timer.phases, (_STEP, total)]
-    ]
+    durations = [*timer.phases, *whole.phases]
+    # Other watchers, or the workload itself, do work between phases that is not the step's.
+    if is_watched or session.workload.before_phase is not None:
+        durations[-1] = (_STEP, sum(ms for _, ms in timer.phases))
+    return [Sample("timing", "duration", "ms", ms, mode, phase, step) for phase, ms in durations]
 
 
 def _pipelined_samples(timer: EventTimer, mode: str) -> Iterator[Sample]:
@@ -290,10 +273,9 @@ def _steps_as_sums(samples: list[Sample], mode: str) -> list[Sample]:
     for sample in phases:
         if sample.metric == "duration":
             sums[sample.step] += sample.value or 0.0  # type: ignore[assignment]
-    return [
-        *phases,
-        *(Sample("timing", "duration", "ms", ms, mode, _STEP, step) for step, ms in sums.items()),
-    ]
+    for step, ms in sums.items():
+        phases.append(Sample("timing", "duration", "ms", ms, mode, _STEP, step))
+    return phases
 
 
 STAGES = (

@@ -12,11 +12,11 @@ from typing import Any
 def pin_to_cores(cores: Sequence[int] | None) -> dict[str, Any]:
     """Restrict this process and its later children to these cores. Call it before threads start.
 
-    Return the fact to record: the cores as text, or None if the process may use all cores, or if
-    this host does not have these, as when a cell is measured again by hand on another host.
+    Return the fact to record: the cores as text, or None if the process is not pinned.
     """
     pinned = None
     if cores and hasattr(os, "sched_setaffinity"):
+        # A cell that is measured again by hand may run on a host without these cores.
         with suppress(OSError):
             os.sched_setaffinity(0, cores)
             pinned = spans(sorted(os.sched_getaffinity(0)))
@@ -25,18 +25,16 @@ def pin_to_cores(cores: Sequence[int] | None) -> dict[str, Any]:
 
 def reset_niceness() -> None:
     """Return this process to niceness 0 where that is allowed."""
-    # Ray starts its workers at niceness 15 (RAY_worker_niceness), and children inherit it: steps then
-    # wait for every other process of the host.
+    # Ray starts its workers at niceness 15 (RAY_worker_niceness), and children inherit it: steps
+    # then wait for every other process of the host.
     if os.nice(0) > 0:
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, 0, 0)
 
 
 def prefer_for_oom_kill() -> None:
-    """Make this process the first that the kernel kills when the host's memory ends.
-
-    Otherwise the kernel might kill the supervisor, or a cell that runs at the same time.
-    """
+    """Make this process the first that the kernel kills when the host's memory ends."""
+    # Otherwise the kernel might kill the supervisor, or a cell that runs at the same time.
     with suppress(OSError):  # exists on Linux only
         Path("/proc/self/oom_score_adj").write_text("1000")
 

@@ -1,8 +1,8 @@
-"""The number of small operations a CPU core starts per ms, which limits an eager step of small kernels.
+"""The number of small operations a CPU core starts per ms, which limits steps of small kernels.
 
-The rate differs between processors and with the load of the machine. In a virtual machine that includes
-load outside of it, which Linux sees only if the hypervisor reports it as steal time. The rate may
-change from one second to the next, so a value from before and one from after a cell's steps hint at
+The rate differs between processors and with the load of the machine. In a virtual machine that
+includes load outside of it, which Linux sees only if the hypervisor reports it as steal time. The
+rate may change from one second to the next, so values from before and after a cell's steps hint at
 trouble, but cannot correct a measured time.
 """
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tasks.process.cpu_affinity import pin_to_cores
 
-# 40 chunks of 50 additions take a few milliseconds. The median over chunks ignores interruptions by
-# the scheduler, which hit single chunks.
+# 40 chunks of 50 additions take a few milliseconds. The median over chunks ignores interruptions
+# by the scheduler, which hit single chunks.
 _CHUNKS = 40
 _OPERATIONS = 50
 
@@ -32,9 +32,9 @@ def dispatch_rate() -> float:
 
 
 def dispatch_rates(seconds: float) -> list[float]:
-    """Measure `dispatch_rate` repeatedly for this time, on each core in turn.
+    """Return `dispatch_rate` measured repeatedly for some seconds, on each core in turn.
 
-    The process stays on the last core. Without `sched_setaffinity` it runs where the system puts it.
+    The process stays on the last core.
     """
     dispatch_rate()  # the first call is slower
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []

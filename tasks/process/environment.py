@@ -35,18 +35,15 @@ def read_environment() -> dict[str, Any]:
 
 
 def probe() -> dict[str, Any]:
-    """Return what a run must know about a host before it starts.
+    """Return a host's environment, its GPUs (memory in bytes), and `fingerprints`.
 
-    That is the environment, the GPUs (memory in bytes), and under `fingerprints`, for each device,
-    one fingerprint for each kind of GPU.
+    These are, for each device, one fingerprint for each kind of GPU.
     """
     environment = read_environment()
     gpus: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
-        found = torch.cuda.get_device_properties(index)
-        gpus.append(
-            {"name": found.name, "memory_bytes": found.total_memory, "uuid": str(found.uuid)}
-        )
+        gpu = torch.cuda.get_device_properties(index)
+        gpus.append({"name": gpu.name, "memory_bytes": gpu.total_memory, "uuid": str(gpu.uuid)})
     kinds: dict[str, list[str | None]] = {"cpu": [None]}
     if gpus:
         kinds["cuda"] = sorted({gpu["name"] for gpu in gpus})
@@ -61,8 +58,8 @@ def probe() -> dict[str, Any]:
 def fingerprint(environment: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields that must be equal for two times to be comparable.
 
-    On a CPU these are the processor and its number of cores, on a GPU the GPU and its driver. A patch
-    release of Python is ignored.
+    On a CPU these are the processor and its number of cores, on a GPU the GPU and its driver. A
+    patch release of Python is ignored.
     """
     python = ".".join(str(environment["python"]).split(".")[:2])
     on_gpu, on_cpu = ["torch", "cuda", "driver", "gpu"], ["torch", "cpu", "cores"]

@@ -1,18 +1,17 @@
 """The fork server: a process that has imported everything a cell needs and forks a child per cell.
 
-Importing torch and what an optimizer needs takes several times as long as measuring a small cell. The
-compiler takes as long again; it is imported when the first cell that compiles is about to start. A
-forked child has these modules immediately and is otherwise as separate as a new process. The fork
-server never does what would break its children: it does not use CUDA, run a backward pass, or
-compute on several cores.
+Importing torch and what an optimizer needs takes several times as long as measuring a small cell.
+The compiler takes as long again; it is imported when the first cell that compiles is about to
+start. A forked child has these modules immediately and is otherwise as separate as a new process.
 
-It answers over a socket that preserves message boundaries. A preparation is answered with
-`{"ready": true}` or `{"broken": reason}`. A request for a child, which comes with the file descriptors
-of a log and of a lifeline, is answered with `{"pid": …}` and, when the child has ended, `{"code": …}`.
+The server answers over a socket that preserves message boundaries. A preparation is answered with
+`{"ready": true}` or `{"broken": reason}`. A request for a child, which comes with the file
+descriptors of a log and of a lifeline, is answered with `{"pid": …}` and, when the child has ended,
+`{"code": …}`.
 
-The template of a host imports the same, and starts before it is known which slots will measure. For
-each connection, with the file descriptors of a log and of a lifeline, it forks a fork server and
-answers `{"pid": …}`.
+The template of a host imports the same, and starts before it is known which slots will measure.
+For each connection, with the file descriptors of a log and of a lifeline, it forks a fork server
+and answers `{"pid": …}`.
 """
 
 from __future__ import annotations
@@ -36,22 +35,27 @@ from typing import Any, NoReturn
 from tasks.process.lifeline import die_with_parent
 from tasks.process.subreaper import become_subreaper, children, kill_orphans
 
-# Variables that torch reads when it needs them, not when it is imported: each child may have its own.
+# The server itself must not use CUDA, run a backward pass, or compute on several cores: neither
+# CUDA's context nor the threads of autograd and of OpenMP survive a fork, and each child would hang
+# or fail at its first use of them.
+
+# Variables that torch reads when it needs them, not when it is imported: children may differ in
+# them.
 READ_LATE = ("CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-# Without this variable, importing torch's compiler initialises CUDA to list its devices, and then no
-# forked child could use CUDA.
+# Without this variable, importing torch's compiler initialises CUDA to list its devices, and then
+# no forked child could use CUDA.
 ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 MESSAGE_BYTES = 64 * 1024
 
 _PROBE_TIMEOUT_S = 60.0
 _PROBE_TICK_S = 0.02
-_PROBE_SIZE = 512  # large enough that torch uses several cores, so that a broken thread pool shows
+_PROBE_SIZE = 512  # so large that torch uses several cores, and a broken thread pool shows
 _WRITTEN_BYTES = 1024**2  # about what a small cell writes
 
 
 @dataclass(frozen=True)
 class ForkPreparation:
-    """Import all that a fork server needs. compiled: also the compiler."""
+    """The message to import all that a fork server needs. compiled: also the compiler."""
 
     compiled: bool
 
@@ -61,16 +65,12 @@ class ForkPreparation:
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A child to fork.
+    """The message to fork a child."""
 
-    attempt, journal: files. folder: the child's working directory.
-    variables: the child's values of READ_LATE; a variable without a value is unset.
-    """
-
-    attempt: str
-    journal: str
-    folder: str
-    variables: Mapping[str, str]
+    attempt: str  # file
+    journal: str  # file
+    folder: str  # the child's working directory
+    variables: Mapping[str, str]  # values of READ_LATE; a variable without a value is unset
 
     def to_message(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -90,6 +90,7 @@ def run_template(
         with channel, suppress(OSError):  # the other end may already have closed the connection
             serve = partial(run_fork_server, channel, device, measure, proven)
             _fork_server_for(channel, listener, serve)
+        # Reap the fork servers that have ended, which otherwise stay as zombies.
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -149,10 +150,7 @@ def _prepare(
 ) -> None:
     import_everything(preparation.compiled)
     reason = None if preparation in proven else _probe(device)
-    if reason is None:
-        _send(channel, {"ready": True})
-    else:
-        _send(channel, {"broken": reason})
+    _send(channel, {"ready": True} if reason is None else {"broken": reason})
 
 
 def _fork(
@@ -171,10 +169,7 @@ def _fork(
 
 
 def import_everything(compiled: bool) -> None:
-    """Import what a cell needs, so that children forked afterwards have it.
-
-    compiled: also import what compiled cells need.
-    """
+    """Import what a cell needs, and with `compiled` the compiler, for the children to inherit."""
     importlib.import_module("torch._dynamo")  # the first optimizer imports it
     importlib.import_module("torch.profiler")
     if compiled:
@@ -183,13 +178,13 @@ def import_everything(compiled: bool) -> None:
         for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
             if not module.name.endswith("__main__"):
                 importlib.import_module(module.name)
-    # A collection in a child would write to every page with objects, and so copy it from the parent.
+    # A collection in a child would write to every page with objects, which copies the page.
     gc.collect()
     gc.freeze()
 
 
 def _probe(device: str) -> str | None:
-    """Return why a forked child cannot compute on this host, or None if it can."""
+    """Return the reason why a forked child cannot compute on this host, or None if it can."""
     pid = os.fork()
     if pid == 0:
         _lead_group(0)
@@ -221,20 +216,18 @@ def check_device(device: str) -> None:
 
 
 def check_writable(folder: str) -> None:
-    """Write as much as a small cell, there and to the temporary folder. Raise OSError.
-
-    The files are removed again. A full disk shows only when the data is synchronised.
-    """
+    """Raise OSError if a small cell could not write to this folder or the temporary one."""
     os.makedirs(folder, exist_ok=True)
     for written in (folder, tempfile.gettempdir()):
         with tempfile.TemporaryFile(dir=written) as file:
             file.write(bytes(_WRITTEN_BYTES))
             file.flush()
-            os.fsync(file.fileno())
+            os.fsync(file.fileno())  # a full disk may show only here
 
 
 def _exit_after(work: Callable[[], None]) -> NoReturn:
     """Do a forked child's work and end it, so that it never returns into the parent's code."""
+    # _exit, not exit: the handlers of atexit and the buffers of streams are the parent's.
     try:
         work()
         os._exit(0)
@@ -244,7 +237,7 @@ def _exit_after(work: Callable[[], None]) -> NoReturn:
 
 
 def _run_child(request: ForkRequest, measure: Measure, log: int, lifeline: int) -> None:
-    """Set up what a new process would have been started with, then measure."""
+    """Set up the state that a new process would have started with, then measure."""
     _lead_group(0)
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -264,10 +257,8 @@ def _write_output_to(log: int) -> None:
 
 
 def _lead_group(pid: int) -> None:
-    """Make a child the leader of its process group; 0 names this process.
-
-    Parent and child both call this, so that the group exists before either goes further.
-    """
+    """Make a child the leader of its process group; 0 names this process."""
+    # Parent and child both call this, so that the group exists whoever runs first.
     with suppress(OSError):
         os.setpgid(pid, pid)
 

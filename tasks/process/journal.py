@@ -1,7 +1,6 @@
-"""The journal of an attempt: the measuring process writes it line by line, the supervisor reads it.
+"""The journal of an attempt, which the measuring process writes and the supervisor reads.
 
-Each line is a JSON object with the wall-clock time and the seconds since the first line. The seconds
-are stored too because the wall clock may be set back while a cell is measured.
+Each line is a JSON object with the wall-clock time and the seconds since the first line.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ class FinalStatus:
 
 
 class Journal:
-    """Writes the journal of one attempt to an open stream."""
+    """Writer of the journal of one attempt to an open stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,17 +53,18 @@ class Journal:
         self._write({"live": [asdict(row) for row in rows]})
 
     def end(self, final: FinalStatus) -> None:
-        """Write the last line. Once it is on disk, the attempt is finished whatever happens next."""
+        """Write the last line. Once it is on disk, the attempt is finished."""
         self._write({"status": final.status, "evidence": dict(final.evidence)})
-        if self._stream.isatty() or not self._stream.seekable():
-            return
-        os.fsync(self._stream.fileno())
+        # A cell that is measured by hand writes to a terminal or a pipe, which cannot be synced.
+        if not self._stream.isatty() and self._stream.seekable():
+            os.fsync(self._stream.fileno())
 
     def _write(self, entry: dict[str, Any]) -> None:
         # A step that forks (a data loader, say) may return here in the child, whose copy of the
         # stream would write every line a second time.
         if os.getpid() != self._writer:
             os._exit(1)
+        # The seconds are stored, too, because the wall clock may be set back.
         times = {"time": time.time(), "after_s": time.monotonic() - self._began}
         line = json.dumps({**times, **entry}, default=str, ensure_ascii=False)
         # Parquet stores UTF-8, which cannot hold a lone surrogate.
@@ -73,9 +74,9 @@ class Journal:
 
 @dataclass(frozen=True)
 class JournalContents:
-    """Everything that a journal holds, complete or torn.
+    """The contents of a journal, which may lack its end.
 
-    stage_s: the seconds spent in each stage; for the last one, up to the last line.
+    stage_s: seconds spent in each stage; for the last one, up to the last line.
     final: None if the process ended before it wrote its last line.
     """
 
@@ -92,30 +93,35 @@ class JournalContents:
 
 
 def read_journal(path: Path) -> JournalContents:
-    """Read the complete lines of a journal. Without a file, return empty contents.
-
-    A process that was killed while it wrote leaves half a line at the end, which is ignored.
-    """
-    if not path.exists():
-        return JournalContents()
-    entries = list(_complete_lines(path))
+    """Read the complete lines of a journal. Without a file, return empty contents."""
+    entries = list(_complete_lines(path)) if path.exists() else []
     if not entries:
         return JournalContents()
-    after_s = [_seconds_after_first(entry, entries[0]) for entry in entries]
-    final = None
+    stage, before_s, final = "", 0.0, None
+    stage_s: dict[str, float] = {}
+    facts: dict[str, Any] = {}
+    rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for entry in entries:
+        # Journals of older versions have wall-clock times only.
+        now_s = float(entry.get("after_s", entry["time"] - entries[0]["time"]))
+        if stage:
+            stage_s[stage] = stage_s.get(stage, 0.0) + now_s - before_s
+        stage, before_s = entry.get("stage", stage), now_s
+        facts |= entry.get("facts", {})
+        for table in ("samples", "kernels", "allocations", "live"):
+            rows[table] += entry.get(table, ())
         if "status" in entry:
             final = FinalStatus(Status(entry["status"]), entry["evidence"])
     return JournalContents(
         started_at=entries[0]["time"],
-        wall_s=after_s[-1],
-        stage=_last_stage(entries),
-        stage_s=_seconds_by_stage(entries, after_s),
-        facts=_merged_facts(entries),
-        samples=tuple(Sample(**row) for row in _rows(entries, "samples")),
-        kernels=tuple(KernelRow(**row) for row in _rows(entries, "kernels")),
-        allocations=tuple(AllocationRow(**row) for row in _rows(entries, "allocations")),
-        live=tuple(LiveRow(**row) for row in _rows(entries, "live")),
+        wall_s=before_s,
+        stage=stage,
+        stage_s=stage_s,
+        facts=facts,
+        samples=tuple(Sample(**row) for row in rows["samples"]),
+        kernels=tuple(KernelRow(**row) for row in rows["kernels"]),
+        allocations=tuple(AllocationRow(**row) for row in rows["allocations"]),
+        live=tuple(LiveRow(**row) for row in rows["live"]),
         final=final,
     )
 
@@ -124,41 +130,7 @@ def _complete_lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().split(b"\n"):
         try:
             entry = json.loads(line)
-        except ValueError:
+        except ValueError:  # a process that was killed while it wrote leaves half a line at the end
             continue
         if isinstance(entry, dict):
             yield entry
-
-
-def _seconds_after_first(entry: Mapping[str, Any], first: Mapping[str, Any]) -> float:
-    # Journals of older versions have wall-clock times only.
-    return float(entry.get("after_s", entry["time"] - first["time"]))
-
-
-def _last_stage(entries: Iterable[Mapping[str, Any]]) -> str:
-    names = [entry["stage"] for entry in entries if "stage" in entry]
-    return names[-1] if names else ""
-
-
-def _seconds_by_stage(
-    entries: Iterable[Mapping[str, Any]], after_s: Iterable[float]
-) -> dict[str, float]:
-    seconds: dict[str, float] = {}
-    stage, before_s = "", 0.0
-    for entry, now_s in zip(entries, after_s, strict=True):
-        if stage:
-            seconds[stage] = seconds.get(stage, 0.0) + now_s - before_s
-        stage, before_s = entry.get("stage", stage), now_s
-    return seconds
-
-
-def _merged_facts(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    facts: dict[str, Any] = {}
-    for entry in entries:
-        facts |= entry.get("facts", {})
-    return facts
-
-
-def _rows(entries: Iterable[Mapping[str, Any]], table: str) -> Iterator[dict[str, Any]]:
-    for entry in entries:
-        yield from entry.get(table, ())

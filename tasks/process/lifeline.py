@@ -1,4 +1,4 @@
-"""Ends a measuring process with its parent, however the parent died."""
+"""End a measuring process with its parent, however the parent died."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _MOST_DESCRIPTORS = 1024
 def die_with_parent(pipe: int) -> None:
     """Kill this process's group when `pipe` reaches end-of-file. Call it before threads start.
 
-    Only the parent holds the other end of the pipe. A forked process watches it: unlike a thread it
-    needs no interpreter lock, and it still runs while this process is stopped or stuck in C. Unlike
-    the kernel's death signal (PR_SET_PDEATHSIG) it also kills what this process has started.
+    Only the parent holds the other end of the pipe.
     """
+    # A forked process watches it: unlike a thread it needs no interpreter lock, and it still runs
+    # while this process is stopped or stuck in C. Unlike the kernel's death signal
+    # (PR_SET_PDEATHSIG) it also kills the processes that this one has started.
     if os.fork() == 0:
         # An inherited pipe or socket that stays open here would never reach end-of-file at its
         # other end, and its reader would take this process for the one that is watched.

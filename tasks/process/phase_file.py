@@ -9,13 +9,10 @@ _WIDTH = 64  # bytes; longer names are cut
 
 
 class Progress:
-    """The current phase, in a page of memory that is shared with a file.
+    """The current phase, in a page of memory that is shared with a file, if there is one."""
 
-    Setting it takes about 0.2 µs, little enough to do within a timed step. The kernel writes the page to
-    the file, also after SIGKILL.
-
-    path: the file; None where nobody reads it.
-    """
+    # Setting a phase takes about 0.2 µs, little enough to do within a timed step. The kernel writes
+    # the page to the file, also after SIGKILL.
 
     def __init__(self, path: Path | None = None) -> None:
         if path is None:

@@ -1,15 +1,15 @@
-"""Kills whatever a cell leaves running, even processes in a session of their own.
+"""Kill the processes that a cell leaves running, even those in another session.
 
     python -I -S subreaper.py FD COMMAND…
 
-runs a command that leads its own process group, kills what it leaves behind, and then ends. Into the
-file descriptor FD it writes the command's process id when it has started, and its exit code when it
-has ended, one per line. New processes are started through this script. The children of a fork server
-do not need it, because the fork server is itself a subreaper.
-
-The script runs by path with `-I -S`, which starts within milliseconds and is independent of the cell's
-environment. It may therefore import the standard library only.
+runs a command that leads its own process group, kills what it leaves behind, and then ends. Into
+the file descriptor FD it writes the command's process id when it has started, and its exit code
+when it has ended, one per line. New processes are started through this script. The children of a
+fork server do not need it, because the fork server is itself a subreaper.
 """
+
+# The script runs by path with `-I -S`, which starts within milliseconds and is independent of the
+# cell's environment. It may therefore import the standard library only.
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ _CHILDREN = Path("/proc/thread-self/children")
 
 
 def become_subreaper() -> None:
-    """Make this process the parent of all orphans among its descendants (prctl(2)).
-
-    Without /proc this process could not find the orphans to kill them, so init keeps them.
-    """
+    """Make this process the parent of all orphans among its descendants (prctl(2))."""
+    # Without /proc this process could not find the orphans to kill them, so init keeps them.
     if _CHILDREN.exists():
         ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def kill_orphans(own: Collection[int] = ()) -> None:
     """Kill all children but `own` (process ids), so that nothing runs during the next cell."""
+    # A child in uninterruptible sleep, in a driver for example, cannot be killed.
     deadline = time.monotonic() + ORPHANS_S
     while (orphans := children() - set(own)) and time.monotonic() < deadline:
         for pid in orphans:

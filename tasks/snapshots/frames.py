@@ -9,16 +9,18 @@ from tasks.snapshots.replay import Frames
 
 BETWEEN = " < "
 _LONGEST = 5
-_OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<")
-_OF_MEASURING = ("/tasks/harness/", "/tasks/instruments/", "/tasks/__main__.py", "/model/parts.py")
+# Parts of the paths of libraries, and of the code of this program that every chain passes through.
+_FOREIGN = (
+    "/site-packages/", "/dist-packages/", "/lib/python",
+    "/tasks/harness/", "/tasks/instruments/", "/tasks/__main__.py", "/model/parts.py",
+)  # fmt: skip
 
 
 def call_chain(frames: Frames) -> str:
     """Return a call chain such as `model/layers.py:26 forward < model/layers.py:95 forward`.
 
     It starts with the innermost function, and is empty without Python frames. Frames of
-    libraries and of this program are left out. Only the last folder is shown: rows may be
-    published, and a full path may contain a user name.
+    libraries and of this program are left out.
     """
     own = [frame for frame in frames if _is_own(frame["filename"])]
     return BETWEEN.join(
@@ -28,12 +30,13 @@ def call_chain(frames: Frames) -> str:
 
 @lru_cache(maxsize=1024)
 def _is_own(filename: str) -> bool:
-    path = f"/{filename}" if not filename.startswith(("/", "<")) else filename
-    return not any(
-        part in path for part in (*_OF_LIBRARIES[:-1], *_OF_MEASURING)
-    ) and not path.startswith(_OF_LIBRARIES[-1])
+    if filename.startswith("<"):  # generated code, such as `<string>` or `<frozen …>`
+        return False
+    path = f"/{filename}"
+    return not any(part in path for part in _FOREIGN)
 
 
 @lru_cache(maxsize=1024)
 def _short(filename: str) -> str:
+    # Only the last folder: rows may be published, and a full path may contain a user name.
     return "/".join(PurePath(filename).parts[-2:])

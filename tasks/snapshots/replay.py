@@ -1,8 +1,7 @@
 """Replay the allocator's record: lifetime and phase of each allocation, and the moment of the peak.
 
 Sizes are requested sizes, as in the record; the allocator's blocks are larger. A moment is the
-index of an event: an allocation lives from the event that made it until the event that released
-it.
+index of an event: an allocation lives from its allocating event until the event that frees it.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
-from tasks.traces.timeline import PHASE_PREFIX
+from tasks.traces.parts import PHASE_PREFIX
 
 BEFORE = -1  # the moment before the first event
 
@@ -23,18 +23,14 @@ Frames = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Allocation:
-    """Memory that lived from the event `start` until before the event `end`.
-
-    start: `BEFORE` if it existed before the record. part: name of the module that ran; frames:
-    Python stack, innermost first. Both are empty if unknown.
-    """
+    """Memory that lived from the event `start` until before the event `end`."""
 
     address: int
     size_bytes: int
-    start: int
+    start: int  # `BEFORE` if it existed before the record
     end: int
-    part: str
-    frames: Frames
+    part: str  # the module that ran; empty if unknown
+    frames: Frames  # Python stack, innermost first; empty if unknown
 
 
 class ReplayPhase(NamedTuple):
@@ -47,16 +43,12 @@ class ReplayPhase(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """A replayed record.
-
-    times_us: time of each event. rounding_bytes: size of the blocks that are live at the end,
-    minus their requested sizes.
-    """
+    """A replayed record."""
 
     allocations: Sequence[Allocation]
     phases: Sequence[ReplayPhase]
-    times_us: Sequence[int]
-    rounding_bytes: int
+    times_us: Sequence[int]  # of each event
+    rounding_bytes: int  # size of the blocks that are live at the end, minus their requested sizes
 
     @property
     def entries(self) -> int:
@@ -75,14 +67,15 @@ class Record:
     @property
     def _first(self) -> int:
         """The index of the last step's first phase."""
-        return max(
-            (index for index, phase in enumerate(self.phases) if phase.name == self.phases[0].name),
-            default=0,
-        )
+        names = [phase.name for phase in self.phases]
+        return len(names) - 1 - names[::-1].index(names[0]) if names else 0
 
     def phase_at(self, moment: int) -> str:
-        """The phase that an event of the last step falls into; empty outside of them."""
-        return next((phase.name for phase in self.step if phase.start <= moment < phase.end), "")
+        """Return the phase that an event of the last step falls into; empty outside of them."""
+        for phase in self.step:
+            if phase.start <= moment < phase.end:
+                return phase.name
+        return ""
 
     def live_bytes(self) -> list[int]:
         """Return the live bytes after each event."""
@@ -94,7 +87,7 @@ class Record:
             else:
                 changes[allocation.start] += allocation.size_bytes
             changes[min(allocation.end, self.entries)] -= allocation.size_bytes
-        return list(_running_sum(held, changes[: self.entries]))
+        return list(accumulate(changes[: self.entries], initial=held))[1:]
 
     def peak(self) -> int:
         """Return the last step's first moment with the most live bytes; `BEFORE` without events."""
@@ -102,33 +95,20 @@ class Record:
         return self.begin + live.index(max(live)) if live else BEFORE
 
     def live_at(self, moment: int) -> list[Allocation]:
-        return [
-            allocation
-            for allocation in self.allocations
-            if allocation.start <= moment < allocation.end
-        ]
-
-
-def _running_sum(start: int, changes: Iterable[int]) -> Iterator[int]:
-    total = start
-    for change in changes:
-        total += change
-        yield total
+        """Return the allocations that live after an event."""
+        return [one for one in self.allocations if one.start <= moment < one.end]
 
 
 def replay(snapshot: Snapshot, device: int = 0) -> Record:
     """Replay the record of one device. Allocations without a recorded start are older than it."""
     traces = snapshot.get("device_traces") or []
     events: Sequence[Event] = traces[device] if device < len(traces) else []
-    blocks = list(
-        _live_blocks(
-            segment for segment in snapshot.get("segments") or [] if segment["device"] == device
-        )
-    )
+    segments = [one for one in snapshot.get("segments") or [] if one["device"] == device]
+    blocks = list(_live_blocks(segments))
     times_us = [event["time_us"] for event in events]
     return Record(
         allocations=list(_allocations(events, blocks)),
-        phases=list(_phases(snapshot.get("external_annotations") or [], times_us, device)),
+        phases=_phases(snapshot.get("external_annotations") or [], times_us, device),
         times_us=times_us,
         rounding_bytes=sum(block["size"] - block["requested_size"] for block in blocks),
     )
@@ -142,7 +122,10 @@ def vanished(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, A
 
 def _live_blocks(segments: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     for segment in segments:
-        yield from (block for block in segment["blocks"] if block["state"].startswith("active"))
+        for block in segment["blocks"]:
+            # "active_pending_free" is still in use by another stream.
+            if block["state"].startswith("active"):
+                yield block
 
 
 def _allocations(
@@ -154,19 +137,15 @@ def _allocations(
             case "alloc":
                 begun[event["addr"]] = (moment, event)
             case "free_completed":
-                start, made = begun.pop(event["addr"], (BEFORE, _of_unknown_origin(event)))
+                # Module and stack of a free event are not those of the allocation.
+                unknown: Event = {"addr": event["addr"], "size": event["size"]}
+                start, made = begun.pop(event["addr"], (BEFORE, unknown))
                 yield _allocation(made, start, moment)
     forever = len(events) + 1
     for block in live_at_end:
-        if block["address"] not in begun:
-            yield Allocation(
-                block["address"],
-                block["requested_size"],
-                BEFORE,
-                forever,
-                "",
-                block.get("frames") or (),
-            )
+        address, frames = block["address"], block.get("frames") or ()
+        if address not in begun:
+            yield Allocation(address, block["requested_size"], BEFORE, forever, "", frames)
     for start, made in begun.values():
         yield _allocation(made, start, forever)
 
@@ -176,28 +155,22 @@ def _allocation(made: Event, start: int, end: int) -> Allocation:
     return Allocation(made["addr"], made["size"], start, end, part, made.get("frames") or ())
 
 
-def _of_unknown_origin(release: Event) -> Event:
-    """Return an allocation event without part and stack: those of the release are not its own."""
-    return {"addr": release["addr"], "size": release["size"]}
-
-
 def _phases(
     annotations: Iterable[Mapping[str, Any]], times_us: Sequence[int], device: int
-) -> Iterator[ReplayPhase]:
-    """Yield phases in the order of their starts. A phase without an end lasts to the last event."""
+) -> list[ReplayPhase]:
+    """Return phases in the order of their starts. One without an end lasts to the last event."""
     begun: dict[str, int] = {}
-    ended: list[ReplayPhase] = []
+    phases: list[ReplayPhase] = []
     for annotation in annotations:
         name = str(annotation["name"])
         if not name.startswith(PHASE_PREFIX) or annotation.get("device", device) != device:
             continue
+        name = name.removeprefix(PHASE_PREFIX)
         moment = bisect_right(times_us, annotation["time_us"])
         if annotation["stage"] == "START":
             begun[name] = moment
         elif name in begun:
-            ended.append(ReplayPhase(name.removeprefix(PHASE_PREFIX), begun.pop(name), moment))
-    unended = [
-        ReplayPhase(name.removeprefix(PHASE_PREFIX), start, len(times_us) + 1)
-        for name, start in begun.items()
-    ]
-    yield from sorted([*ended, *unended], key=lambda phase: phase.start)
+            phases.append(ReplayPhase(name, begun.pop(name), moment))
+    # Memory may run out within a phase, which then has no end.
+    phases += [ReplayPhase(name, start, len(times_us) + 1) for name, start in begun.items()]
+    return sorted(phases, key=lambda phase: phase.start)

@@ -8,21 +8,15 @@ from pathlib import Path
 from msgspec import DecodeError, Struct, field
 from msgspec.json import Decoder
 
-from tasks.traces.timeline import (
-    PART_PREFIX,
-    PHASE_PREFIX,
-    Activity,
-    Launch,
-    PhaseSpan,
-    ThreadId,
-    Timeline,
-    TraceSpan,
-    WorkKind,
-)
+from tasks.traces.parts import PART_PREFIX, PHASE_PREFIX
+from tasks.traces.timeline import Activity, Launch, PhaseSpan, ThreadId, Timeline, TraceSpan
 
 _ON_DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _NS_PER_US = 1000
+
+# Only these fields are decoded. With `gc=False` the garbage collector does not track the objects,
+# all of which it would otherwise examine repeatedly while a trace is read.
 
 
 class _Details(Struct, frozen=True, gc=False):
@@ -49,9 +43,6 @@ class _Document(Struct):
     events: list[_Event] = field(name="traceEvents")
 
 
-_DECODER = Decoder(_Document)
-
-
 def read_chrome(path: Path) -> Timeline:
     """Read a trace file. Raise ValueError if it is not in Chrome's format."""
     try:
@@ -64,17 +55,15 @@ def from_json(text: bytes) -> Timeline:
     """Parse a trace. Raise msgspec's DecodeError, a ValueError, if it is not in Chrome's format."""
     phases: list[PhaseSpan] = []
     spans: dict[ThreadId, list[TraceSpan]] = defaultdict(list)
-    launches: dict[int, Launch] = {}
+    launches: dict[int | None, Launch] = {}
     on_device: list[_Event] = []
-    operator, part = WorkKind.OPERATOR, WorkKind.PART
-    for event in _DECODER.decode(text).events:
+    for event in Decoder(_Document).decode(text).events:
         category, details = event.category, event.details
         if category == "cpu_op":
-            start_ns, end_ns = _interval(event)
-            of_backward = details.forward_thread != 0
-            spans[event.thread].append(
-                TraceSpan(event.name, operator, start_ns, end_ns, details.sequence, of_backward)
-            )
+            # Only operators of the backward pass name the thread of their forward operator.
+            is_backward = details.forward_thread != 0
+            span = TraceSpan(event.name, True, *_interval(event), details.sequence, is_backward)
+            spans[event.thread].append(span)
         elif category in _ON_DEVICE:
             on_device.append(event)
         elif category in _LAUNCHES:
@@ -84,16 +73,14 @@ def from_json(text: bytes) -> Timeline:
             if event.name.startswith(PHASE_PREFIX):
                 phases.append(PhaseSpan(event.name.removeprefix(PHASE_PREFIX), *_interval(event)))
             elif event.name.startswith(PART_PREFIX):
-                spans[event.thread].append(TraceSpan(event.name, part, *_interval(event)))
-    activities = [
-        Activity(event.name, *_interval(event), _launch(event, launches)) for event in on_device
-    ]
+                spans[event.thread].append(TraceSpan(event.name, False, *_interval(event)))
+    activities: list[Activity] = []
+    for event in on_device:
+        # By the correlation id. Kineto's `External id` leads to an operator directly, but in older
+        # traces it equals the correlation id and leads nowhere.
+        launch = launches.get(event.details.correlation)
+        activities.append(Activity(event.name, *_interval(event), launch))
     return Timeline(phases, spans, activities, on_device=bool(activities or launches))
-
-
-def _launch(event: _Event, launches: dict[int, Launch]) -> Launch | None:
-    correlation = event.details.correlation
-    return None if correlation is None else launches.get(correlation)
 
 
 def _interval(event: _Event) -> tuple[int, int]:

@@ -2,8 +2,7 @@
 
 A fused kernel belongs to all of its parts. The trace names the region of a compiled graph, but
 not the graph. A region matches a graph if it calls the same matrix products in the same order,
-and only kernels of that graph. If no graph matches, or several different ones, the parts stay
-unknown.
+and only kernels of that graph. Without a single matching graph the parts stay unknown.
 """
 
 from __future__ import annotations
@@ -11,17 +10,18 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tasks.traces.parts import known_label
-from tasks.traces.timeline import Thread, WorkKind
+from tasks.traces.timeline import Thread
 
 JOINED_BY = "+"
 _REGION = "## Call CompiledFxGraph"
 _PRODUCT = re.compile(r"^(?:extern_kernels\.|aten::)(\w*mm)$")
 _FRAME = re.compile(
-    r'  File ".*", line \d+, in (?P<function>\S+)\n    (?P<code>.*)(?:\n    (?P<marks>[ ~^]*\^[ ~^]*))?'
+    r'  File ".*", line \d+, in (?P<function>\S+)\n    (?P<code>.*)'
+    r"(?:\n    (?P<marks>[ ~^]*\^[ ~^]*))?"
 )
 _CALLED = re.compile(r"self\.(\w+)\(")
 _ONLY_CALLED = re.compile(r"(?:return |\w+ = )?self\.(\w+)\([\w, ]*\)(?:  #.*)?")
@@ -51,15 +51,13 @@ def read_graph(text: str, functions: Mapping[str, str]) -> Graph:
             products.append((product[1], _joined(by_key[key], functions)))
         else:
             stacks[name] += by_key[key]
-    return Graph(
-        {name: _joined(of_kernel, functions) for name, of_kernel in stacks.items()}, products
-    )
+    kernels = {name: _joined(stacks[name], functions) for name in stacks}
+    return Graph(kernels, products)
 
 
 def _joined(stacks: Iterable[str], functions: Mapping[str, str]) -> str:
-    return JOINED_BY.join(
-        dict.fromkeys(part for stack in stacks if (part := part_of_stack(stack, functions)))
-    )
+    parts = dict.fromkeys(part_of_stack(stack, functions) for stack in stacks)
+    return JOINED_BY.join(filter(None, parts))
 
 
 def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
@@ -79,15 +77,12 @@ def part_of_stack(stack: str, functions: Mapping[str, str]) -> str:
 
 
 def _called(code: str, marks: str | None, innermost: bool) -> str:
-    """Return the attribute of `self` that a line of code called, or an empty text.
-
-    Stacks of torch 2.13 contain Python's markers (`^`) under the call; those of 2.11 do not.
-    Without markers a line must contain only one call of an attribute. The innermost line may
-    compute something else, so it must consist of the call.
-    """
+    """Return the attribute of `self` that a line of code called, or an empty text."""
+    # Stacks of torch 2.13 contain Python's markers (`^`) under the call; those of 2.11 do not.
     if marks:
         found = _CALLED.match(code[marks.index("^") :])
         return found[1] if found else ""
+    # The innermost line may compute something else, so it must consist of the call.
     if innermost:
         only = _ONLY_CALLED.fullmatch(code)
         return only[1] if only else ""
@@ -102,28 +97,25 @@ class Regions:
         self, thread: Thread, kernels_at: Mapping[int, Sequence[str]], graphs: Sequence[Graph]
     ) -> None:
         """kernels_at: names of the launched kernels by the index of the launching span."""
-        self._region = list(_regions(thread))
-        self._product: dict[int, int] = {}  # which of its region's products an operator is
-        products: dict[int, list[str]] = {}
+        self._region = _regions(thread)
+        self._operator = thread.operator
+        self._product: dict[int, int] = {}  # an operator's index among its region's products
+        products: dict[int, list[str]] = defaultdict(list)
         for index, span in enumerate(thread.spans):
-            found = _PRODUCT.match(span.name) if span.kind is WorkKind.OPERATOR else None
-            if found and self._region[index] >= 0:
-                in_region = products.setdefault(self._region[index], [])
+            found = _PRODUCT.match(span.name) if span.is_operator else None
+            if found:
+                in_region = products[self._region[index]]
                 self._product[index] = len(in_region)
                 in_region.append(found[1])
-        launched: dict[int, set[str]] = {}
+        launched: dict[int, set[str]] = defaultdict(set)
         for index, names in kernels_at.items():
-            if (
-                index >= 0
-                and self._region[index] >= 0
-                and thread.operator[index] not in self._product
-            ):
-                launched.setdefault(self._region[index], set()).update(names)
+            # Kernels of products do not count: their names are those of cuBLAS, not the compiler's.
+            if index >= 0 and thread.operator[index] not in self._product:
+                launched[self._region[index]].update(names)
         self._graph = {
-            region: _only_fit(graphs, products.get(region, []), launched.get(region, set()))
-            for region in {region for region in self._region if region >= 0}
+            region: _only_match(graphs, products[region], launched[region])
+            for region in set(self._region) - {-1}
         }
-        self._operator = thread.operator
 
     def parts(self, index: int, kernel: str) -> str:
         """Return the parts of a kernel launched in the span at `index`, or an empty text."""
@@ -135,22 +127,22 @@ class Regions:
         return graph.kernels.get(kernel, "") if product is None else graph.products[product][1]
 
 
-def _regions(thread: Thread) -> Iterator[int]:
-    """Yield for each span the index of its innermost compiled region, or -1."""
+def _regions(thread: Thread) -> list[int]:
+    """Return for each span the index of its innermost compiled region, or -1."""
     regions: list[int] = []
     for index, span in enumerate(thread.spans):
         around = thread.around[index]
-        regions.append(
-            index if span.name.startswith(_REGION) else regions[around] if around >= 0 else -1
-        )
-    return iter(regions)
+        region = regions[around] if around >= 0 else -1
+        regions.append(index if span.name.startswith(_REGION) else region)
+    return regions
 
 
-def _only_fit(graphs: Sequence[Graph], products: list[str], kernels: set[str]) -> Graph | None:
+def _only_match(graphs: Sequence[Graph], products: list[str], kernels: set[str]) -> Graph | None:
     triton = {name for name in kernels if name.startswith("triton_")}
-    fits = [
-        graph
-        for graph in graphs
-        if [kind for kind, _ in graph.products] == products and triton <= graph.kernels.keys()
-    ]
-    return fits[0] if fits and all(graph == fits[0] for graph in fits) else None
+    matches: list[Graph] = []
+    for graph in graphs:
+        kinds = [kind for kind, _ in graph.products]
+        # Equal layers may be compiled into several graphs that are alike in everything.
+        if kinds == products and triton <= graph.kernels.keys() and graph not in matches:
+            matches.append(graph)
+    return matches[0] if len(matches) == 1 else None

@@ -29,9 +29,11 @@ def to_rows(works: Iterable[Work], steps: int | None) -> list[KernelRow]:
 
 def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
     """Return the row of durations, given in ascending order."""
-    # Not `statistics.stdev`: it computes with fractions, and takes ten times as long.
     count, total_ns = len(found), sum(found)
-    mean_ns = total_ns / count
+    mean_ns, sd_ns = total_ns / count, None
+    if count > 1:
+        # Not `statistics.stdev`: it computes with fractions, and takes ten times as long.
+        sd_ns = math.sqrt(math.fsum((value - mean_ns) ** 2 for value in found) / (count - 1))
     return KernelRow(
         *key,
         steps=steps,
@@ -41,9 +43,7 @@ def _row(key: Key, found: Sequence[int], steps: int | None) -> KernelRow:
         median_ns=(found[(count - 1) // 2] + found[count // 2]) / 2,
         min_ns=found[0],
         max_ns=found[-1],
-        sd_ns=math.sqrt(math.fsum((value - mean_ns) ** 2 for value in found) / (count - 1))
-        if count > 1
-        else None,
+        sd_ns=sd_ns,
     )
 
 
@@ -76,37 +76,30 @@ def _total(works: Iterable[Work]) -> int:
 def _coverage(works: Sequence[Work]) -> Iterator[Sample]:
     """Yield the shares of all time that have a phase, a module and a class."""
     total = _total(works)
-    attributed = {
-        "phase": [work for work in works if work.phase],
-        "module": [work for work in works if work.part],
-        "class": [work for work in works if work.kind != "other"],
+    attributed_ns = {
+        "phase": _total(work for work in works if work.phase),
+        "module": _total(work for work in works if work.part),
+        "class": _total(work for work in works if work.kind != "other"),
     }
-    for what, members in attributed.items():
-        yield _sample(f"attributed_to_{what}", "ratio", _total(members) / total if total else None)
+    for name, ns in attributed_ns.items():
+        yield _sample(f"attributed_to_{name}", "ratio", ns / total if total else None)
 
 
 def _busy_by_phase(by_phase: dict[str, list[Work]]) -> Iterator[Sample]:
     """Yield for each phase the busy share of the time from its first to its last kernel."""
     for phase, members in by_phase.items():
+        # Each occurrence separately: other phases run between two of them.
         occurrences: dict[int, list[Work]] = defaultdict(list)
         for work in members:
             occurrences[work.occurrence].append(work)
-        spans = [(_busy_ns(of_one), _span_ns(of_one)) for of_one in occurrences.values()]
+        busy_ns = sum(map(_busy_ns, occurrences.values()))
+        span_ns = sum(map(_span_ns, occurrences.values()))
         if phase:
-            yield _sample(
-                "busy",
-                "ratio",
-                sum(busy for busy, _ in spans) / sum(span for _, span in spans),
-                phase,
-            )
+            yield _sample("busy", "ratio", busy_ns / span_ns, phase)
 
 
 def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
-    """Yield the device's busy share, its idle time, and the idle time that the host caused.
-
-    The host causes a gap if it launches the next work after the gap began. The whole gap
-    counts, with the latency of the launch.
-    """
+    """Yield the device's busy share, its idle time, and the idle time that the host caused."""
     if not works:
         return
     idle_ns = late_ns = 0
@@ -115,6 +108,8 @@ def _gaps(works: Sequence[Work], scale: float) -> Iterator[Sample]:
     for work in ordered[1:]:
         gap_ns = max(0, work.start_ns - reached_ns)
         idle_ns += gap_ns
+        # The host causes a gap if it launches the next work after the gap began. The whole gap
+        # counts, with the latency of the launch.
         if work.launched_ns is not None and work.launched_ns > reached_ns:
             late_ns += gap_ns
         reached_ns = max(reached_ns, work.end_ns)
@@ -128,7 +123,7 @@ def _span_ns(works: Sequence[Work]) -> int:
 
 
 def _busy_ns(works: Sequence[Work]) -> int:
-    """Return the length of the union of intervals: parallel work on several streams counts once."""
+    # The length of the union of intervals: parallel work on several streams counts once.
     busy_ns, reached_ns = 0, -1
     for work in sorted(works, key=attrgetter("start_ns")):
         busy_ns += max(0, work.end_ns - max(work.start_ns, reached_ns))

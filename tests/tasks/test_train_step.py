@@ -216,7 +216,7 @@ def test_a_peak_that_cannot_be_restarted_is_untold(
     samples = [s for stage in stages_of(["memory"]) for s in stage.run(session)]
     peaks = [s for s in samples if s.metric == "peak_rss_bytes"]
     assert [(s.mode, s.value) for s in peaks] == [("first", None)] * 3 + [("steady", None)] * 3
-    assert {s.note for s in peaks} == {f"the peak cannot be restarted: {tmp_path}: Is a directory"}
+    assert {s.note for s in peaks} == {f"the peak cannot be reset: {tmp_path}: Is a directory"}
     assert all(s.value and not s.note for s in samples if s.metric == "held_rss_bytes")
 
 

@@ -338,11 +338,8 @@ def test_an_fp32_that_became_tf32_is_no_result(
         if how.startswith("convolve")
         else "float32_matmul_precision highest"
     )
-    assert (
-        f"precision fp32 is {setting}, and while the cell ran it was set to "
-        in outcome.evidence["message"]
-    )
-    assert outcome.evidence["message"].endswith(": take that out of misbehaving:Model")
+    assert f"precision fp32 needs {setting}, but it was set to " in outcome.evidence["message"]
+    assert outcome.evidence["message"].endswith(": remove that from misbehaving:Model")
 
 
 @pytest.mark.process

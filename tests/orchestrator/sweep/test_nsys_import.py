@@ -89,7 +89,7 @@ def test_a_path_may_contain_special_characters_of_addresses(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("none.sqlite", "is not there"), ("text.sqlite", "no export of Nsight Systems")],
+    [("none.sqlite", "is not there"), ("text.sqlite", "not an export of Nsight Systems")],
 )
 def test_a_file_that_is_no_export_is_refused(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text("no database at all " * 100)

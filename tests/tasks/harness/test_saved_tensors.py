@@ -147,13 +147,13 @@ def test_nothing_that_was_saved_stays() -> None:
     workload = build(params_of(**{"pass": "forward_grad"}))
     kept: list[weakref.ref[Any]] = []
     saved = SavedTensors(workload)
-    real = saved._keep
+    real = saved._pack
 
     def keep(tensor: Tensor) -> Any:
         kept.append(weakref.ref(tensor.untyped_storage()))
         return real(tensor)
 
-    saved._keep = keep  # type: ignore[method-assign]
+    saved._pack = keep  # type: ignore[method-assign]
     with saved.watching():
         workload.step(lambda name: nullcontext())
     resident = {tensor.untyped_storage()._cdata for tensor in workload.resident}

@@ -17,7 +17,7 @@ import torch
 from model.attention import IMPLEMENTATIONS
 from tasks.attention import AttentionParams
 from tasks.attention import build as build_attention
-from tasks.harness.compilation import kept_provenance
+from tasks.harness.compilation import recorded_provenance
 from tasks.harness.device import CpuDevice
 from tasks.harness.model_parts import part_functions, parts_named
 from tasks.harness.stage import Session
@@ -289,8 +289,8 @@ def test_compiled_code_is_not_compiled_again_by_being_watched(
         )
         assert compiled == {**expected, "ffn": 3 * 2 * products}  # two layers
     line = r"return functional.linear(x, self.weight)\n"
-    assert any(line in text for text in kept_provenance())
-    for text in kept_provenance():
+    assert any(line in text for text in recorded_provenance())
+    for text in recorded_provenance():
         unmarked = re.sub(
             r"\\n[ ~^]*\^[ ~^]*(?=\\n)", "", text
         )  # some versions of torch mark a part of a line, some do not
@@ -346,7 +346,7 @@ def test_nvtx_says_where_it_has_nothing_to_do() -> None:
         for s in stage.run(Session(build(params), params, Progress()))
     )
     assert sample.value is None
-    assert sample.note == "NVTX ranges are of CUDA devices, not of cpu"
+    assert sample.note == "NVTX ranges need CUDA: device cpu has none"
 
 
 def trace_of(step: Watched) -> Path:

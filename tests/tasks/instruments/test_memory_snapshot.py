@@ -235,7 +235,7 @@ def test_a_record_that_is_too_short_says_so(watch: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr(instrument, "_MOST_ENTRIES", 100)
     short = watch(most_events=100)
     assert (short.value("events"), short.value("wrapped")) == (100, 1.0)
-    assert "last 100 events alone" in short.samples["wrapped"].note
+    assert "only the last 100 events" in short.samples["wrapped"].note
     monkeypatch.undo()
 
 
@@ -263,7 +263,7 @@ def test_elsewhere_it_says_that_it_needs_cuda() -> None:
     (sample,) = (sample for stage in instrument.STAGES for sample in stage.run(session))
     assert (sample.value, sample.note) == (
         None,
-        "a snapshot is of CUDA's allocator: it needs CUDA, not cpu",
+        "only CUDA's allocator can record a snapshot: device cpu cannot",
     )
     assert session.on_error == []
 

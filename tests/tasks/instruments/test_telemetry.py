@@ -65,7 +65,7 @@ def waited_for_core() -> Any:
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
         pass
-    (sample,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
+    (sample,) = telemetry.compute_waits(here)  # type: ignore[arg-type]
     assert (sample.metric, sample.mode, here.shelf) == ("waited_for_core", "timing", {})
     return sample
 
@@ -99,7 +99,7 @@ def test_a_thread_that_began_meanwhile_counts_and_no_share_is_where_nothing_is_t
     idle = threading.Event()
     thread = threading.Thread(target=idle.wait)
     thread.start()
-    (sample,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
+    (sample,) = telemetry.compute_waits(here)  # type: ignore[arg-type]
     idle.set()
     thread.join()
     assert sample.value is None or sample.value >= 0
@@ -140,14 +140,14 @@ def test_threads_of_its_own_that_wait_for_each_other_are_nobody_else(
     here.shelf["cores"] = [
         replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]
     ]  # for long
-    (alone,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
+    (alone,) = telemetry.compute_waits(here)  # type: ignore[arg-type]
     assert alone.value == 0.0  # the cores were at work for nobody else
     telemetry.look_at_cores(here)  # type: ignore[arg-type]
     here.shelf["cores"] = [
         replace(one, value=-1e12) if one.step == waits else one for one in here.shelf["cores"]
     ]
     at_work(100)
-    (beside,) = telemetry.tell_waits(here)  # type: ignore[arg-type]
+    (beside,) = telemetry.compute_waits(here)  # type: ignore[arg-type]
     assert beside.value is not None
     assert beside.value > 1.0  # a second of each, in no time
 

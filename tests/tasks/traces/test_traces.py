@@ -283,10 +283,10 @@ def test_what_is_no_export_of_nsys(tmp_path: Path) -> None:
     (tmp_path / "text.sqlite").write_text(
         "this is no database, not at all, it only is called one" * 20
     )
-    with pytest.raises(ValueError, match="no export of Nsight Systems"):
+    with pytest.raises(ValueError, match="not an export of Nsight Systems"):
         read_nsys(tmp_path / "text.sqlite")
     empty = NsysExport(tmp_path / "empty.sqlite")
-    with pytest.raises(ValueError, match="holds no CUDA kernels"):
+    with pytest.raises(ValueError, match="contains no CUDA kernels"):
         read_nsys(empty.path)
 
 
