@@ -16,7 +16,7 @@ _LAUNCHES = frozenset({"cuda_runtime", "cuda_driver"})
 _NS_PER_US = 1000
 
 # Only these fields are decoded. With `gc=False` the garbage collector does not track the objects,
-# all of which it would otherwise examine repeatedly while a trace is read.
+# because examining all of them repeatedly while a trace is read would take long.
 
 
 class _Details(Struct, frozen=True, gc=False):
