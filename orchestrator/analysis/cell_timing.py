@@ -6,6 +6,7 @@ of that time, and what the time may depend on.
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from orchestrator.analysis.timing_columns import step_attempts, step_kernel_time
 from orchestrator.store.run import Run
 
 AGREEMENT = 0.02
+_MIN_COVERAGE = 0.95  # with fewer than six steps, the interval has less
 
 
 class RatioInterval(NamedTuple):
@@ -40,7 +42,8 @@ class CellTiming:
     """Time of a cell as one run measured it.
 
     medians_ms: the median of each attempt.
-    low_ms, high_ms: ends of the interval of such a median, each the median over the attempts.
+    low_ms, high_ms: ends of the interval of such a median, each the median over the attempts. With
+        fewer than six steps it is the range of the attempts, and NaN for a single attempt.
     clock_mhz: clock of the GPU after the timing.
     depends_on_cpu: true if a slower CPU makes the steps longer.
     waited_for_core: share of the timing in which a thread waited for a core, 0 if the time does not
@@ -117,8 +120,11 @@ def _timings(durations: pd.DataFrame, clocks: dict[str, float]) -> dict[str, Cel
     summary = summarise(durations, ["cell", "attempt"])
     timings = {}
     for cell, attempts in summary.groupby(level="cell"):
-        low, high = attempts["ci_low"].median(), attempts["ci_high"].median()
         medians = tuple(attempts["median"])
+        low, high = attempts["ci_low"].median(), attempts["ci_high"].median()
+        if attempts["coverage"].median() < _MIN_COVERAGE:
+            is_repeated = len(medians) > 1
+            low, high = (min(medians), max(medians)) if is_repeated else (math.nan, math.nan)
         timings[str(cell)] = CellTiming(medians, low, high, clocks.get(str(cell)))
     return timings
 

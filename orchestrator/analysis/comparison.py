@@ -1,7 +1,7 @@
 """Comparison of two runs, or of two cells: a real difference, or noise?
 
 A difference is real if the intervals of both times leave a gap and it exceeds the cell's noise from
-process to process. If the GPU clocks differ, that must also hold in clock cycles; if the cell
+process to process, which is known if both sides were measured several times. If the GPU clocks differ, that must also hold in clock cycles; if the cell
 depends on the CPU, it must hold in operations of the CPU, at the speeds that were measured.
 """
 
@@ -19,7 +19,13 @@ import pandas as pd
 from orchestrator.analysis.axes import axis_text, axis_texts, key_axes, sort_cells
 from orchestrator.analysis.cell_timing import CellTiming, RatioInterval, RunTimings, load_timings
 from orchestrator.analysis.cpu_bound import MAX_CORE_WAIT, BoundBy
-from orchestrator.analysis.noise import Noise, noise_per_cell, pooled_noise
+from orchestrator.analysis.noise import (
+    MIN_DEGREES,
+    SIGNIFICANCE,
+    Noise,
+    noise_per_cell,
+    pooled_noise,
+)
 from orchestrator.analysis.results import Results
 from orchestrator.common.errors import RunError
 from orchestrator.common.provenance import PROGRAM_SOURCE
@@ -38,8 +44,8 @@ class Verdict(StrEnum):
     SAME = "SAME"  # no difference beyond the noise
     FASTER = "FASTER"
     SLOWER = "SLOWER"
-    # Beyond the noise, but the intervals overlap, the repetitions disagree, or the clock or other
-    # processes explain it.
+    # The noise is unknown; or beyond it, but the intervals overlap, the repetitions disagree, or
+    # the clock or other processes explain it.
     AMBIGUOUS = "AMBIGUOUS"
 
 
@@ -53,6 +59,12 @@ class Comparison:
     noise: Noise
     verdict: Verdict
     reason: str = ""
+
+    @property
+    def noise_is_known(self) -> bool:
+        """True if both sides were repeated, or enough other cells of the two runs were."""
+        fewest = min(len(self.before.medians_ms), len(self.after.medians_ms))
+        return fewest > 1 or self.noise.degrees_of_freedom >= MIN_DEGREES
 
     @property
     def noise_threshold(self) -> float:
@@ -101,6 +113,12 @@ class ComparisonReport:
     differences: Mapping[str, tuple[str, str]]
     unmatched: int
     of_kernels: bool
+
+    @property
+    def differing_by_chance(self) -> float:
+        """The number of equal cells that chance alone is expected to call faster or slower."""
+        judged = sum(one.noise_is_known for one in self.comparisons)
+        return SIGNIFICANCE * judged
 
     @property
     def geometric_mean(self) -> float:
@@ -164,6 +182,8 @@ def compare_cell(label: str, before: CellTiming, after: CellTiming, noise: Noise
 
 def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
     before, after = comparison.before, comparison.after
+    if not comparison.noise_is_known:
+        return Verdict.AMBIGUOUS, _measured_once(before, after)
     threshold = math.log1p(comparison.noise_threshold)
     verdict = Verdict.SLOWER if after.ms > before.ms else Verdict.FASTER
     has_gap = _has_gap(before, after, verdict)
@@ -182,6 +202,11 @@ def _verdict(comparison: Comparison) -> tuple[Verdict, str]:
         return Verdict.AMBIGUOUS, "the intervals overlap"
     reason = _clock_explanation(before, after, verdict) or _cpu_explanation(before, after, verdict)
     return (Verdict.AMBIGUOUS, reason) if reason else (verdict, "")
+
+
+def _measured_once(before: CellTiming, after: CellTiming) -> str:
+    named = [name for name, side in (("A", before), ("B", after)) if len(side.medians_ms) == 1]
+    return f"measured once {'on each side' if len(named) == 2 else f'in {named[0]}'}"
 
 
 def _has_gap(before: CellTiming, after: CellTiming, verdict: Verdict) -> bool:

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 SIGNIFICANCE = 0.01  # share of equal cells that may be called faster or slower
-# Assumed if nothing was repeated. On an H200, CPU-bound cells differ by several percent between two
-# processes that do the same, others by less than a thousandth.
-ASSUMED_NOISE = 0.05
+# A cell that was measured once is judged by the noise of the others if it is known this well.
+# Processes that do the same differ by 0.1 % on one machine and by 100 % on another, so no number
+# can be assumed: 5 % gave 34 % false alarms on two busy cores.
+MIN_DEGREES = 10
 # Two runs of the same cells a few minutes apart may differ by this much, however small their noise.
 RESOLUTION = 0.005
 # Two repetitions that happen to be equal to the last digit do not prove that there is no noise.
@@ -28,7 +29,8 @@ _MAX_DEGREES = 1e6
 class Noise:
     """Standard deviation of the logarithm of a time, and the degrees of freedom of that estimate.
 
-    Without degrees of freedom nothing was repeated, so the noise is unknown.
+    Without degrees of freedom nothing was repeated, so the noise is unknown: every difference may
+    be noise.
     """
 
     deviation: float
@@ -45,7 +47,7 @@ class Noise:
         Student's t accounts for the error of the estimated noise.
         """
         if self.degrees_of_freedom == 0:
-            return ASSUMED_NOISE
+            return math.inf
         # Imported late: scipy.stats takes about a second, and most commands compare nothing.
         from scipy.stats import t
 
@@ -74,23 +76,26 @@ def noise_per_cell(
     """Return the noise of each cell. `cells`: the medians of each cell in both runs.
 
     A few repetitions estimate it badly, so each estimate is moved towards the noise of all cells,
-    the further the more alike the cells are. A cell without repetitions has the pooled noise.
-    `repetitions`: the medians of all cells of both runs.
+    the further the more alike the cells are. It has at most the degrees of freedom of all cells
+    together. A cell without repetitions has the pooled noise. `repetitions`: the medians of all
+    cells of both runs.
     """
     pooled = pooled_noise(repetitions)
-    prior = _prior([pooled_noise([medians]) for medians in repetitions])
+    prior = _prior([pooled_noise([medians]) for medians in repetitions], pooled)
     noises = []
     for medians_of_runs in cells:
         own = pooled_noise(medians_of_runs)
         if own.degrees_of_freedom:
             degrees = own.degrees_of_freedom + prior.degrees_of_freedom
-            noises.append(_noise(own.squares + prior.squares, degrees))
+            mixed = _noise(own.squares + prior.squares, degrees)
+            # Two cells that are alike by chance would otherwise count as infinitely many.
+            noises.append(Noise(mixed.deviation, min(degrees, pooled.degrees_of_freedom)))
         else:
             noises.append(pooled)
     return noises
 
 
-def _prior(noises: Iterable[Noise]) -> Noise:
+def _prior(noises: Iterable[Noise], pooled: Noise) -> Noise:
     """Return the noise that the cells have in common; the more alike they are, the more degrees.
 
     Source: the moments of the logarithms of the variances, G. K. Smyth, Linear models and empirical
@@ -108,7 +113,7 @@ def _prior(noises: Iterable[Noise]) -> Noise:
     logs = 2 * np.log(np.maximum(deviations, _MIN_DEVIATION)) - digamma(half) + np.log(half)
     excess = float(logs.var(ddof=1) - polygamma(1, half).mean())
     if excess <= polygamma(1, _MAX_DEGREES / 2):
-        return Noise(math.exp(logs.mean() / 2), _MAX_DEGREES)
+        return Noise(max(pooled.deviation, _MIN_DEVIATION), _MAX_DEGREES)
     # The trigamma function falls steadily, so the equation has one solution.
     root = brentq(lambda x: float(polygamma(1, x)) - excess, 1e-3, _MAX_DEGREES / 2)
     return Noise(math.exp((logs.mean() + digamma(root) - math.log(root)) / 2), 2 * root)

@@ -19,7 +19,8 @@ from orchestrator.store.remote_address import RunLocation, is_address, require_n
     "--fail-on",
     type=click.Choice(["slower", "faster", "ambiguous"]),
     multiple=True,
-    help="Exit with code 1 if a cell of B has this verdict. May be repeated.",
+    help="Exit with code 1 if more cells of B have this verdict than chance explains. May be"
+    " repeated.",
 )
 @click.option(
     "--threshold",
@@ -49,8 +50,11 @@ def compare(before: str, after: str, fail_on: tuple[str, ...], threshold: float)
     report = compare_runs(open_run(run_a), open_run(run_b), pair)
     for line in describe_comparison(report):
         click.echo(line)
-    for cell in report.comparisons:
-        if cell.verdict.lower() in fail_on and abs(cell.ratio.middle - 1) > threshold:
+    large = [one for one in report.comparisons if abs(one.ratio.middle - 1) > threshold]
+    for verdict in fail_on:
+        count = sum(one.verdict.lower() == verdict for one in large)
+        by_chance = 0.0 if verdict == "ambiguous" else report.differing_by_chance
+        if count > by_chance:
             sys.exit(EXIT_FAILURES)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import SimpleNamespace
 
 from orchestrator.report.formats.latex import to_ascii_latex
 from orchestrator.report.formats.markdown import MAX_ROWS, table_for_programs, to_markdown
@@ -15,6 +16,9 @@ _STRING = json.JSONEncoder(ensure_ascii=False)
 # A control character that no text contains. It separates the texts of a row, which are escaped
 # together: that is much faster than one call for each text.
 _SEPARATOR = "\x1f"
+# The first letters of a formula, also after a tab or a carriage return, which spreadsheets skip.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "'")
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?%?|inf)")
 # Widths in LaTeX's article class: of the text, of a digit with a small margin, between columns.
 _TEXT_PT = 345
 _LETTER_PT = 5.25
@@ -24,12 +28,21 @@ _BETWEEN_COLUMNS_PT = 12
 def to_csv(page: RenderedTable) -> str:
     """Return a table as CSV, in the form of `table_for_programs`.
 
-    Values have the digits of the report; full precision is in cells.parquet.
+    Values have the digits of the report; full precision is in cells.parquet. An apostrophe precedes
+    a text that a spreadsheet would execute as a formula.
     """
-    text = io.StringIO()
+    lines: list[str] = []
     header, rows = table_for_programs(page)
-    csv.writer(text, lineterminator="\n").writerows([header, *rows])
-    return text.getvalue()
+    # The writer quotes only those line breaks that occur in its own line ends.
+    writer = csv.writer(SimpleNamespace(write=lines.append), lineterminator="\r\n")
+    writer.writerows(list(map(_without_formula, row)) for row in [header, *rows])
+    return "".join([line.removesuffix("\r\n") + "\n" for line in lines])
+
+
+def _without_formula(text: str) -> str:
+    # An apostrophe is escaped too, so that removing one at the beginning restores every text.
+    is_risky = text.startswith(_FORMULA_STARTS) and not _NUMBER.fullmatch(text)
+    return f"'{text}" if is_risky else text
 
 
 def to_latex(page: RenderedTable) -> str:

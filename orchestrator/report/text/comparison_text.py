@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import attrgetter
@@ -14,12 +15,12 @@ from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cell_timing import AGREEMENT, RatioInterval
 from orchestrator.analysis.comparison import Comparison, ComparisonReport, Verdict
 from orchestrator.analysis.cpu_bound import BoundBy
-from orchestrator.analysis.noise import ASSUMED_NOISE
 from orchestrator.report.tables.formatters import HOST_MARK, format_ms
 
 _KERNELS = "kernels, B / A"
 # A factor of ten either way: too few repetitions to estimate the noise.
 _UNKNOWN_NOISE = 10.0
+_UNKNOWN = "unknown"
 _BOUND_BY = {
     BoundBy.GPU: f"{BoundBy.GPU} on both sides",
     BoundBy.CPU: f"{BoundBy.CPU} ({HOST_MARK})",
@@ -35,24 +36,28 @@ def describe_comparison(report: ComparisonReport) -> Iterator[str]:
         yield "one run timed no steps: kernel times are compared"
     yield f"\n{_table(report)}\n"
     yield _verdicts(report)
+    yield from _chance(report)
     yield from _cpu_warning(report.comparisons)
     yield from _agreement(report.comparisons)
 
 
 def _noise(report: ComparisonReport) -> str:
     degrees = report.noise.degrees_of_freedom
-    if not degrees:
-        assumed = f"no cell was repeated: the noise is assumed to be {ASSUMED_NOISE:.0%}"
-        return f"{assumed}. `sweep run --repeat 3` measures it"
+    unknown = sum(not one.noise_is_known for one in report.comparisons)
+    if unknown == len(report.comparisons):
+        problem = "measured once on each side, so the noise between processes is not known"
+        return f"{problem}. Measure both sides with --repeat 5"
     deviations = [one.noise.deviation for one in report.comparisons]
     least, middle, most = np.quantile(deviations, [0, 0.5, 1])
     spread = f"±{middle:.2%} in the median cell, ±{least:.2%} to ±{most:.2%}"
-    return f"noise between processes: {spread}, with {degrees} degrees of freedom"
+    known = f"noise between processes: {spread}, with {degrees} degrees of freedom"
+    if unknown:
+        known += f". {unknown} cells were measured once: measure them with --repeat 5"
+    return known
 
 
 def _table(report: ComparisonReport) -> str:
-    noise = "noise" if report.noise.degrees_of_freedom else "assumed noise"
-    table = pd.DataFrame([_row(one, noise) for one in report.comparisons])
+    table = pd.DataFrame([_row(one) for one in report.comparisons])
     if (table[_KERNELS] == NOTHING).all():
         table = table.drop(columns=_KERNELS)
     alignment = ["left", *["right"] * (len(table.columns) - 2), "left"]
@@ -66,9 +71,9 @@ def _table(report: ComparisonReport) -> str:
     )
 
 
-def _row(one: Comparison, noise_title: str) -> dict[str, str]:
-    noise, kernels = "unknown", NOTHING
-    if one.noise_threshold < _UNKNOWN_NOISE:
+def _row(one: Comparison) -> dict[str, str]:
+    noise, kernels = _UNKNOWN, NOTHING
+    if one.noise_is_known and one.noise_threshold < _UNKNOWN_NOISE:
         noise = f"±{one.noise_threshold:.1%}"
     if one.kernel_ratio:
         kernels = f"{one.kernel_ratio.middle:.4f}"
@@ -77,11 +82,15 @@ def _row(one: Comparison, noise_title: str) -> dict[str, str]:
         "A ms": format_ms(one.before.ms),
         "B ms": format_ms(one.after.ms),
         "B / A": f"{one.ratio.middle:.4f}",
-        "interval": f"{one.ratio.low:.4f} to {one.ratio.high:.4f}",
-        noise_title: noise,
+        "interval": _interval(one.ratio),
+        "noise": noise,
         _KERNELS: kernels,
         "verdict": _verdict(one),
     }
+
+
+def _interval(ratio: RatioInterval) -> str:
+    return _UNKNOWN if math.isnan(ratio.low) else f"{ratio.low:.4f} to {ratio.high:.4f}"
 
 
 def _verdict(one: Comparison) -> str:
@@ -99,6 +108,14 @@ def _verdicts(report: ComparisonReport) -> str:
     if report.unmatched:
         suffix = f"; {report.unmatched} cells that only one of them measured"
     return f"{verdicts}; geometric mean of B / A: {report.geometric_mean:.4f}{suffix}"
+
+
+def _chance(report: ComparisonReport) -> Iterator[str]:
+    """Yield how many cells differ, and how many of equal cells would differ by chance."""
+    if report.differing_by_chance:
+        differing = sum(one.differs for one in report.comparisons)
+        cells = f"{differing} of {len(report.comparisons)} cells differ"
+        yield f"{cells}. By chance, {report.differing_by_chance:.2g} would differ"
 
 
 def _cpu_warning(comparisons: Sequence[Comparison]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from orchestrator.analysis.results import Results, load_results
 from orchestrator.report.formats.files import FORMATS, files_of, to_csv, to_latex, to_typst
@@ -130,6 +132,25 @@ def test_csv_reads_back_to_the_letter(pages: list[RenderedTable], ugly: Rendered
             assert read == (printed.replace(",", "") if is_grouped else printed)
             grouped += is_grouped
     assert grouped > 0
+
+
+@given(st.lists(st.text() | st.from_regex(r"[=+\-@\t\r'][^,]*"), min_size=1, max_size=5))
+@example(["=cmd|' /C calc'!A0", "+1+1", "@SUM(1)", "-2+3", "\t=1+1", "\r=1+1", "'=1", "a\rb"])
+def test_no_text_of_a_csv_file_is_a_formula(texts: list[str]) -> None:
+    """Removing one apostrophe restores the text."""
+    plain = [re.sub("[†~±,]", "", text) for text in texts]  # marks have their own columns
+    page = RenderedTable(TABLES[0], list(map(str, range(len(plain)))), [plain], "")
+    _, row = csv.reader(io.StringIO(to_csv(page), newline=""))
+    for written, text in zip(row, plain, strict=True):
+        is_number = re.fullmatch(r"[+-]?(\d+(\.\d+)?([eE][+-]?\d+)?%?|inf)", text)
+        assert is_number or written[:1] not in {"=", "+", "-", "@", "\t", "\r"}
+        assert written.removeprefix("'") == text
+
+
+@pytest.mark.parametrize("number", ["-2.5", "+0.12", "-1e-05", "+3.20%", "-inf", "12"])
+def test_numbers_of_a_csv_file_have_no_apostrophe(number: str) -> None:
+    page = RenderedTable(TABLES[0], ["more ms"], [[number]], "")
+    assert to_csv(page) == f"more ms\n{number}\n"
 
 
 @pytest.mark.render
