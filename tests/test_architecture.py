@@ -88,7 +88,7 @@ ONLY_IN = {
     "pydantic": ["tasks/*", "orchestrator/*"],
     "click": [
         "orchestrator/cli/*",
-        "orchestrator/sweep/console.py",
+        "orchestrator/common/output.py",
         "orchestrator/store/remote_address.py",
     ],
     "altair": ["orchestrator/report/*"],

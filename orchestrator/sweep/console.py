@@ -1,32 +1,34 @@
 """The output of a sweep: a live display on a terminal, plain lines in a pipe or a file.
 
-If the reader of the output ends, as in `| head`, the sweep continues without output, because its
-purpose is the rows that it stores.
+See `common.output` for a reader that ends.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-import click
 import rich.console
+from rich.console import Group
 from rich.live import Live
-from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
+from orchestrator.common.output import continue_unread, say
 from orchestrator.common.text import end_location, failure_reason, format_seconds
 from orchestrator.execution.events import AttemptStarted
 from tasks.spec.cell import Cell
 from tasks.spec.outcome import Outcome
 from tasks.spec.status import Status
 
-_STYLES = {Status.OK: "green", Status.OOM: "yellow", Status.SKIPPED: "dim"}
+# Statuses that are results; a line about any other one stays on the screen.
+_EXPECTED = {Status.OK, Status.OOM, Status.OOM_INFERRED, Status.SKIPPED}
+_MOST_FAILURE_LINES = 20
+_MOST_RUNNING_LINES = 8  # a host has up to 8 GPUs
 
 Label = Callable[[Cell], str]  # a short name of a cell
 RemainingTime = Callable[[], float | None]  # seconds until the last attempt ends, if known
@@ -79,7 +81,7 @@ class SweepConsole:
 
 
 class PlainDisplay:
-    """Prints a line when a cell starts and when it ends, for logs."""
+    """Prints a line when a cell ends, for logs."""
 
     def __init__(self, total: int, label: Label, console: rich.console.Console) -> None:
         self._total = total
@@ -88,23 +90,23 @@ class PlainDisplay:
         self._finished = 0
 
     def started(self, started: AttemptStarted) -> None:
-        """Print which cell starts."""
-        self._print(f"start   {_running_line(started, self._label)}")
+        """Do nothing: a log has one line per cell."""
 
     def finished(self, outcome: Outcome) -> None:
         """Print how a cell ended, and how many have."""
         self._finished += 1
-        self._print(f"[{self._finished}/{self._total}] {_result_line(outcome, self._label)}")
+        line = f"[{self._finished}/{self._total}] {_result_line(outcome, self._label)}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Do nothing: every line is printed already."""
 
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
-
 
 class LiveDisplay:
-    """Prints a line when a cell ends, and below these lines which cells run and what is left."""
+    """Shows in a few lines that stay in place a progress bar, the cells that run and the last one.
+
+    The first cells that failed are printed above these lines, and their number at the end.
+    """
 
     def __init__(
         self,
@@ -120,7 +122,8 @@ class LiveDisplay:
         self._started_s = time.monotonic()
         self._running: dict[str, AttemptStarted] = {}
         self._counts: Counter[Status] = Counter()
-        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=1)
+        self._last = ""
+        self._live = Live(console=console, get_renderable=self._render, refresh_per_second=2)
         self._live.start()
 
     def started(self, started: AttemptStarted) -> None:
@@ -128,68 +131,64 @@ class LiveDisplay:
         self._running[started.attempt.cell.id] = started
 
     def finished(self, outcome: Outcome) -> None:
-        """Print how a cell ended."""
+        """Show how a cell ended; the line of a failure stays."""
         self._running.pop(outcome.attempt.cell.id, None)
         self._counts[outcome.status] += 1
-        style = _STYLES.get(outcome.status, "red")
-        line = escape(_result_line(outcome, self._label))
-        self._console.print(f"[{style}]{line}[/]", highlight=False)
+        self._last = _result_line(outcome, self._label)
+        if outcome.status not in _EXPECTED and self._failures() <= _MOST_FAILURE_LINES:
+            self._console.print(Text(self._last, style="red"), soft_wrap=True)
 
     def close(self) -> None:
         """End the thread that draws the display."""
         self._live.stop()
+        hidden = self._failures() - _MOST_FAILURE_LINES
+        if hidden > 0:
+            self._console.print(f"{hidden} more failed", style="red", highlight=False)
 
-    def _render(self) -> Text:
+    def _failures(self) -> int:
+        return sum(count for status, count in self._counts.items() if status not in _EXPECTED)
+
+    def _render(self) -> Group:
         # A thread of the display calls this, so that what changes is copied first.
         counts, running = dict(self._counts), list(self._running.values())
-        finished, total = sum(counts.values()), self._total
+        finished = sum(counts.values())
         now, remaining_s = time.monotonic(), self._remaining_s()
-        parts = [f"{finished}/{total} done", *(f"{status} {n}" for status, n in counts.items())]
-        parts += [f"left {total - finished - len(running)}"]
-        parts += [f"after {format_seconds(now - self._started_s)}"]
+        parts = [
+            f"{finished}/{self._total}",
+            *(f"{n} {_words(status)}" for status, n in counts.items()),
+        ]
+        parts += [format_seconds(now - self._started_s)]
         if remaining_s is not None:
-            parts[-1] += f", about {format_seconds(remaining_s)} to go"
-        lines = ["  ".join(parts)]
-        for started in running:
-            elapsed = format_seconds(now - started.at_s)
-            lines.append(f"  {elapsed} {_running_line(started, self._label)}")
-        return Text("\n".join(lines))
-
-
-def say(line: str) -> None:
-    """Print a line, unless the reader of the output has ended."""
-    try:
-        click.echo(line)
-    except BrokenPipeError:
-        _continue_unread()
-
-
-def drop_output(stream: Any) -> None:
-    """Redirect what is still printed to a stream to /dev/null."""
-    # Python flushes the stream when it exits, which would fail with a traceback otherwise.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+            parts[-1] += f", about {format_seconds(remaining_s)} left"
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(max(self._total, 1), finished, width=30), Text(" · ".join(parts)))
+        lines = [
+            f"{_device(one)}  {self._label(one.attempt.cell)}  {format_seconds(now - one.at_s)}"
+            for one in running[:_MOST_RUNNING_LINES]
+        ]
+        if len(running) > _MOST_RUNNING_LINES:
+            lines.append(f"{len(running) - _MOST_RUNNING_LINES} more run")
+        if self._last:
+            lines.append(f"last   {self._last}")
+        # A line that wrapped would make the display jump with every cell.
+        cut = [Text(line, no_wrap=True, overflow="ellipsis") for line in lines]
+        return Group(bar, *cut)
 
 
 class _RichConsole(rich.console.Console):
     def on_broken_pipe(self) -> None:
-        _continue_unread()  # Rich would exit
+        continue_unread()  # Rich would exit
 
 
-def _continue_unread() -> None:
-    drop_output(sys.stdout)
-    try:
-        click.echo(
-            "sweep: the output is closed; the sweep continues without it,"
-            " and `sweep status` shows its progress",
-            err=True,
-        )
-    except BrokenPipeError:
-        drop_output(sys.stderr)
+def _device(started: AttemptStarted) -> str:
+    if not started.gpu:
+        return "CPU  "
+    host = f" of {started.host}" if started.node else ""
+    return f"GPU {started.gpu}{host}"
 
 
-def _running_line(started: AttemptStarted, label: Label) -> str:
-    line = label(started.attempt.cell)
-    return f"{line}  on GPU {started.gpu} of {started.host}" if started.gpu else line
+def _words(status: Status) -> str:
+    return "measured" if status is Status.OK else status.replace("_", " ")
 
 
 def _result_line(outcome: Outcome, label: Label) -> str:

@@ -16,6 +16,7 @@ from orchestrator.cli.commands.options import (
     flag,
     parse_request,
 )
+from orchestrator.common.output import say
 
 if TYPE_CHECKING:
     from orchestrator.sweep.result import SweepResult
@@ -33,6 +34,9 @@ def run(config: Path, **chosen: Any) -> None:
 
     Example: sweep run configs/demo.yaml
     """
+    # Ray, pandas and pyarrow take seconds to import, during which the terminal would stay empty.
+    starting = "" if chosen["scheduler"] == "serial" else ", starting Ray"
+    say(f"preparing: importing torch{starting}")
     from orchestrator.sweep.default_runtime import default_runtime
     from orchestrator.sweep.pipeline import run_sweep
 
@@ -44,7 +48,6 @@ def run(config: Path, **chosen: Any) -> None:
 def end_with(result: SweepResult) -> NoReturn:
     """Print the end of a sweep and exit. Raise the error that stopped it."""
     from orchestrator.cli.text.sweep_result import conclude
-    from orchestrator.sweep.console import say
 
     lines, exit_code = conclude(result, shlex.join(["sweep", *sys.argv[1:]]))
     for line in lines:

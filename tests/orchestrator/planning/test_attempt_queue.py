@@ -21,7 +21,6 @@ from orchestrator.planning.options import RunOptions
 from orchestrator.planning.plan import make_plan
 from orchestrator.planning.preflight import Preparation, Slots
 from orchestrator.store.run import Run
-from orchestrator.sweep.console import LiveDisplay
 from tasks.spec.attempt import Attempt, Settings
 from tasks.spec.cell import Cell
 from tasks.spec.compile_groups import shared_graph
@@ -244,18 +243,6 @@ def test_the_time_to_go_is_that_of_all_places_and_learns(
     assert later is not None
     assert later > 3.5 * guess
     assert queue_of(tmp_path, cells).remaining_s() is None
-
-
-def test_the_display_shows_it(tmp_path: Path) -> None:
-    from rich.console import Console
-
-    simulation = Simulation(tmp_path, [cell(size="xl", context_length=1024)], 1)
-    queue = simulation.queue
-    display = LiveDisplay(queue.total, queue.remaining_s, Cell.describe, Console(quiet=True))
-    try:
-        assert "left 1  after 0 s, about 40 s to go" in str(display._render())
-    finally:
-        display.close()
 
 
 def test_what_would_not_end_in_time_makes_room_for_what_would(
