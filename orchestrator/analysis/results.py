@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 
 from orchestrator.analysis.cells import derive_cells
-from orchestrator.common.errors import ConfigError, RunError, suggestion
+from orchestrator.common.errors import ConfigError, RunError
 from orchestrator.common.files import trim_memory
+from orchestrator.common.suggestions import suggestion
 from orchestrator.store.run import Run
 from tasks.traces.classes import UNKNOWN, classify
 

@@ -17,8 +17,7 @@ an error here: its attempt has a status and evidence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from tasks.spec.printable import escape_unprintable, shorten
 
 EXIT_FAILURES = 1  # the sweep is complete, and some cell failed
 EXIT_USER = 2  # a SweepError
@@ -33,11 +32,10 @@ class SweepError(Exception):
     """An error with what is wrong (`message`) and what to do about it (`remedy`)."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        if len(message) > _LONGEST:
-            message = f"{message[:_LONGEST]}…"
-        super().__init__(f"{message}. {remedy}" if remedy else message)
-        self.message = message
-        self.remedy = remedy
+        # Names of files and values may hold line breaks, and an error is one line.
+        self.message = shorten(escape_unprintable(message), _LONGEST)
+        self.remedy = escape_unprintable(remedy)
+        super().__init__(f"{self.message}. {self.remedy}" if remedy else self.message)
 
 
 class ConfigError(SweepError):
@@ -74,17 +72,3 @@ class RunUnwritable(RunError):
 
 class RunMismatch(RunError):
     """Results of other hardware or software, or of a newer version of this program."""
-
-
-def suggestion(word: object, allowed: Iterable[object]) -> str:
-    """Return the remedy for a misspelt word: the closest allowed word, or all of them."""
-    words = [str(name) for name in allowed]
-    close = get_close_matches(str(word), words, n=1)
-    return f"Did you mean {close[0]!r}?" if close else f"Allowed: {', '.join(words)}"
-
-
-def require_known(word: str, allowed: Iterable[str], problem: str) -> None:
-    """Raise ConfigError for a word that is not allowed, with the closest one as the remedy."""
-    words = list(allowed)
-    if word not in words:
-        raise ConfigError(problem, suggestion(word, words))

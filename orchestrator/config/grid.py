@@ -16,6 +16,7 @@ from orchestrator.config.grid_checks import (
     check_conditions,
     check_size,
     check_values,
+    has_axis,
     narrowing,
     task_params,
 )
@@ -73,7 +74,7 @@ def expand(config: SweepConfig, source: Source, selection: Selection) -> Expansi
             named += 1
             cells.setdefault(cell.id, cell)
             for name in tuple(idle):
-                if values.get(name) in selection.set[name]:
+                if matches(values, {name: selection.set[name]}):
                     idle.remove(name)
     if not named:
         remedy = "Nothing matches --where" if selection.where else "Every combination is excluded"
@@ -139,7 +140,8 @@ def _grid_cells(
     """Yield the cells of a grid before `exclude`, with the numbers of the overrides of each."""
     grid, place = config.grids[number], ("grids", number)
     known, defaults = axis_names(task_params(grid)), default_values(task_params(grid))
-    shared = {name: value for name, value in config.defaults.items() if name in known} | grid.fixed
+    shared = {name: value for name, value in config.defaults.items() if has_axis(grid, name)}
+    shared |= grid.fixed
     narrowed = narrowing(grid, sets)
     points: list[tuple[KeyPath, Values]] = []
     for point in _product({**grid.axes, **narrowed}):
@@ -150,17 +152,29 @@ def _grid_cells(
     for at, values in points:
         overridden: set[int] = set()
         for i, override in enumerate(grid.override):
-            if matches({**defaults, **values}, override.when):
+            if matches(_nested({**defaults, **values}), override.when):
                 # The command line wins over an override.
                 values.update(override.set | {name: values[name] for name in narrowed})
                 overridden.add(i)
         try:
-            cell = make_cell(grid.task, values)
+            cell = make_cell(grid.task, _nested(values))
         except ValidationError as error:
             written = {name: value for name, value in values.items() if name not in narrowed}
             locate = partial(_place_in_file, grid, at, written)
             raise config_error(error, source, locate, lambda _: known) from error
         yield cell, overridden
+
+
+def _nested(values: Values) -> Values:
+    """Return the values with each `model_args.layers` as a key of the mapping `model_args`."""
+    dotted = [name for name in values if "." in name]
+    if not dotted:
+        return values
+    nested = {name: value for name, value in values.items() if "." not in name}
+    for name in dotted:
+        axis, _, key = name.partition(".")
+        nested[axis] = {**(nested.get(axis) or {}), key: values[name]}
+    return nested
 
 
 def _condition_values(cell: Cell) -> Values:
@@ -178,6 +192,9 @@ def _place_in_file(grid: Grid, at: KeyPath, written: Values, loc: KeyPath) -> Ke
     at: the grid, or its `include` that the cell comes from. written: the values of the cell that
     are not from the command line. loc: the axis, and the steps within its value.
     """
+    dotted = ".".join(map(str, loc[:2]))
+    if dotted in written:
+        loc = (dotted, *loc[2:])
     if not loc or loc[0] not in written:
         return (*at, *loc)
     name, value, grid_at = str(loc[0]), written[loc[0]], at[:2]

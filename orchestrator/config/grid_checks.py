@@ -12,11 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from orchestrator.common.errors import ConfigError, require_known
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import require_known
+from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_axis
 from orchestrator.config.schema import Grid, SweepConfig
 from orchestrator.config.selection import Selection
 from orchestrator.config.yaml_source import KeyPath, Source, Values, config_error
-from tasks.spec.parameters import axis_names, check_value
+from tasks.spec.parameters import axis_names, check_value, default_values
+from tasks.spec.printable import shorten
 from tasks.spec.registry import all_tasks
 
 MAX_COMBINATIONS = 100_000  # more is probably a mistake: it would measure for days
@@ -30,15 +33,19 @@ def check_axes(config: SweepConfig, source: Source, selection: Selection) -> Non
         anywhere.update(known)
         for place, values in (*_assignments(grid, number), *_conditions(grid, number)):
             for name in values:
-                where = source.where((*place, name))
-                require_known(name, known, f"{where}: {grid.task} has no axis {name!r}")
+                if not has_axis(grid, name):
+                    where = source.where((*place, name))
+                    raise ConfigError(*unknown_axis(where, grid.task, name, known))
     for name in config.defaults:
         where = source.where(("defaults", name))
-        require_known(name, sorted(anywhere), f"{where}: no task has {name!r}")
+        if any(has_axis(grid, name) for grid in config.grids):
+            continue
+        require_known(name, sorted(anywhere), f"{where}: no task has {quoted(name)}")
     for option, names in (("--set", selection.set), ("--where", selection.where)):
         for name in names:
-            if (option, name) != ("--where", "task"):
-                problem = f"{option} {name}: no task of this sweep has such an axis"
+            is_known = any(has_axis(grid, name) for grid in config.grids)
+            if not is_known and (option, name) != ("--where", "task"):
+                problem = f"{option} {shorten(name, LONGEST_VALUE)}: no task of this sweep has such an axis"
                 require_known(name, sorted(anywhere), problem)
 
 
@@ -90,7 +97,7 @@ def _within(place: KeyPath, loc: KeyPath) -> KeyPath:
 def check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequence[Any]]) -> None:
     """Raise ConfigError for a value that none of the tasks with this axis allows."""
     for name, wanted in selected.items():
-        grids = [grid for grid in config.grids if name in axis_names(task_params(grid))]
+        grids = [grid for grid in config.grids if has_axis(grid, name)]
         for value in wanted:
             refusals = [error for grid in grids if (error := _refusal(grid, name, value))]
             if refusals and len(refusals) == len(grids):
@@ -98,8 +105,9 @@ def check_values(config: SweepConfig, option: str, selected: Mapping[str, Sequen
 
 
 def _refusal(grid: Grid, name: str, value: Any) -> ValidationError | None:
+    axis, _, key = name.partition(".")
     try:
-        check_value(task_params(grid), name, value)
+        check_value(task_params(grid), axis, {key: value} if key else value)
     except ValidationError as error:
         return error
     return None
@@ -121,7 +129,14 @@ def check_size(config: SweepConfig, source: Source, sets: Mapping[str, Sequence[
 
 def narrowing(grid: Grid, sets: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
     """Return the values that `--set` gives to axes of a grid's task."""
-    return {name: sets[name] for name in sets if name in axis_names(task_params(grid))}
+    return {name: sets[name] for name in sets if has_axis(grid, name)}
+
+
+def has_axis(grid: Grid, name: str) -> bool:
+    """Return True for an axis of a grid's task, and for a key of one whose values are mappings."""
+    axis, dot, key = name.partition(".")
+    defaults = default_values(task_params(grid))
+    return axis in defaults and (not dot or (bool(key) and isinstance(defaults[axis], dict)))
 
 
 def task_params(grid: Grid) -> Any:

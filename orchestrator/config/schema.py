@@ -14,7 +14,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml.comments import CommentedMap
 
-from orchestrator.common.errors import ConfigError, require_known, suggestion
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import require_known, suggestion
+from orchestrator.config.hints import quoted
 from orchestrator.config.yaml_source import (
     MAX_BYTES,
     KeyPath,
@@ -28,6 +30,7 @@ from tasks.instruments import instrument_names
 from tasks.spec.parameters import MOST_GIB
 from tasks.spec.registry import all_tasks
 
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
 LONGEST_S = 1e8  # a time limit of about three years: some timers overflow at 68 years
 
 
@@ -69,7 +72,7 @@ class Limits(Strict):
     timeout_s: Annotated[float, Field(gt=0, le=LONGEST_S)] = Field(
         900.0, description="seconds of one attempt, from the begin of its task"
     )
-    attempts: Annotated[int, Field(ge=1)] = Field(
+    attempts: Annotated[int, Field(ge=1, le=1_000_000)] = Field(
         3, description="tries at a cell that fails, over all runs"
     )
     host_memory_gib: Annotated[float, Field(gt=0, le=MOST_GIB)] | None = Field(
@@ -80,7 +83,7 @@ class Limits(Strict):
 class SweepConfig(Strict):
     """A sweep: the cells to measure, and how they are measured."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
+    name: Annotated[str, Field(pattern=_NAME, max_length=200)] = Field(
         description="names the results folder"
     )
     description: str = ""
@@ -154,23 +157,25 @@ def validate_config(document: Values, source: Source) -> SweepConfig:
         raise config_error(error, source, allowed=_allowed_keys) from error
     for number, grid in enumerate(config.grids):
         where = source.where(("grids", number, "task"))
-        require_known(grid.task, all_tasks(), f"{where}: unknown task {grid.task!r}")
+        require_known(grid.task, all_tasks(), f"{where}: unknown task {quoted(grid.task)}")
     for number, name in enumerate(config.instruments):
         where = source.where(("instruments", number))
-        require_known(name, instrument_names(), f"{where}: unknown instrument {name!r}")
+        require_known(name, instrument_names(), f"{where}: unknown instrument {quoted(name)}")
     _check_nsys(config.instruments, source)
     _check_env(config.env, source)
     folder = config.results
     if folder is not None and not (folder.strip() and _is_encodable(folder)):
         where = source.where(("results",))
-        raise ConfigError(f"{where}: {folder!r} is no folder", "Leave it out for results/<name>")
+        raise ConfigError(
+            f"{where}: {quoted(folder)} is no folder", "Leave it out for results/<name>"
+        )
     return config
 
 
 def with_instruments(config: SweepConfig, names: Sequence[str]) -> SweepConfig:
     """Return the config with the instruments of `--instrument` added. Raises ConfigError."""
     for name in names:
-        problem = f"--instrument: unknown instrument {name!r}"
+        problem = f"--instrument: unknown instrument {quoted(name)}"
         require_known(name, instrument_names(), problem)
     instruments = list(dict.fromkeys([*config.instruments, *names]))
     _check_nsys(instruments, Source("--instrument", None))
@@ -195,7 +200,7 @@ def _check_env(env: Mapping[str, str], source: Source) -> None:
         where = source.where(("env", name))
         if not name or "=" in name or not _is_encodable(name):
             raise ConfigError(
-                f"{where}: {name!r} cannot name an environment variable", "Write NAME: value"
+                f"{where}: {quoted(name)} cannot name an environment variable", "Write NAME: value"
             )
         if not _is_encodable(value):
             raise ConfigError(

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from orchestrator.common.errors import ConfigError
 from orchestrator.common.hashing import text_digest
-from orchestrator.config.yaml_source import plain
+from orchestrator.config.hints import LONGEST_VALUE
+from orchestrator.config.yaml_source import load_yaml, plain
 from tasks.spec.cell import Cell
+from tasks.spec.printable import shorten
 
 _FORM = "Name one or several values as axis=value,value"
 
@@ -67,10 +67,17 @@ def choose_sample(cells: Iterable[Cell], share: float, seed: int = 0) -> tuple[C
 
 
 def matches(values: Mapping[str, Any], condition: Mapping[str, Any]) -> bool:
-    """True if the values meet a condition, in which a list stands for any of its values."""
+    """True if the values meet a condition, in which a list stands for any of its values.
+
+    A name such as `model_args.layers` is that of a key in a mapping.
+    """
     for name, wanted in condition.items():
         allowed = wanted if isinstance(wanted, list | tuple) else [wanted]
-        if name not in values or values[name] not in allowed:
+        axis, _, key = name.partition(".")
+        held = values.get(axis) if key else values
+        if not isinstance(held, Mapping) or (key or axis) not in held:
+            return False
+        if held[key or axis] not in allowed:
             return False
     return True
 
@@ -80,14 +87,17 @@ def _assignments(texts: Iterable[str], separator: str, option: str) -> dict[str,
     for text in texts:
         name, _, values = (part.strip() for part in text.partition("="))
         if not name or not values:
-            raise ConfigError(f"{option} {text}: is not an assignment", _FORM)
+            raise ConfigError(
+                f"{option} {shorten(text, LONGEST_VALUE)}: is not an assignment", _FORM
+            )
         if name in parsed:
             raise ConfigError(
                 f"{option} {name}: is given twice", f"Join the values with {separator!r}"
             )
+        listed = f"[{values.replace(separator, ',')}]"
+        document = load_yaml(listed, f"{option} {name}", has_lines=False)
         try:
-            document = f"[{values.replace(separator, ',')}]"
-            parsed[name] = plain(YAML(typ="safe", pure=True).load(document))
-        except Exception as error:  # of the parser: see load_yaml
-            raise ConfigError(f"{option} {text}: is not YAML", _FORM) from error
+            parsed[name] = plain(document)
+        except TypeError as error:
+            raise ConfigError(f"{option} {name}: {error}", _FORM) from error
     return parsed

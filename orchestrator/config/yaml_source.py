@@ -6,30 +6,40 @@ YAML 1.2: `no` and `off` are words, `1e-3` is a number. Keys given twice are err
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.composer import Composer
 from ruamel.yaml.constructor import RoundTripConstructor
 from ruamel.yaml.error import MarkedYAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from orchestrator.common.errors import ConfigError, suggestion
+from orchestrator.common.errors import ConfigError
+from orchestrator.config.hints import LONGEST_VALUE, quoted, unknown_name, unknown_value
+from tasks.spec.printable import shorten
 
-MAX_BYTES = 4_000_000
-MAX_DEPTH = 100  # of nested brackets: the parser recurses into each of them
+MAX_BYTES = 400_000
+MAX_DEPTH = 100  # of values within values: the parser recurses into each of them
+MAX_ITEMS = 10_000  # of one list or mapping
+MAX_DIGITS = 20  # of an integer: those of 63 bits have 19
 # Values of a document with its aliases written out. A few lines of nested aliases can stand for
 # more values than memory can hold.
 MAX_NODES = 200_000
 KeyPath = tuple[str | int, ...]
 Values = dict[str, Any]
 Locate = Callable[[KeyPath], KeyPath]
+_TAG = "tag:yaml.org,2002:"
 _NESTING = {"[": 1, "{": 1, "]": -1, "}": -1}
+_TOO_DEEP = (f"values within values, more than {MAX_DEPTH} deep", "Close the brackets")
+_KEY_TAGS = frozenset({f"{_TAG}{name}" for name in ("str", "int", "float", "merge")})
+_BASES = {"0x": 16, "0o": 8, "0b": 2}
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class Source:
     def where(self, place: KeyPath) -> str:
         """Return the file, line and key of a place, such as `full.yaml:12: grids[0].axes`."""
         line = _line(self.document, place)
-        steps = [text if text.isprintable() else repr(text) for text in map(str, place)]
+        steps = [shorten(str(step), LONGEST_VALUE) for step in place]
         path = re.sub(r"\.(\d+)", r"[\1]", ".".join(steps))
         return ": ".join(filter(None, [f"{self.name}:{line}" if line else self.name, path]))
 
@@ -65,41 +75,47 @@ def config_error(
     match first["type"]:
         case "extra_forbidden":
             words = allowed(place) if allowed else ()
-            return ConfigError(f"{where}: unknown name", suggestion(place[-1], words))
+            return ConfigError(*unknown_name(where, str(place[-1]), words))
         case "literal_error":
             choices = re.findall(r"'([^']*)'|(\d+)", str(first["ctx"]["expected"]))
             words = map("".join, choices)
-            return ConfigError(f"{where}: {value!r} is not allowed", suggestion(value, words))
+            return ConfigError(*unknown_value(where, str(first["loc"][0]), value, words))
+        case "list_type" if not isinstance(value, dict):
+            item = shorten(value if isinstance(value, str) else repr(value), LONGEST_VALUE)
+            fixed = ", or put it under fixed" if "axes" in place else ""
+            return ConfigError(f"{where}: is not a list", f"Write [{item}]{fixed}.")
         case "missing":
             return ConfigError(f"{where}: is missing")
     message = first["msg"].removeprefix("Value error, ")
-    shown = "" if isinstance(value, dict) else f" (it is {value!r})"
+    shown = "" if isinstance(value, dict) else f" (it is {quoted(value)})"
     return ConfigError(f"{where}: {message}{shown}")
 
 
-def load_yaml(text: str, name: str) -> Any:
-    """Return the document of a text. `name` stands for it in errors. Raises ConfigError."""
+def load_yaml(text: str, name: str, has_lines: bool = True) -> Any:
+    """Return the document of a text. Raises ConfigError.
+
+    name: stands for the text in errors, followed by the line if the text has lines.
+    """
+    # For nested brackets the scanner takes quadratic time before the composer sees the first one.
     # Brackets in quotes and comments count too: a real config stays far below the limit.
     depths = itertools.accumulate(map(_NESTING.__getitem__, re.findall(r"[\[\]{}]", text)))
     if max(depths, default=0) > MAX_DEPTH:
-        raise ConfigError(
-            f"{name}: brackets within brackets, more than {MAX_DEPTH} deep", "Close them"
-        )
+        raise ConfigError(f"{name}: {_TOO_DEEP[0]}", _TOO_DEEP[1])
     parser = YAML(typ="rt", pure=True)
+    parser.Composer = _BoundedComposer
     parser.Constructor = _BoundedConstructor
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # YAML allows an anchor that is given twice
             return parser.load(text)
-    except _TooLarge as error:
-        raise ConfigError(
-            f"{name}: aliases unfold to more than {MAX_NODES} values",
-            "Write the grid with fewer aliases",
-        ) from error
+    except _Refused as error:
+        line = f"{name}:{error.line}" if has_lines else name
+        where = Source(line, None).where(error.place)
+        raise ConfigError(f"{where}: {error.problem}", error.remedy) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where, remedy = name, ""
-        if mark:
+        if mark and has_lines:
             where = f"{name}:{mark.line + 1}"
             if any("\t" in line for line in text.splitlines()[mark.line : mark.line + 1]):
                 remedy = "Indent with spaces: YAML allows no tabs"
@@ -111,15 +127,42 @@ def load_yaml(text: str, name: str) -> Any:
         raise ConfigError(f"{name}: not valid YAML: {problem}") from error
 
 
-class _TooLarge(Exception):
-    pass
+class _Refused(Exception):
+    """A part of a document that is valid YAML, and that no config needs."""
+
+    def __init__(self, node: Node, problem: str, remedy: str, place: KeyPath = ()) -> None:
+        self.line = node.start_mark.line + 1
+        self.problem = problem
+        self.remedy = remedy
+        self.place = place
+
+
+class _BoundedComposer(Composer):
+    """Composer that stops at too many values, before it has read all of them."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if parent is not None and len(parent.value) >= MAX_ITEMS:
+            kind = "mapping" if isinstance(parent, MappingNode) else "list"
+            problem = f"a {kind} has more than {MAX_ITEMS:,} values"
+            raise _Refused(parent, problem, "Write the grid with fewer of them")
+        if self._depth > MAX_DEPTH:
+            raise _Refused(parent, *_TOO_DEEP)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
 
 
 class _BoundedConstructor(RoundTripConstructor):
     def construct_document(self, node: Node) -> Any:
-        # Counted before anything is built: the parser's own errors would write out all aliases.
+        # Checked before anything is built: the parser hashes keys by all that they hold, and
+        # Python refuses to print long integers.
         if _expanded_size(node, {}) > MAX_NODES:
-            raise _TooLarge
+            problem = f"aliases unfold to more than {MAX_NODES} values"
+            raise _Refused(node, problem, "Write the grid with fewer aliases")
+        _check_scalars(node, (), set())
         return super().construct_document(node)
 
 
@@ -127,14 +170,60 @@ def _expanded_size(node: Node, sizes: dict[int, int]) -> int:
     """Return the number of values in a document with its aliases written out."""
     if id(node) not in sizes:
         sizes[id(node)] = MAX_NODES + 1  # for a node that contains itself
-        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in _children(node))
+        children = [child for _, *pair in _items(node) for child in filter(None, pair)]
+        sizes[id(node)] = 1 + sum(_expanded_size(child, sizes) for child in children)
     return sizes[id(node)]
 
 
-def _children(node: Node) -> Iterable[Node]:
+def _items(node: Node) -> Iterator[tuple[str | int, Node, Node | None]]:
+    """Yield the step to each value of a node, the value, and its key in a mapping."""
     if isinstance(node, MappingNode):
-        return itertools.chain.from_iterable(node.value)
-    return node.value if isinstance(node, SequenceNode) else ()
+        for key, value in node.value:
+            step = str(key.value) if isinstance(key, ScalarNode) else ""
+            yield step, value, key
+    elif isinstance(node, SequenceNode):
+        for index, value in enumerate(node.value):
+            yield index, value, None
+
+
+def _check_scalars(node: Node, place: KeyPath, checked: set[int]) -> None:
+    """Raise _Refused for an integer that is too long, and for a key that is no name."""
+    if id(node) in checked:
+        return
+    checked.add(id(node))
+    if isinstance(node, ScalarNode):
+        _check_number(node, place)
+    for step, value, key in _items(node):
+        if key is not None:
+            if key.tag not in _KEY_TAGS:
+                kind = str(key.tag).removeprefix(_TAG).replace("map", "mapping")
+                raise _Refused(key, f"a key is a {kind}", "Write NAME: value")
+            _check_scalars(key, place, checked)
+        _check_scalars(value, (*place, step), checked)
+
+
+def _check_number(node: ScalarNode, place: KeyPath) -> None:
+    text = str(node.value)
+    if node.tag == f"{_TAG}float" and text.lower().lstrip("+-") in (".inf", ".nan"):
+        raise _Refused(
+            node, f"{float(text.replace('.', ''))} is not finite", "Write a number", place
+        )
+    digits = _digit_count(text) if node.tag == f"{_TAG}int" else 0
+    if digits > MAX_DIGITS:
+        problem = f"the integer has {digits:,} digits"
+        raise _Refused(node, problem, "Use an integer of at most 63 bits", place)
+
+
+def _digit_count(text: str) -> int:
+    """Return the number of decimal digits of an integer in YAML, without writing it out."""
+    digits = text.lower().replace("_", "").lstrip("+-")
+    base = _BASES.get(digits[:2])
+    if base is None:
+        return len(digits)
+    try:
+        return math.floor(int(digits[2:], base).bit_length() * math.log10(2)) + 1
+    except ValueError:  # the parser reports it
+        return 0
 
 
 def plain(node: Any) -> Any:

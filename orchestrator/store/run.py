@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from orchestrator.common.errors import RunError, suggestion
+from orchestrator.common.errors import RunError
 from orchestrator.common.files import Content, replace_file, trim_memory, writing
+from orchestrator.common.suggestions import suggestion
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, PUBLICATION_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE, RESTORED_BY, Manifest, read_manifest
 from orchestrator.store.parquet_parts import (

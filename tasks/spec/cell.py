@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from tasks.spec.parameters import Params
+from tasks.spec.printable import escape_unprintable
 
 ID_LENGTH = 12
 
@@ -41,12 +42,6 @@ class Cell:
             shown = {name: values.get(name) for name in axes}
         words = [f"{name}={value}" for name, value in shown.items() if value is not None]
         return escape_unprintable(" ".join([self.task, *words]))
-
-
-def escape_unprintable(text: str) -> str:
-    """Return the text with unprintable characters as Python escapes them."""
-    # A value may hold line breaks or control sequences of a terminal.
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def varying_axes(cells: Iterable[Cell]) -> list[str]:

@@ -11,7 +11,8 @@ from itertools import chain
 from orchestrator.analysis.axes import NOTHING
 from orchestrator.analysis.cpu_bound import BoundBy
 from orchestrator.analysis.results import Results
-from orchestrator.common.errors import ConfigError, suggestion
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import suggestion
 from orchestrator.report.tables.formatters import HOST_MARK, NOISE_MARK
 from orchestrator.report.tables.layouts import Header, Rows
 from orchestrator.report.tables.registry import FORMER_NAMES, TABLES

@@ -4,7 +4,8 @@ them quickly.
 
 from __future__ import annotations
 
-from orchestrator.common.errors import ConfigError, suggestion
+from orchestrator.common.errors import ConfigError
+from orchestrator.common.suggestions import suggestion
 
 ALL = "all"  # selects every device
 # The words that `sweep report --reference` accepts, with the name that the report prints.

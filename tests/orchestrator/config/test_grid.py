@@ -188,7 +188,9 @@ def test_a_clause_that_matches_no_cell_is_refused(old: str, new: str, place: str
             "measured_steps: 7}}",
             "measured_steps: 7}}, {when: {measured_steps: 7}, set: {seed: 1}}",
         ),  # is overridden
-        TEXT.replace("[16, 32]", str([*range(100, 26_000)])),  # too many cells, but for --set
+        TEXT.replace(
+            "[16, 32]", f"{[*range(100, 9_000)]}, seed: [0, 1, 2]"
+        ),  # too many cells, but for --set
         "name: a\ngrids: [{task: train_step, fixed: {seed: 1}, exclude: [{seed: 2}]}]",  # no size, but for --set
     ],
 )

@@ -53,7 +53,7 @@ def test_good() -> None:
         ("axes:", "axis:", 5, "Did you mean 'axes'?"),
         ("name: test", "nmae: test", 2, ""),
         ("[tiny]", "[]", 6, "at least 1 item"),
-        ("[tiny]", "tiny", 6, "valid list"),
+        ("[tiny]", "tiny", 6, "Write [tiny], or put it under fixed."),
         ("[fp32, bf16]", "[no, off]", 7, "'no' is not allowed"),
         ("name: test", "name: ../up", 2, "pattern"),
     ],
@@ -83,7 +83,7 @@ def test_each_error_names_its_line_and_the_nearest_word(
         ("limits: {timeout: 3}", "Did you mean 'timeout_s'?"),
         ("limits: {timeout_s: -1}", "greater than 0"),
         ("limits: {timeout_s: 1e300}", "less than or equal to 100000000"),
-        ("limits: {host_memory_gib: .inf}", "finite number"),
+        ("limits: {host_memory_gib: .inf}", "inf is not finite"),
         ("limits: {host_memory_gib: 1e300}", "less than or equal to 1000000"),
         (
             "    fixed: {memory_limit_gib: 1e300}",

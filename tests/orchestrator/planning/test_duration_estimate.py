@@ -230,7 +230,10 @@ def test_a_plan_goes_by_what_cells_of_the_same_gpu_took(
 
 @pytest.mark.parametrize(
     ("gpu", "remedy"),
-    [("H2000", "Did you mean 'H200'?"), ("A100", "Say which: A100 40GB, A100 80GB")],
+    [
+        ("H2000", "is not known. Give its memory: --gpu 24GiB, or --set memory_limit_gib=24"),
+        ("A100", "there are several. Say which: A100 40GB, A100 80GB"),
+    ],
 )
 def test_an_unknown_gpu_is_one_line(
     gpu: str, remedy: str, sweep_here: Callable[..., Result], tmp_path: Path
@@ -239,5 +242,5 @@ def test_an_unknown_gpu_is_one_line(
     done = sweep_here("plan", "c.yaml", "--memory", "--gpu", gpu)
     assert (done.exit_code, done.stderr) == (
         2,
-        f"sweep: --gpu {gpu}: no such GPU is known. {remedy}\n",
+        f"sweep: --gpu {gpu}: {remedy}\n",
     )

@@ -133,6 +133,6 @@ def test_the_error_for_an_unknown_device_lists_the_known_ones() -> None:
     assert find_device("h100") == "h100"
     with pytest.raises(
         ConfigError,
-        match=r"--reference h200: .*Did you mean 'h100'\? Use a100, h100, rtx5090, .*not-named or all",
+        match=r"--reference h200: .*numbers for it\. Use a100, h100, rtx5090, .*not-named or all",
     ):
         find_device("h200")

@@ -1,0 +1,118 @@
+"""Suggestions for words that are not allowed: a synonym, another spelling, or all allowed words.
+
+A suggestion has the meaning of what was written. The nearest spelling often has not: `cpu` is near
+to `gpu`, `num_heads` to `num_kv_heads` and `L40S` to `L4`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import SequenceMatcher
+
+from orchestrator.common.errors import ConfigError
+
+_LEAST_RATIO = 0.75  # a swap or another letter in a word of four letters
+_FEWEST_LETTERS = 4  # with one letter changed, shorter words are often other words
+_FEWEST_OF_PREFIX = 3
+_MOST_LISTED = 40
+
+# Words of other programs, in lower case and without separators, by what this program calls them.
+_SYNONYMS = {
+    "cuda": "gpu cuda0 nvidia",
+    "mps": "metal",
+    "fp32": "float32 float single full f32",
+    "tf32": "tensorfloat32",
+    "fp16": "float16 half f16",
+    "bf16": "bfloat16 bfloat",
+    "eager": "false none off no uncompiled",
+    "model": "true",
+    "sdpa": "scaleddotproductattention scaleddotproduct",
+    "flash": "flashattention fa",
+    "flex": "flexattention",
+    "efficient": "memefficient memoryefficient xformers",
+    "naive": "eager vanilla manual plain",
+    "train_step": "train training step",
+    "forward": "inference infer eval fwd",
+    "forward_backward": "fwdbwd",
+    "matmul": "gemm mm",
+    "context_length": "seqlen seqlength sequencelength blocksize maxseqlen nctx ctx ctxlen",
+    "batch_size": "bs microbatchsize batches",
+    "num_layers": "nlayer nlayers layers numhiddenlayers depth",
+    "num_heads": "nhead nheads heads numattentionheads",
+    "d_model": "hiddensize nembd dim embeddim hiddendim width",
+    "d_ff": "intermediatesize ffndim dffn mlpdim",
+    "precision": "dtype amp mixedprecision",
+    "measured_steps": "steps numsteps iters iterations",
+    "attention": "attn attnimplementation",
+    "compile": "torchcompile",
+    "model_args": "modelkwargs kwargs",
+    "gpus": "numgpus ngpus ngpu",
+    "gpu_kind": "gpu",
+}
+
+
+def suggestion(word: object, allowed: Iterable[object]) -> str:
+    """Return the remedy for a word that is not allowed: the word that was meant, or all of them."""
+    words = [str(name) for name in allowed]
+    meant = _meant(str(word), words)
+    if meant:
+        return f"Did you mean {meant!r}?"
+    listed = ", ".join(words[:_MOST_LISTED])
+    more = len(words) - _MOST_LISTED
+    return f"Allowed: {listed} and {more} more" if more > 0 else f"Allowed: {listed}"
+
+
+def require_known(word: str, allowed: Iterable[str], problem: str) -> None:
+    """Raise ConfigError for a word that is not allowed, with the one that was meant as remedy."""
+    words = list(allowed)
+    if word not in words:
+        raise ConfigError(problem, suggestion(word, words))
+
+
+def letters_of(word: str) -> str:
+    """Return a word in lower case without blanks, hyphens and other separators."""
+    return "".join(_parts(word))
+
+
+def _meant(word: str, allowed: Sequence[str]) -> str | None:
+    letters = letters_of(word)
+    if not letters:
+        return None
+    for known in allowed:
+        if letters in (letters_of(known), *_SYNONYMS.get(known, "").split()):
+            return known
+    longer = [known for known in allowed if _is_abbreviation(_parts(word), _parts(known))]
+    if len(longer) == 1:
+        return longer[0]
+    similar = [known for known in allowed if _is_misspelling(_parts(word), _parts(known))]
+    return max(similar, key=lambda known: _ratio(letters, letters_of(known)), default=None)
+
+
+def _parts(word: str) -> list[str]:
+    return re.findall(r"[^\W_]+", word.casefold())
+
+
+def _is_abbreviation(word: Sequence[str], known: Sequence[str]) -> bool:
+    """Return True if each part of the word begins the same part of the known one."""
+    if len(word) > len(known):
+        return False
+    pairs = zip(word, known, strict=False)
+    return all(b == a or (len(a) >= _FEWEST_OF_PREFIX and b.startswith(a)) for a, b in pairs)
+
+
+def _is_misspelling(word: Sequence[str], known: Sequence[str]) -> bool:
+    # Another part or digit gives another meaning: `num_kv_heads`, `fp8`, `H200`.
+    if len(word) != len(known):
+        return False
+    return all(_is_similar(a, b) for a, b in zip(word, known, strict=True))
+
+
+def _is_similar(a: str, b: str) -> bool:
+    if re.search(r"\d", a + b):
+        return sorted(a) == sorted(b)
+    return a == b or (min(len(a), len(b)) >= _FEWEST_LETTERS and _ratio(a, b) >= _LEAST_RATIO)
+
+
+def _ratio(a: str, b: str) -> float:
+    return SequenceMatcher(None, a, b).ratio()

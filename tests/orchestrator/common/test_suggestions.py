@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.common.errors import SweepError
+from orchestrator.common.suggestions import suggestion
+
+PRECISIONS = ["fp32", "tf32", "bf16", "fp16", "bf16_pure"]
+DEVICES = ["cuda", "cpu", "mps"]
+
+
+@pytest.mark.parametrize(
+    ("word", "allowed", "meant"),
+    [
+        ("gpu", DEVICES, "cuda"),
+        ("CUDA:0", DEVICES, "cuda"),
+        ("bfloat16", PRECISIONS, "bf16"),
+        ("BF-16", PRECISIONS, "bf16"),
+        ("fp23", PRECISIONS, "fp32"),
+        ("seq_len", ["context_length", "batch_size"], "context_length"),
+        ("context_len", ["context_length", "batch_size"], "context_length"),
+        ("batch", ["context_length", "batch_size"], "batch_size"),
+        ("n_layer", ["num_layers", "num_heads"], "num_layers"),
+        ("train_stpe", ["train_step", "matmul"], "train_step"),
+    ],
+)
+def test_the_suggested_word_means_what_was_written(
+    word: str, allowed: list[str], meant: str
+) -> None:
+    assert suggestion(word, allowed) == f"Did you mean {meant!r}?"
+
+
+@pytest.mark.parametrize(
+    ("word", "allowed"),
+    [
+        ("gpu", ["cpu"]),
+        ("num_kv_heads", ["num_heads", "num_layers"]),
+        ("fp8", PRECISIONS),
+        ("tf16", PRECISIONS),
+        ("h200", ["h100", "a100"]),
+        ("L4", ["L40S"]),
+        ("backward", ["forward", "forward_backward"]),
+        ("forw", ["forward", "forward_backward"]),  # either may be meant
+        ("", ["cpu"]),
+    ],
+)
+def test_a_word_of_another_meaning_is_never_suggested(word: str, allowed: list[str]) -> None:
+    assert suggestion(word, allowed) == f"Allowed: {', '.join(allowed)}"
+
+
+def test_a_long_list_of_allowed_words_is_cut() -> None:
+    assert suggestion("?", range(100)).endswith("38, 39 and 60 more")
+
+
+@pytest.mark.parametrize("letter", ["\n", "\r", "\x1b", "\u2028", "\x85", "\ud800"])
+def test_an_error_is_one_line_of_printable_letters(letter: str) -> None:
+    error = SweepError(f"a{letter}b: is missing", f"Run sweep run 'c{letter}d'")
+    assert str(error).isprintable()
+    assert error.message.startswith("a\\")
