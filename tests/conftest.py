@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,11 @@ def watched(values: Sequence[float]) -> list[Sample]:
         Sample("kernel_time", "kernel_time", "ms", ms, "", "step", step)
         for step, ms in enumerate(values)
     ]
+
+
+def after_preparing(ended: Result) -> str:
+    """Return the standard output of a command without the first line of `sweep run`."""
+    return re.sub(r"\Apreparing: .*\n", "", ended.stdout)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

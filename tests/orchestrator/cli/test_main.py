@@ -16,7 +16,7 @@ from orchestrator.cli.commands.options import FLAWS, STATUSES
 from orchestrator.planning.options import PENDING, QUALITY_FLAGS
 from orchestrator.store.run import Run
 from tasks.spec.status import Status
-from tests.conftest import ROOT, sweep_command
+from tests.conftest import ROOT, after_preparing, sweep_command
 
 CONFIG = "name: test\ngrids: [{task: train_step, fixed: {size: tiny, device: cpu}}]"
 FEW = """
@@ -61,7 +61,7 @@ def test_a_number_that_cannot_be(
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     ended = sweep_here(*words)
-    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (ended.exit_code, after_preparing(ended)) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"sweep: {expected} ")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
@@ -75,7 +75,7 @@ def test_what_a_config_excludes_in_vain_is_one_line(
     )
     for command in ("plan", "run"):
         ended = sweep_here(command, "c.yaml")
-        assert (ended.exit_code, ended.stdout) == (2, "")
+        assert (ended.exit_code, after_preparing(ended)) == (2, "")
         assert (
             ended.stderr
             == "sweep: c.yaml:5: grids[0].exclude[0]: matches no cell of the grid. Correct it, or leave it out\n"
@@ -103,7 +103,7 @@ def test_an_instrument_that_cannot_be(
     ended = sweep_here(
         "run", "c.yaml", *(word for name in names for word in ("--instrument", name))
     )
-    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (ended.exit_code, after_preparing(ended)) == (2, "")
     assert ended.stderr.startswith(f"sweep: {expected}")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
 
@@ -134,7 +134,7 @@ def test_options_that_contradict_each_other(
 ) -> None:
     (tmp_path / "c.yaml").write_text(CONFIG)
     ended = sweep_here("run", "c.yaml", *words)
-    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (ended.exit_code, after_preparing(ended)) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert line.startswith(f"sweep: {expected}")
     assert [path.name for path in tmp_path.iterdir()] == ["c.yaml"]
@@ -190,7 +190,7 @@ def test_a_folder_without_a_name(
     (tmp_path / "c.yaml").write_text(CONFIG)
     (tmp_path / "run").mkdir()
     ended = sweep_here(*words)
-    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert (ended.exit_code, after_preparing(ended)) == (2, "")
     (line,) = ended.stderr.splitlines()
     assert "names no folder" in line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.yaml", "run"]

@@ -16,6 +16,7 @@ from orchestrator.cli.main import main
 from orchestrator.common.errors import RunError, RunMismatch
 from orchestrator.planning.request import SweepRequest
 from orchestrator.store.manifest import read_manifest, require_sweep
+from tests.conftest import after_preparing
 from tests.orchestrator.sweep.test_pipeline import request_of
 from tests.support.fake_sweep import FakeScheduler, go, outcome_of
 
@@ -65,7 +66,7 @@ def test_a_damaged_manifest_is_reported_in_one_line(
         ("publish", file.parent, "--out", tmp_path / "published"),
     ):
         done = sweep(*words)
-        assert (done.exit_code, done.stdout) == (2, ""), words
+        assert (done.exit_code, after_preparing(done)) == (2, ""), words
         (line,) = done.stderr.splitlines()
         assert line.startswith(f"sweep: {file}: is ")
         assert line.endswith(

@@ -23,7 +23,9 @@ def cell_of(context_length: int) -> Cell:
 def outcome_of(context_length: int, status: Status, message: str = "") -> Outcome:
     attempt = Attempt(cell_of(context_length), 1, "", Settings())
     evidence = {"message": message} if message else {}
-    return Outcome(attempt, status, "build", "", evidence, {}, samples=(), started_at=1.7e9, wall_s=2.5)
+    return Outcome(
+        attempt, status, "build", "", evidence, {}, samples=(), started_at=1.7e9, wall_s=2.5
+    )
 
 
 def terminal() -> Console:
