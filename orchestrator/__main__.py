@@ -12,12 +12,27 @@ from orchestrator.common.errors import EXIT_INTERRUPTED
 
 def main() -> None:
     try:
+        _open_standard_descriptors()
         _require_utf8()
         keep_bytecode()
         from orchestrator.cli.main import main as sweep
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     sweep(prog_name="sweep")
+
+
+def _open_standard_descriptors() -> None:
+    """Open each of the descriptors 0 to 2 that is closed on /dev/null.
+
+    Otherwise the next file or socket gets its number, and a process that we start writes into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
 def _require_utf8() -> None:

@@ -1,12 +1,17 @@
-"""A sweep whose driver is killed by -9 at random moments and begun again each time: what is lost, done twice, left behind?
+"""Kills processes of a sweep at random moments, continues it each time, and checks what remains.
 
-    python -m tests.killing --times 200
+    python -m tests.killing --times 200 --seed 1
 
-By turns on Ray and without; by turns while it starts, while it measures, and when its last cell has begun, so that it writes
-and ends. A driver that ends before its moment does not count. Between kills the sweep grows, so that there is always something
-to measure and always an end near; at last it runs to its end. Prints how many cells had finished when their driver was killed
-and are in no table, how many have two rows, how many the last run left undone, and how many processes were left five seconds
-after their driver. Exit code 1 if any.
+Each round begins a driver, on Ray and without by turns, and kills one process while the driver
+starts, while it measures, or when its last cell has begun. The process is the driver, or one of
+Ray's workers, its gcs_server or its raylet, a fork server or template, or the measuring process.
+A sweep that can continue must measure another cell; one that lost a process of Ray must end with
+one line and exit code 2. Between rounds the sweep grows; at last it runs to its end.
+
+Printed are cells that had finished and are in no table, cells with two results, cells that the last
+run left undone, outputs with a traceback, and processes that live five seconds after their driver.
+Processes are recognised by the process tree before the kill and by their open files and working
+folder afterwards. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,14 +28,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 import pandas as pd
 import psutil
 
-from orchestrator.scheduling.ray_reaper import written_files
+from orchestrator.common.errors import COMPLETED, EXIT_INTERRUPTED, EXIT_USER
+from orchestrator.scheduling.ray_reaper import has_ended
 from tasks.process.journal import read_journal
 from tasks.spec.attempt import JOURNAL_FILE
 from tasks.spec.status import Status
@@ -41,11 +48,11 @@ MOMENTS = ("starting", "measuring", "ending")
 
 TESTS = str(ROOT / "tests")
 LEFT_S = 5.0
-_LONGEST_START_S = 90.0
-_MANY, _FEW = (
-    1000,
-    3,
-)  # cells more than have begun: more than a driver comes to, or so few that it ends
+_LONGEST_START_S = 120.0
+_LONGEST_END_S = 20.0
+RAY = ("gcs_server", "raylet")
+# Cells more than have begun: more than a driver comes to, or so few that it ends.
+_MANY, _FEW = 1000, 3
 CELLS = """
 name: killed
 limits: {timeout_s: 60, attempts: 1000}
@@ -71,19 +78,28 @@ def own_temporary_folder(folder: Path) -> Iterator[dict[str, str]]:
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Return the processes of a test that still run.
 
-    Each names the test's folder, or that of its Ray, in its command line, its environment or the
-    files that it writes.
+    Each has a file open below the test's folder or below that of its Ray, or works there, or names
+    one of them in its command line.
     """
-    found, places = [], (str(folder), str((folder / "ray").resolve()))
+    found, places = [], [str(folder), str((folder / "ray").resolve())]
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            known_by = f"{' '.join(process.cmdline())} {process.environ().get('TMPDIR', '')}"
-            # Ray's agents may have overwritten both, but have log files open.
-            known_by += " ".join(written_files(process.pid))
-            is_ours = any(place in known_by for place in places) and process.pid != os.getpid()
-            if is_ours and process.status() != psutil.STATUS_ZOMBIE:
+            known_by = [" ".join(process.cmdline()), *open_paths(process.pid)]
+            is_ours = any(place in path for place in places for path in known_by)
+            if is_ours and process.pid != os.getpid() and not has_ended(process):
                 found.append(process)
     return found
+
+
+def open_paths(pid: int) -> list[str]:
+    """Return the working folder of a process and the files that it has open or mapped."""
+    process, paths = Path(f"/proc/{pid}"), []
+    with suppress(OSError):  # it has ended, or is another user's
+        for link in (process / "cwd", *(process / "fd").iterdir()):
+            with suppress(OSError):
+                paths.append(os.readlink(link))
+        paths.append((process / "maps").read_text())
+    return paths
 
 
 def asked_of_each(folder: Path, ask: Callable[[psutil.Process], T]) -> list[T]:
@@ -110,35 +126,171 @@ def left_after(folder: Path, within_s: float, word: str = "") -> list[str]:
     return []
 
 
+class ProcessTree:
+    """A process and all descendants that it has had, by process id and start time."""
+
+    def __init__(self, pid: int) -> None:
+        self.root = psutil.Process(pid)
+        self.seen = {self.root}
+
+    def look(self) -> None:
+        """Add the descendants of all processes that were seen, also of orphans."""
+        known, parents = {process.pid for process in self.seen}, dict[int, list[psutil.Process]]()
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                parents.setdefault(process.ppid(), []).append(process)
+        while known:
+            children = parents.pop(known.pop(), [])
+            self.seen.update(children)
+            known.update(process.pid for process in children)
+
+    def living(self) -> list[psutil.Process]:
+        return [process for process in self.seen if not has_ended(process)]
+
+
+def role_of(process: psutil.Process) -> str:
+    """Return which of the processes that are killed this is, or an empty string."""
+    with suppress(psutil.Error):
+        words = process.cmdline()
+        if process.name() in ("gcs_server", "raylet"):
+            return process.name()
+        for option in ("--fork-server", "--template"):
+            if option in words:
+                # Its children have the same command line.
+                parent = process.parent()
+                return "cell" if parent and option in parent.cmdline() else "parent"
+        if words and (words[0].startswith("ray::") or "default_worker.py" in " ".join(words)):
+            return "worker"
+    return ""
+
+
 @dataclass(frozen=True)
-class Moment:
-    """When a driver is killed: so long after it began, or after so many cells of its run have."""
+class Round:
+    """One driver and the moment at which one of its processes is killed.
 
+    after_s: how long after `cells` cells of its run have begun.
+    """
+
+    command: Sequence[str]
+    folder: Path
+    environment: Mapping[str, str]
+    run: Path
     after_s: float
-    cells: int = 0
+    cells: int
 
 
-def begin_and_kill(
-    words: Sequence[object], folder: Path, environment: Mapping[str, str], run: Path, moment: Moment
-) -> bool:
-    """Whether the driver was still at work when its moment came."""
-    driver = subprocess.Popen(
-        sweep_command(*words),
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + _LONGEST_START_S
-    while begun(run) < moment.cells and driver.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.02)
-    try:
-        driver.wait(moment.after_s)
-    except subprocess.TimeoutExpired:
-        driver.kill()
-        driver.wait()
-        return True
-    return False
+@dataclass
+class Ending:
+    """What happened in a round. An empty victim means that the driver ended before its moment."""
+
+    victim: str = ""
+    code: int | None = None
+    took_s: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+
+def play(one: Round, chance: random.Random) -> Ending:
+    """Begin a driver, kill one process at the moment, and watch until all have ended."""
+    log = one.folder / "output.txt"
+    with log.open("wb") as output:
+        driver = subprocess.Popen(
+            one.command,
+            cwd=one.folder,
+            env={**os.environ, **one.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    tree, ending = ProcessTree(driver.pid), Ending()
+    if _await_moment(driver, tree, one):
+        ending.victim, victim = _choose(tree, chance)
+        victim.kill()
+        ending.problems += _watch(driver, tree, ending, one)
+    driver.wait()
+    ended = time.monotonic()
+    while left := {*tree.living(), *processes_of(one.folder)}:
+        if time.monotonic() - ended > LEFT_S:
+            ending.problems += [f"left: {describe(process)}" for process in left]
+            break
+        time.sleep(0.1)
+    ending.code = driver.returncode
+    text = log.read_text(errors="replace")
+    if "Traceback" in text:
+        ending.problems.append(f"traceback: {text[-3000:]}")
+    ending.problems += _unexpected_end(ending, text)
+    for process in left:
+        with suppress(psutil.Error):
+            process.kill()
+    return ending
+
+
+def describe(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return f"{process.pid} {process.name()} {' '.join(process.cmdline())[:200]}"
+    return str(process.pid)
+
+
+def _await_moment(driver: subprocess.Popen[bytes], tree: ProcessTree, one: Round) -> bool:
+    """Wait for the moment. Return False if the driver ends before."""
+    longest = time.monotonic() + _LONGEST_START_S
+    while begun(one.run) < one.cells and time.monotonic() < longest and driver.poll() is None:
+        tree.look()
+        time.sleep(0.05)
+    deadline = time.monotonic() + one.after_s
+    while time.monotonic() < deadline and driver.poll() is None:
+        tree.look()
+        time.sleep(0.05)
+    tree.look()
+    return driver.poll() is None
+
+
+def _choose(tree: ProcessTree, chance: random.Random) -> tuple[str, psutil.Process]:
+    """Choose one of the roles that exist now, and one process that has it."""
+    by_role = {"driver": [tree.root]}
+    for process in sorted(tree.living(), key=lambda process: process.pid):
+        if process != tree.root and (role := role_of(process)):
+            by_role.setdefault(role, []).append(process)
+    role = chance.choice(sorted(by_role))
+    return role, chance.choice(by_role[role])
+
+
+def _watch(
+    driver: subprocess.Popen[bytes], tree: ProcessTree, ending: Ending, one: Round
+) -> list[str]:
+    """Wait for what must happen after a kill: the driver's end, or another cell."""
+    killed, before = time.monotonic(), journals(one.run)
+    ends = ending.victim in ("driver", *RAY)
+    limit_s = _LONGEST_END_S if ends else _LONGEST_START_S
+    while driver.poll() is None and (ends or journals(one.run) < before + 2):
+        if time.monotonic() - killed > limit_s:
+            driver.kill()
+            return [f"after the kill of {ending.victim}, nothing happened for {limit_s:g} s"]
+        tree.look()
+        time.sleep(0.05)
+    ending.took_s = time.monotonic() - killed
+    while driver.poll() is None:
+        driver.send_signal(signal.SIGINT)
+        try:
+            driver.wait(_LONGEST_START_S)
+        except subprocess.TimeoutExpired:
+            driver.kill()
+            return [f"did not end {_LONGEST_START_S:g} s after SIGINT"]
+    return []
+
+
+def _unexpected_end(ending: Ending, text: str) -> list[str]:
+    if ending.victim == "driver":
+        return []
+    if ending.victim in RAY and ending.code == EXIT_USER and f"Ray's {ending.victim}" in text:
+        return []
+    if ending.code in (*COMPLETED, EXIT_INTERRUPTED):
+        return []
+    return [f"exit code {ending.code}: {text[-1000:]}"]
+
+
+def journals(run: Path) -> int:
+    """Return how many measuring processes have begun. Two more mean that one cell has ended."""
+    return len(list(run.glob(f"artifacts/*/*/{JOURNAL_FILE}")))
 
 
 def begun(run: Path) -> int:
@@ -177,62 +329,62 @@ def main() -> None:
         "--longest-s",
         type=float,
         default=8.0,
-        help="a driver is killed between 0 and this after its moment began",
+        help="a process is killed between 0 and this after its moment began",
     )
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no round after this")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="killed-"))
     with own_temporary_folder(folder) as environment:
         failed = _torture(folder, environment, options)
-    shutil.rmtree(folder)
+    if not failed:
+        shutil.rmtree(folder)
     sys.exit(failed)
 
 
 def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Namespace) -> bool:
-    config, run, chance = (
-        folder / "killed.yaml",
-        folder / "results" / "killed",
-        random.Random(options.seed),
-    )
+    config, run = folder / "killed.yaml", folder / "results" / "killed"
+    chance, last = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     finished: Attempts = frozenset()
-    kills: Counter[str] = Counter()
-    lingering = turn = 0
-    while kills.total() < options.times:
+    kills, problems, turn = Counter[str](), list[str](), 0
+    while kills.total() < options.times and time.monotonic() < last:
         name, scheduler = MOMENTS[turn // 2 % len(MOMENTS)], ("ray", "serial")[turn % 2]
         turn += 1
         cells = begun(run) + (_FEW if name == "ending" else _MANY)
         config.write_text(CELLS % ", ".join(map(str, range(cells))))
         awaited = {"starting": 0, "measuring": begun(run) + 1, "ending": cells}[name]
         longest_s = options.longest_s if name != "ending" else options.longest_s / 4
-        moment = Moment(chance.uniform(0, longest_s), awaited)
-        kills[name] += begin_and_kill(
-            ["run", config, "--scheduler", scheduler], folder, environment, run, moment
-        )
-        left = left_after(folder, LEFT_S)
-        lingering += len(left)
+        command = sweep_command("run", config, "--scheduler", scheduler)
+        after_s = chance.uniform(0, longest_s)
+        ending = play(Round(command, folder, environment, run, after_s, awaited), chance)
+        if ending.victim:
+            kills[f"{scheduler} {ending.victim}"] += 1
+        problems += ending.problems
         finished = measured_on_disk(run, finished)
-        done = ", ".join(f"{count} {name}" for name, count in kills.items())
         print(
-            f"{done}: of {turn} drivers; {len(finished)} cells finished",
-            *left,
-            sep="; left: ",
+            f"{kills.total()} kills, {turn} drivers, {len(finished)} cells finished: {scheduler} "
+            f"{name} {after_s:.1f} s: {ending.victim or 'ended before'}, exit {ending.code}, "
+            f"{ending.took_s:.1f} s",
+            *ending.problems,
+            sep="\n    ",
             flush=True,
         )
-        left_after(folder, 120.0)
     cells = begun(run) + _FEW
     config.write_text(CELLS % ", ".join(map(str, range(cells))))
     subprocess.run(
         sweep_command("run", config, "--scheduler", "serial"),
-        cwd=folder, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, check=False,
-    )  # fmt: skip
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
     lost, repeated = lost_and_repeated(run, finished)
     undone = cells - len(pd.read_parquet(run / "cells.parquet").query("status == 'ok'"))
-    print(
-        f"{kills.total()} kills, {len(finished)} cells had finished: {lost} lost, {repeated} repeated,",
-        end=" ",
-    )
-    print(f"{undone} of {cells} undone, {lingering} processes left")
-    return bool(lost or repeated or undone or lingering)
+    by_victim = ", ".join(f"{count} {name}" for name, count in sorted(kills.items()))
+    print(f"{kills.total()} kills, seed {options.seed}: {by_victim}")
+    print(f"{len(finished)} cells had finished: {lost} lost, {repeated} repeated, ", end="")
+    print(f"{undone} of {cells} undone, {len(problems)} problems: {problems}")
+    return bool(lost or repeated or undone or problems)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,20 @@ import click
 
 from orchestrator.common.errors import EXIT_INTERRUPTED, EXIT_USER, SweepError
 
+_LONGEST_SHOWN = 100  # characters of a path in a message
+_REMEDIES = {
+    errno.ENAMETOOLONG: "Give a shorter name",
+    errno.ELOOP: "Remove the link that leads to itself",
+    errno.EACCES: "Check its permissions and those of the folders above it",
+}
+_LIMITS = {
+    errno.EMFILE: "Raise it with `ulimit -n`",
+    errno.ENFILE: "Have other programs close files",
+    errno.EAGAIN: "Raise it with `ulimit -u`, or end other processes",
+    errno.ENOMEM: "Free some memory",
+    errno.E2BIG: "Unset large environment variables",
+}
+
 
 @dataclass(frozen=True)
 class LazyCommands(Mapping[str, click.Command]):
@@ -61,11 +75,27 @@ class SweepGroup(click.Group):
             _exit(ctx, EXIT_INTERRUPTED, "sweep: stopped by SIGINT")
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
+                _exit(ctx, EXIT_USER, f"sweep: {_explain(error)}")
             # Python flushes stdout at exit, which would fail again, with a traceback.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             reason = f"its output cannot be written: {os.strerror(error.errno)}"
             _exit(ctx, EXIT_USER, f"sweep: {reason}. Free some space and run again")
+
+
+def _explain(error: OSError) -> SweepError:
+    """Return what the user can do about a file or a limit of the system.
+
+    Raises the error itself if it names neither, such as that of a closed pipe.
+    """
+    reason = os.strerror(error.errno or 0)
+    if error.filename is not None:
+        name = os.fsdecode(error.filename) if error.filename != "" else "''"
+        if len(name) > _LONGEST_SHOWN:
+            name = f"{name[:_LONGEST_SHOWN]}…"
+        return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(error.errno or 0, ""))
+    if error.errno in _LIMITS:
+        return SweepError(f"this process reached a limit: {reason}", _LIMITS[error.errno])
+    raise error
 
 
 def _exit(ctx: click.Context, code: int, message: str) -> None:

@@ -31,6 +31,7 @@ from tasks.spec.parameters import MOST_GIB
 from tasks.spec.registry import all_tasks
 
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # a folder has it
+LONGEST_VARIABLE = 131_071  # bytes of NAME=VALUE: Linux's MAX_ARG_STRLEN, less the final NUL
 LONGEST_S = 1e8  # a time limit of about three years: some timers overflow at 68 years
 
 
@@ -140,6 +141,7 @@ def parse_config(text: str, name: str) -> tuple[SweepConfig, Source]:
             f"{source.where(('instruments',))}: is empty: nothing would be measured",
             "Leave it out, or write [timing]",
         )
+    _check_env_size(config.env, source)
     for number, grid in enumerate(config.grids):
         for axis in sorted(grid.fixed.keys() & grid.axes.keys()):
             where = source.where(("grids", number, "fixed", axis))
@@ -207,6 +209,25 @@ def _check_env(env: Mapping[str, str], source: Source) -> None:
                 f"{where}: cannot be the value of an environment variable",
                 "Write plain text, without a NUL",
             )
+
+
+def _check_env_size(env: Mapping[str, str], source: Source) -> None:
+    sizes = {name: len(os.fsencode(f"{name}={value}")) for name, value in env.items()}
+    for name, size in sizes.items():
+        if size > LONGEST_VARIABLE:
+            raise ConfigError(
+                f"{source.where(('env', name))}: has {size:,} bytes, but a process accepts at most "
+                f"{LONGEST_VARIABLE:,} bytes per variable",
+                "Put the value into a file",
+            )
+    whole = sum(sizes.values()) + sum(len(f"{name}={value}") for name, value in os.environ.items())
+    allowed = os.sysconf("SC_ARG_MAX") // 2  # the rest is for arguments and for pointers to each
+    if sizes and whole > allowed:
+        raise ConfigError(
+            f"{source.where(('env',))}: has {whole:,} bytes together with the environment of this "
+            f"process, but a process accepts at most {allowed:,}",
+            "Put long values into files",
+        )
 
 
 def _is_encodable(text: str) -> bool:

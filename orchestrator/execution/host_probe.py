@@ -57,6 +57,8 @@ def _failure(words: Sequence[str], variables: Mapping[str, str]) -> str | None:
         done = _run(words, variables)
     except subprocess.TimeoutExpired:
         return f"nothing is computed on it in {TIMEOUT_S} s"
+    except OSError as error:
+        return f"no process could be started: {error.strerror}"
     if done.returncode == 0:
         return None
     cupti_error = _CUPTI_ERROR.search(done.stderr)
@@ -89,6 +91,9 @@ def _run_for_json(words: Sequence[str]) -> Any:
     except subprocess.TimeoutExpired as error:
         message = f"torch was not imported here within {TIMEOUT_S} s"
         raise PlatformError(message, "See `sweep doctor`, or run again") from error
+    except OSError as error:
+        message = f"no process could be started here: {error.strerror}"
+        raise PlatformError(message, "See `ulimit -a`, and how large the environment is") from error
     except (subprocess.SubprocessError, ValueError, IndexError) as error:
         output = getattr(error, "stderr", None) or str(error)
         message = f"torch does not work here: {output.strip().splitlines()[-1]}"

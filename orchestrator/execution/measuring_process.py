@@ -28,6 +28,10 @@ def import_path(others: str | None = None) -> str:
     return os.pathsep.join(filter(None, [str(SOURCE_ROOT), others]))
 
 
+class ProcessNotStarted(OSError):
+    """An error of the system that is about processes, and not about the files of an attempt."""
+
+
 @contextmanager
 def lifeline() -> Iterator[int]:
     """Yield the end of a pipe for a process that must end with the block or with this process.
@@ -67,20 +71,23 @@ def start_process(
     passed: Sequence[int],
     prefix: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `python -m tasks` with these arguments in a new session.
+    """Start `python -m tasks` with these arguments in a new session. Raises ProcessNotStarted.
 
     Args:
         output: the file descriptor of its stdout and stderr.
         passed: file descriptors that it inherits.
         prefix: a command that runs it, such as a profiler.
     """
-    return subprocess.Popen(
-        [*prefix, *PROGRAM, *words],
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        pass_fds=passed,
-        # A terminal's Ctrl-C must not reach cells: the driver decides what happens to them.
-        start_new_session=True,
-    )
+    try:
+        return subprocess.Popen(
+            [*prefix, *PROGRAM, *words],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=passed,
+            # A terminal's Ctrl-C must not reach cells: the driver decides what happens to them.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ProcessNotStarted(error.errno, error.strerror) from error

@@ -24,6 +24,7 @@ from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
 from orchestrator.execution.fork_server import ForkServerTemplate
 from orchestrator.execution.host_probe import gpu_failure, host_failure
+from orchestrator.execution.measuring_process import ProcessNotStarted
 from orchestrator.hardware.cpu_affinity import Cores, cores_for, cores_here
 from orchestrator.hardware.nvml import GpuHealthWatch, gpu_uuids, may_be_broken
 from orchestrator.hardware.visible_gpus import VISIBLE_GPUS, GpuUuids, split_gpu_names
@@ -34,6 +35,9 @@ from tasks.spec.status import Status
 # Torch's own limit. It is set explicitly because torch counts the cores when it is imported, and a
 # fork server may be allowed more cores than its children.
 _MAX_COMPILE_THREADS = 32
+
+# Limits of this process and of the system, whichever file or pipe could not be opened.
+_PROCESS_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.E2BIG)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ def supervise(
         is_shared = token is None or shares_folder(attempt, token)
         local = attempt if is_shared else in_local_folder(attempt)
     except OSError as error:
-        yield _blame_host(_unwritable(attempt, error, 0.0))
+        yield _blame_host(lost_outcome(attempt, _describe(error), 0.0))
         return
     event = measure(local, Slot.of(local, cpus, gpus.get(host, {})))
     if local is not attempt:
@@ -232,11 +236,13 @@ def execute_or_lose(attempt: Attempt, slot: Slot) -> Outcome:
     try:
         return execute(attempt, slot.variables())
     except OSError as error:
-        return _unwritable(attempt, error, time.monotonic() - began)
+        return lost_outcome(attempt, _describe(error), time.monotonic() - began)
     except Exception as error:
         reason = f"its supervisor failed: {error!r}"
         return lost_outcome(attempt, reason, time.monotonic() - began)
 
 
-def _unwritable(attempt: Attempt, error: OSError, wall_s: float) -> Outcome:
-    return lost_outcome(attempt, f"its folder cannot be written: {error}", wall_s)
+def _describe(error: OSError) -> str:
+    if isinstance(error, ProcessNotStarted) or error.errno in _PROCESS_LIMITS:
+        return f"no process could be started: {error.strerror}"
+    return f"its folder cannot be written: {error}"

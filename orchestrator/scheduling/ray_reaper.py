@@ -60,7 +60,7 @@ def find_processes(session: str, known: Iterable[psutil.Process] = ()) -> set[ps
     found = set[psutil.Process]()
     while pending:
         process = pending.pop()
-        if process in found or process.pid in (os.getpid(), os.getppid()) or _has_ended(process):
+        if process in found or process.pid in (os.getpid(), os.getppid()) or has_ended(process):
             continue
         found.add(process)
         pending += children[process.pid]
@@ -86,7 +86,8 @@ def written_files(pid: int) -> list[str]:
     return files
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
+    """Return True for a process that does not exist or that nobody has waited for."""
     # psutil takes zombies for running. Nobody waits for them in a container without an init.
     with suppress(psutil.Error):
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE

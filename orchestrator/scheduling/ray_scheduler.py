@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache, wraps
 from typing import Any
 
-from orchestrator.common.errors import NoNodeLeft
+from orchestrator.execution.attempt import recover
 from orchestrator.execution.attempt_archive import AttemptArchive, unpack, write_folder_token
 from orchestrator.execution.events import AttemptStarted, DeviceLost, Event
 from orchestrator.execution.exit_diagnosis import lost_outcome
@@ -24,6 +24,7 @@ from orchestrator.hardware.visible_gpus import visible_gpu_uuids
 from orchestrator.scheduling.cluster import REPAIR_REMEDY, NodeHealth
 from orchestrator.scheduling.ray_placement import RayPlacement
 from orchestrator.scheduling.ray_session import RaySession
+from orchestrator.scheduling.ray_watch import died_error
 from orchestrator.scheduling.scheduler import Notify, OnStart, Scheduler
 from tasks.spec.attempt import PREPARATION_S, Attempt
 from tasks.spec.outcome import Outcome
@@ -82,6 +83,7 @@ class RayScheduler(Scheduler):
         running: Running = {}
         try:
             while True:
+                self._session.require_alive()
                 yield from self._submit_while_room(pending, running)
                 if not running:
                     return
@@ -151,15 +153,13 @@ class RayScheduler(Scheduler):
         try:
             event: Event = self._ray.get(next(stream))
         except self._ray.exceptions.LocalRayletDiedError as error:
-            raise NoNodeLeft(
-                "Ray's own process on this machine has died",
-                "Run again: finished cells are not measured again",
-            ) from error
+            raise died_error("raylet") from error
         except (self._ray.exceptions.RayError, StopIteration) as error:
             reason = f"its supervisor went away: {type(error).__name__}: {error}"
-            outcome = lost_outcome(started.attempt, reason, time.monotonic() - started.at_s)
+            wall_s = time.monotonic() - started.at_s
             self._health.check(started, error)
-            return outcome
+            # The measuring process may have finished before its supervisor was killed.
+            return recover(started.attempt) or lost_outcome(started.attempt, reason, wall_s)
         if isinstance(event, Outcome | DeviceLost):
             self._health.note_success(started.node)
         return event

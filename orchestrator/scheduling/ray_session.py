@@ -29,6 +29,7 @@ from orchestrator.hardware.cpu_affinity import cores_here
 from orchestrator.hardware.host import HostInfo
 from orchestrator.hardware.nvml import gpu_names
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER
+from orchestrator.scheduling.ray_watch import RayWatch
 from tasks.spec.attempt import Attempt
 
 _IS_IT_RUNNING = "Is `ray start --head` running there?"
@@ -70,10 +71,12 @@ class RaySession:
     Attributes:
         ray: the module `ray`, connected.
         host: this host, or None on a cluster.
+        watch: the watch of a private Ray's processes, or None on a cluster.
     """
 
     ray: Any
     host: HostInfo | None = None
+    watch: RayWatch | None = None
 
     def __init__(self, address: str | None, cpu_cells: int, example: Attempt | None) -> None:
         with ExitStack() as helpers:
@@ -94,7 +97,7 @@ class RaySession:
             if template is not None:
                 helpers.callback(template.close)
                 variables |= template.variables
-        self.ray, self.host = _start_here(folder, variables)
+        self.ray, self.watch, self.host = _start_here(folder, variables)
         if reaper.stdin is not None:
             with suppress(BrokenPipeError):
                 reaper.stdin.write(b"Ray is up\n")
@@ -102,8 +105,18 @@ class RaySession:
 
     def close(self) -> None:
         """Disconnect, and end everything that a private Ray has started."""
+        if self.watch is not None:
+            self.watch.stop()
+            if self.watch.died:
+                # Ray would wait for processes that cannot end in good order without the dead one.
+                self._helpers.close()
         self.ray.shutdown()
         self._helpers.close()
+
+    def require_alive(self) -> None:
+        """Raise NoNodeLeft if a process of a private Ray has died."""
+        if self.watch is not None:
+            self.watch.require_alive()
 
 
 def session_folder() -> tuple[str, int]:
@@ -138,7 +151,7 @@ def _start_reaper(session: str) -> subprocess.Popen[bytes]:
     )
 
 
-def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostInfo]:
+def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, RayWatch, HostInfo]:
     """Start Ray on this host and probe the host at the same time: each takes seconds.
 
     Raises PlatformError.
@@ -146,24 +159,29 @@ def _start_here(session: str, variables: Mapping[str, str]) -> tuple[Any, HostIn
     with ThreadPoolExecutor(1) as pool:
         probing = pool.submit(probe_here)
         gpus = len(gpu_names())
-        ray = _start_private_ray(session, gpus, variables)
+        ray, watch = _start_private_ray(session, gpus, variables)
         try:
             host = probing.result()
         except PlatformError:
+            watch.stop()
             ray.shutdown()
             raise
     if len(host.gpus) == gpus:
-        return ray, host
+        return ray, watch, host
     # NVIDIA's driver counts GPUs that torch cannot use, and no GPUs of other makers.
+    watch.stop()
     ray.shutdown()
-    return _start_private_ray(session, len(host.gpus), variables), host
+    return *_start_private_ray(session, len(host.gpus), variables), host
 
 
-def _start_private_ray(session: str, gpus: int, variables: Mapping[str, str]) -> Any:
+def _start_private_ray(
+    session: str, gpus: int, variables: Mapping[str, str]
+) -> tuple[Any, RayWatch]:
     """Start Ray with these variables. Raises PlatformError."""
+    watch = RayWatch()
     os.environ.update(variables)
     try:
-        return _init_ray(
+        ray = _init_ray(
             "local",
             "`sweep run --scheduler serial` needs no Ray",
             num_cpus=cores_here(),
@@ -174,6 +192,10 @@ def _start_private_ray(session: str, gpus: int, variables: Mapping[str, str]) ->
             # Below the session's folder, which is ours alone: Ray opens its own to everybody.
             _temp_dir=f"{session}/{RAY_FOLDER}",
         )
+        return ray, watch
+    except BaseException:
+        watch.stop()
+        raise
     finally:
         for name in variables:
             os.environ.pop(name, None)

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from orchestrator.common.errors import EXIT_USER
 from orchestrator.scheduling.ray_reaper import MARK, RAY_FOLDER, find_processes, reap
 from tests.conftest import sweep_command
 from tests.killing import begun, own_temporary_folder, processes_of
@@ -116,8 +117,9 @@ def test_a_process_that_was_seen_once_is_killed_with_its_children(
 
 
 @pytest.mark.ray
-def test_no_process_lives_five_seconds_after_its_driver_was_killed(
-    write_config: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("victim", ["driver", "gcs_server", "raylet"])
+def test_no_process_lives_five_seconds_after_its_sweep_was_killed(
+    write_config: Callable[..., Path], tmp_path: Path, victim: str
 ) -> None:
     seen = set[psutil.Process]()
     run = tmp_path / "results" / "reaped"
@@ -127,16 +129,20 @@ def test_no_process_lives_five_seconds_after_its_driver_was_killed(
             cwd=tmp_path,
             env={**os.environ, **environment},
             stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         # Ids and start times are noted before the kill, because titles and environments change.
         while begun(run) < 2 and driver.poll() is None:
             seen.update(psutil.Process(driver.pid).children(recursive=True))
             time.sleep(0.1)
         seen.update(psutil.Process(driver.pid).children(recursive=True))
-        titles = " ".join(process.name() for process in seen if lives(process))
-        driver.kill()
-        driver.wait()
+        living = {process.name(): process for process in seen if lives(process)}
+        living.get(victim, driver).kill()
+        if victim == "driver":
+            driver.wait()
         killed_at = time.monotonic()
+        _, errors = driver.communicate(timeout=30)
         while (left := [one for one in seen if lives(one)]) or processes_of(tmp_path):
             if time.monotonic() - killed_at > LIMIT_S:
                 break
@@ -144,6 +150,9 @@ def test_no_process_lives_five_seconds_after_its_driver_was_killed(
         assert not left
         assert not processes_of(tmp_path)
         assert not list((tmp_path / "ray").glob("sweep-ray-*"))
-    assert "gcs_server" in titles
-    assert "raylet" in titles
-    assert "Agent" in titles
+    if victim != "driver":
+        assert driver.returncode == EXIT_USER
+        assert errors.startswith(f"sweep: Ray's {victim} on this machine has died. Run again")
+        assert errors.count("\n") == 1
+    assert {"gcs_server", "raylet"} <= living.keys()
+    assert any("Agent" in name for name in living)

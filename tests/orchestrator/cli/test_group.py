@@ -1,0 +1,91 @@
+"""Errors of the system that reach the command line, each as one line with its remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from orchestrator.cli.group import SweepGroup
+from orchestrator.common.errors import EXIT_USER
+
+LONG = "a" * 300
+CONFIG = "grids: [{task: matmul, fixed: {device: cpu, matrix_size: 8}}]\n"
+
+
+def result_of(error: OSError) -> Result:
+    @click.command()
+    def fail() -> None:
+        raise error
+
+    return CliRunner().invoke(SweepGroup(commands={"fail": fail}), ["fail"], prog_name="sweep")
+
+
+@pytest.mark.parametrize(
+    ("number", "filename", "line"),
+    [
+        (
+            errno.ENAMETOOLONG,
+            f"results/{LONG}",
+            f"sweep: results/{LONG[:92]}…: cannot be used: File name too long. "
+            "Give a shorter name\n",
+        ),
+        (
+            errno.ELOOP,
+            "results/x",
+            "sweep: results/x: cannot be used: Too many levels of symbolic links. "
+            "Remove the link that leads to itself\n",
+        ),
+        (
+            errno.EMFILE,
+            None,
+            "sweep: this process reached a limit: Too many open files. Raise it with `ulimit -n`\n",
+        ),
+    ],
+)
+def test_an_error_of_the_system_is_one_line(number: int, filename: str | None, line: str) -> None:
+    result = result_of(OSError(number, os.strerror(number), filename))
+    assert result.exit_code == EXIT_USER
+    assert result.output == line
+
+
+def test_an_error_without_a_file_that_is_no_limit_is_a_fault_of_the_program() -> None:
+    result = result_of(OSError(errno.EINVAL, "odd"))
+    assert isinstance(result.exception, OSError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", "{}.yaml"),
+        ("run", "{}.yaml"),
+        ("max-context", "{}.yaml"),
+        ("plan", "c.yaml", "--out", "{}"),
+        ("run", "c.yaml", "--out", "{}", "--scheduler", "serial"),
+        ("run", "results.yaml", "--scheduler", "serial"),
+        ("plan", "name.yaml"),
+        ("status", "{}"),
+        ("show", "{}", "ab"),
+        ("report", "{}"),
+        ("compare", "{}", "{}"),
+        ("publish", "{}", "--out", "x"),
+        ("import-nsys", "{}"),
+    ],
+)
+@pytest.mark.parametrize("path", [LONG, "abcdefghi/" * 450 + "x"])
+def test_a_path_that_is_too_long_is_one_line(
+    words: tuple[str, ...], path: str, sweep_here: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"name: c\n{CONFIG}")
+    (tmp_path / "results.yaml").write_text(f"name: c\nresults: {path}\n{CONFIG}")
+    (tmp_path / "name.yaml").write_text(f"name: {path.replace('/', '')}\n{CONFIG}")
+    result = sweep_here(*(word.format(path) for word in words))
+    assert result.exit_code == EXIT_USER, result.output
+    output = result.output.removeprefix("preparing: importing torch\n")
+    assert output.startswith("sweep: ")
+    assert output.count("\n") == 1
