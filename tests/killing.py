@@ -189,8 +189,11 @@ class Ending:
     problems: list[str] = field(default_factory=list)
 
 
-def play(one: Round, chance: random.Random) -> Ending:
-    """Begin a driver, kill one process at the moment, and watch until all have ended."""
+def play(one: Round, chance: random.Random, kills: Mapping[str, int]) -> Ending:
+    """Begin a driver, kill one process at the moment, and watch until all have ended.
+
+    kills: how many processes of each role were killed before.
+    """
     log = one.folder / "output.txt"
     with log.open("wb") as output:
         driver = subprocess.Popen(
@@ -203,7 +206,7 @@ def play(one: Round, chance: random.Random) -> Ending:
         )
     tree, ending = ProcessTree(driver.pid), Ending()
     if _await_moment(driver, tree, one):
-        ending.victim, victim = _choose(tree, chance)
+        ending.victim, victim = _choose(tree, chance, kills)
         victim.kill()
         ending.problems += _watch(driver, tree, ending, one)
     driver.wait()
@@ -244,13 +247,16 @@ def _await_moment(driver: subprocess.Popen[bytes], tree: ProcessTree, one: Round
     return driver.poll() is None
 
 
-def _choose(tree: ProcessTree, chance: random.Random) -> tuple[str, psutil.Process]:
-    """Choose one of the roles that exist now, and one process that has it."""
+def _choose(
+    tree: ProcessTree, chance: random.Random, kills: Mapping[str, int]
+) -> tuple[str, psutil.Process]:
+    """Choose the role that was killed least among those that exist now, and a process of it."""
     by_role = {"driver": [tree.root]}
     for process in sorted(tree.living(), key=lambda process: process.pid):
         if process != tree.root and (role := role_of(process)):
             by_role.setdefault(role, []).append(process)
-    role = chance.choice(sorted(by_role))
+    fewest = min(kills.get(role, 0) for role in by_role)
+    role = chance.choice([role for role in sorted(by_role) if kills.get(role, 0) == fewest])
     return role, chance.choice(by_role[role])
 
 
@@ -346,8 +352,9 @@ def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Nam
     config, run = folder / "killed.yaml", folder / "results" / "killed"
     chance, last = random.Random(options.seed), time.monotonic() + 60 * options.minutes
     finished: Attempts = frozenset()
-    kills, problems, turn = Counter[str](), list[str](), 0
-    while kills.total() < options.times and time.monotonic() < last:
+    kills = {"ray": Counter[str](), "serial": Counter[str]()}
+    problems, turn, total = list[str](), 0, 0
+    while total < options.times and time.monotonic() < last:
         name, scheduler = MOMENTS[turn // 2 % len(MOMENTS)], ("ray", "serial")[turn % 2]
         turn += 1
         cells = begun(run) + (_FEW if name == "ending" else _MANY)
@@ -356,13 +363,16 @@ def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Nam
         longest_s = options.longest_s if name != "ending" else options.longest_s / 4
         command = sweep_command("run", config, "--scheduler", scheduler)
         after_s = chance.uniform(0, longest_s)
-        ending = play(Round(command, folder, environment, run, after_s, awaited), chance)
+        ending = play(
+            Round(command, folder, environment, run, after_s, awaited), chance, kills[scheduler]
+        )
         if ending.victim:
-            kills[f"{scheduler} {ending.victim}"] += 1
+            kills[scheduler][ending.victim] += 1
+        total = sum(each.total() for each in kills.values())
         problems += ending.problems
         finished = measured_on_disk(run, finished)
         print(
-            f"{kills.total()} kills, {turn} drivers, {len(finished)} cells finished: {scheduler} "
+            f"{total} kills, {turn} drivers, {len(finished)} cells finished: {scheduler} "
             f"{name} {after_s:.1f} s: {ending.victim or 'ended before'}, exit {ending.code}, "
             f"{ending.took_s:.1f} s",
             *ending.problems,
@@ -380,8 +390,7 @@ def _torture(folder: Path, environment: Mapping[str, str], options: argparse.Nam
     )
     lost, repeated = lost_and_repeated(run, finished)
     undone = cells - len(pd.read_parquet(run / "cells.parquet").query("status == 'ok'"))
-    by_victim = ", ".join(f"{count} {name}" for name, count in sorted(kills.items()))
-    print(f"{kills.total()} kills, seed {options.seed}: {by_victim}")
+    print(f"{total} kills, seed {options.seed}: { ({name: dict(kills[name]) for name in kills}) }")
     print(f"{len(finished)} cells had finished: {lost} lost, {repeated} repeated, ", end="")
     print(f"{undone} of {cells} undone, {len(problems)} problems: {problems}")
     return bool(lost or repeated or undone or problems)

@@ -78,7 +78,7 @@ class SweepGroup(click.Group):
                 _exit(ctx, EXIT_USER, f"sweep: {_explain(error)}")
             # Python flushes stdout at exit, which would fail again, with a traceback.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            reason = f"its output cannot be written: {os.strerror(error.errno)}"
+            reason = f"its output cannot be written: {error.strerror}"
             _exit(ctx, EXIT_USER, f"sweep: {reason}. Free some space and run again")
 
 
@@ -87,14 +87,15 @@ def _explain(error: OSError) -> SweepError:
 
     Raises the error itself if it names neither, such as that of a closed pipe.
     """
-    reason = os.strerror(error.errno or 0)
+    number = error.errno or 0
+    reason = os.strerror(number)
     if error.filename is not None:
-        name = os.fsdecode(error.filename) if error.filename != "" else "''"
+        name = os.fsdecode(error.filename)
         if len(name) > _LONGEST_SHOWN:
             name = f"{name[:_LONGEST_SHOWN]}…"
-        return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(error.errno or 0, ""))
-    if error.errno in _LIMITS:
-        return SweepError(f"this process reached a limit: {reason}", _LIMITS[error.errno])
+        return SweepError(f"{name}: cannot be used: {reason}", _REMEDIES.get(number, ""))
+    if number in _LIMITS:
+        return SweepError(f"this process reached a limit: {reason}", _LIMITS[number])
     raise error
 
 

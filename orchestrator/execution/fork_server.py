@@ -153,7 +153,11 @@ def start_fork_server(device: str, environment: Mapping[str, str], output: int) 
     with theirs:
         words = ["--fork-server", str(theirs.fileno()), "--device", device]
         variables = {**environment, **ENVIRONMENT}
-        process, lifeline = start_bound_process(words, variables, output, [theirs.fileno()])
+        try:
+            process, lifeline = start_bound_process(words, variables, output, [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
     return ForkServer(ours, lifeline, process.pid, process)
 
 

@@ -36,7 +36,7 @@ from tasks.spec.status import Status
 # fork server may be allowed more cores than its children.
 _MAX_COMPILE_THREADS = 32
 
-# Limits of this process and of the system, whichever file or pipe could not be opened.
+# Limits of this process and of the system. They are no fault of the file that was to be opened.
 _PROCESS_LIMITS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.E2BIG)
 
 

@@ -25,7 +25,7 @@ from orchestrator.common.user_cache import cache_folder
 from orchestrator.store.layout import ARTIFACTS, ATTEMPTS, CACHE, CELLS_FILE, LOCK_FILE, REPORT
 from orchestrator.store.manifest import MANIFEST_FILE
 from orchestrator.store.parquet_parts import is_merged, replaced_parts
-from orchestrator.store.remote_address import RunLocation, is_address
+from orchestrator.store.remote_address import RunLocation, is_address, require_lasting
 from orchestrator.store.remote_folder import RemoteFolder, reaching
 from orchestrator.store.run import Run
 from orchestrator.store.tables import tables
@@ -71,6 +71,8 @@ def open_run(location: RunLocation) -> Run:
 
     Raise RunError for a file, ConfigError for an address that is wrong, RunUnreachable.
     """
+    if isinstance(location, str):
+        require_lasting(location)
     if is_address(location):
         remote = RemoteRun(RemoteFolder(str(location)))
         remote.mirror.refresh()

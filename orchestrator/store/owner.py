@@ -32,7 +32,11 @@ class Owner:
         self._content = json.dumps(_this_process()).encode()
 
     def take(self, take_over: bool) -> None:
-        """Write owner.json. Raise RunLocked if another driver owns the folder."""
+        """Write owner.json.
+
+        Raise RunLocked if another driver owns the folder, ConfigError if it is read-only.
+        """
+        self._remote.require_not_read_only()
         with reaching(self._remote):
             before = self._remote.read(OWNER_FILE)
             if before is not None and not take_over:

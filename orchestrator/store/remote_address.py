@@ -13,6 +13,11 @@ import click
 
 from orchestrator.common.errors import ConfigError
 
+_SCHEMES = "s3a?|gs|gcs|abfss?|az|adl|hdfs|file|memory|https?|ftp|sftp|ssh|github"
+# A known scheme without slashes, or any with a single one.
+_MISTYPED = re.compile(rf"(?:{_SCHEMES}):(?!//)|[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
+_VOLATILE = re.compile(r"memory://|.*::memory://")
+
 RunLocation: TypeAlias = Path | str  # a folder, or an address
 
 
@@ -27,6 +32,20 @@ def require_name(folder: Any, option: str) -> Any:
             f"{option} {str(folder)!r}: names no folder", "Is a variable of the shell not set?"
         )
     return folder
+
+
+def require_lasting(text: str, option: str = "") -> None:
+    """Raise ConfigError for an address that keeps nothing, or that would be taken for a folder."""
+    if _VOLATILE.match(text):
+        raise ConfigError(
+            f"{text}: is lost when this process ends", "Name a folder, or s3://bucket/folder"
+        )
+    if _MISTYPED.match(text) and not Path(text).exists():
+        scheme, _, rest = text.partition(":")
+        raise ConfigError(
+            f"{option} {text}: looks like an address with a missing slash".strip(),
+            f"Write {scheme}://{rest.lstrip('/')}, or ./{text} for a folder",
+        )
 
 
 def is_address(text: object) -> bool:
@@ -50,6 +69,7 @@ class FolderType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         option = "--out" if isinstance(param, click.Option) else "RUN"
+        require_lasting(str(value), option)
         return super().convert(require_name(value, option), param, ctx)
 
 
@@ -57,4 +77,7 @@ class RunLocationType(FolderType):
     """A folder, converted to a path, or an address as it was typed."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if is_address(value) else super().convert(value, param, ctx)
+        if not is_address(value):
+            return super().convert(value, param, ctx)
+        require_lasting(value)
+        return value

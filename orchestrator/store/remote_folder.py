@@ -12,10 +12,12 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 import pyarrow as pa
@@ -23,9 +25,14 @@ import pyarrow.fs as pafs
 
 from orchestrator.common.errors import ConfigError, RunUnreachable
 
+Answer = TypeVar("Answer")
+
 # These show an object once its last byte is written. Others need a rename to be atomic.
 _ATOMIC_FILE_SYSTEMS = ("s3", "gcs", "abfs")
+_READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference")
+_CONTAINER_FIRST = ("abfs", "abfss")  # abfss://container@account.dfs.core.windows.net/folder
 _PIECE_BYTES = 1024**2
+_ANSWER_S = 30.0  # for a server to answer the first request; some libraries try for 15 minutes
 # Parts of messages of pyarrow and the AWS SDK, and what to do about each.
 _REMEDIES = {
     "NO_SUCH_BUCKET|no such bucket": "Create the bucket, or name another with --out",
@@ -33,7 +40,7 @@ _REMEDIES = {
         "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, to credentials that may "
         "read and write there"
     ),
-    "NETWORK_CONNECTION|resolve|onnect|timed out": (
+    "NETWORK_CONNECTION|resolve|onnect|timed out|no answer|UNAVAILABLE": (
         "Check the network and the address; AWS_ENDPOINT_URL names a server that is not Amazon's. "
         "Then run again"
     ),
@@ -49,16 +56,17 @@ class RemoteFolder:
     def __init__(self, address: str) -> None:
         """Raise ConfigError for an address that is wrong, RunUnreachable if it does not answer."""
         parts = urlsplit(address)
-        if parts.username or parts.password:
+        is_container = parts.scheme in _CONTAINER_FIRST and parts.password is None
+        if "@" in parts.netloc and not is_container and parts.username != "anonymous":
             raise ConfigError(
                 f"{parts.scheme}://…@{parts.hostname}: credentials are no part of an address",
-                "Set AWS_ACCESS_KEY_ID and so on",
+                "Set the environment variables of the service, such as AWS_ACCESS_KEY_ID",
             )
         self.address = address
-        self._scheme, self._query = parts.scheme, parts.query
+        self._scheme = parts.scheme
+        self._server = (parts.hostname or "") if is_container else parts.query
         with reaching(address):
-            self._files, base = _file_system(address, parts)
-        self._base = base.rstrip("/")
+            self._files, self._base = _answered_within(_ANSWER_S, lambda: _connect(address, parts))
 
     def __str__(self) -> str:
         return self.address
@@ -66,7 +74,7 @@ class RemoteFolder:
     @property
     def path(self) -> Path:
         """A relative path that no other remote folder has."""
-        server = self._query
+        server = self._server
         if self._scheme == "s3":
             server = f"{server} {_endpoint()}".strip()
         name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{self._scheme} {server}").strip("-")
@@ -116,8 +124,16 @@ class RemoteFolder:
         with suppress(FileNotFoundError):
             self._files.delete_file(self._full(name))
 
+    def require_not_read_only(self) -> None:
+        """Raise ConfigError if nothing can be written to such addresses."""
+        if self._scheme.rpartition("::")[2] in _READ_ONLY:
+            raise ConfigError(
+                f"{self}: can only be read", "Name a folder, or s3://bucket/folder with --out"
+            )
+
     def require_writable(self) -> None:
         """Write and remove a small file. Raise RunUnreachable if that fails."""
+        self.require_not_read_only()
         name = f".write-test-{secrets.token_hex(4)}"
         with reaching(self):
             self.put(name, b"")
@@ -159,9 +175,41 @@ def _shorten(reason: str) -> str:
     return f"{name}: {found[2]}".removesuffix("No response body.").rstrip(": ")
 
 
+def _answered_within(limit_s: float, call: Callable[[], Answer]) -> Answer:
+    """Return the result of a call. Raise TimeoutError if there is none within the limit.
+
+    The call may then continue in its thread, which does not keep this process from ending.
+    """
+    answer = Future[Answer]()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return answer.result(limit_s)
+    except TimeoutError as error:
+        if answer.done():
+            raise
+        raise TimeoutError(f"no answer in {limit_s:g} s") from error
+
+
+def _connect(address: str, parts: SplitResult) -> tuple[Any, str]:
+    files, path = _file_system(address, parts)
+    base = path.rstrip("/")
+    if parts.scheme != "s3":  # which has time limits for each request
+        files.get_file_info(base)
+    return files, base
+
+
 def _file_system(address: str, parts: SplitResult) -> tuple[Any, str]:
     if parts.scheme == "s3":
         return _s3_file_system(parts), parts.netloc + parts.path
+    if parts.scheme in ("gs", "gcs") and "retry_limit_seconds" not in parts.query:
+        address += f"{'&' if parts.query else '?'}retry_limit_seconds={_ANSWER_S:g}"
     try:
         files, path = pafs.FileSystem.from_uri(address)
         return files, path

@@ -37,3 +37,23 @@ def test_the_locale_does_not_decide_which_paths_can_be_used(tmp_path: Path) -> N
         assert done.returncode == 0, (words, done.stderr.decode())
         for line in done.stderr.decode().splitlines():
             assert line.startswith("as one page: "), (words, line)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("closed", ["0", "1", "2", "01", "02", "12", "012"])
+def test_closed_standard_descriptors_are_opened_first(closed: str, tmp_path: Path) -> None:
+    """A file that is opened later must not get the number of one of them."""
+    (tmp_path / "c.yaml").write_text(CONFIG)
+    words = [sys.executable, "-m", "orchestrator", "run", "c.yaml", "--scheduler", "serial"]
+    redirections = " ".join(f"{number}>&-" for number in closed)
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirections}', "sh", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "results" / "c" / "attempts").glob("*.parquet"))) == 1
+    assert ("1" in closed) == (not done.stdout)
+    assert not done.stderr

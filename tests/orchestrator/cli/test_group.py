@@ -63,7 +63,7 @@ def test_an_error_without_a_file_that_is_no_limit_is_a_fault_of_the_program() ->
     "words",
     [
         ("plan", "{}.yaml"),
-        ("run", "{}.yaml"),
+        ("run", "{}.yaml", "--scheduler", "serial"),
         ("max-context", "{}.yaml"),
         ("plan", "c.yaml", "--out", "{}"),
         ("run", "c.yaml", "--out", "{}", "--scheduler", "serial"),

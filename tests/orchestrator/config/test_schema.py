@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import jsonschema
@@ -12,7 +15,13 @@ from ruamel.yaml import YAML
 
 from orchestrator.common.errors import ConfigError
 from orchestrator.config.grid import expand
-from orchestrator.config.schema import json_schema, load_config, parse_config, validate_config
+from orchestrator.config.schema import (
+    LONGEST_VARIABLE,
+    json_schema,
+    load_config,
+    parse_config,
+    validate_config,
+)
 from orchestrator.config.selection import Selection, parse_selection
 from orchestrator.config.yaml_source import Source
 from tests.conftest import ROOT
@@ -269,3 +278,27 @@ def test_what_is_said_in_vain_is_refused_where_it_is_written(text: str, said: st
         parse_config(text, "c.yaml")
     assert str(refused.value) == said
     validate_config(YAML(typ="safe", pure=True).load(text), Source("run.json", None))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a limit of Linux")
+def test_a_variable_that_no_process_accepts_is_refused_with_its_line() -> None:
+    value = "x" * (LONGEST_VARIABLE - 2)
+    for text, is_accepted in ((value, True), (f"{value}x", False)):
+        environment = {**os.environ, "A": text}
+        with nullcontext() if is_accepted else pytest.raises(OSError, match="too long"):
+            subprocess.run(["true"], env=environment, check=True)
+    parse_config(f"{GOOD}env: {{A: {value}}}", "c.yaml")
+    with pytest.raises(ConfigError) as refused:
+        parse_config(f"{GOOD}env: {{B: b, A: {value}x}}", "c.yaml")
+    assert str(refused.value) == (
+        "c.yaml:8: env.A: has 131,072 bytes, but a process accepts at most 131,071 bytes per "
+        "variable. Put the value into a file"
+    )
+
+
+def test_variables_that_are_too_large_together_are_refused() -> None:
+    allowed = os.sysconf("SC_ARG_MAX") // 2
+    value = "x" * 100_000
+    names = ", ".join(f"A{number}: {value}" for number in range(allowed // len(value) + 1))
+    with pytest.raises(ConfigError, match="together with the environment of this process"):
+        parse_config(f"{GOOD}env: {{{names}}}", "c.yaml")
